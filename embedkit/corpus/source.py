@@ -1,0 +1,217 @@
+"""Bytes of one input file: decompressed, optionally transcoded, split into physical lines.
+
+Lines end at ``\\n`` and nowhere else; one ``\\r`` before it is dropped. A lone ``\\r``, U+2028, NEL,
+vertical tab and form feed are text. Offsets count bytes of the decompressed stream.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+
+from embedkit.errors import CorpusError
+
+__all__ = ["MAX_RECORD_BYTES", "Line", "Source", "compression_of"]
+
+MAX_RECORD_BYTES = 16 << 20
+"""A longer record is rejected and reading goes on at the next line."""
+
+_EXCERPT = 200
+_HEAD = 1 << 16
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"PK\x03\x04": "zip",
+}
+_WIDE_BOMS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One physical line without its end.
+
+    Attributes:
+        number: 1-based line number in the file.
+        offset: position of its first byte in the decompressed stream.
+        length: bytes, the line end included.
+        data: the bytes; only the first 200 where ``too_long``.
+        too_long: the line exceeds :data:`MAX_RECORD_BYTES`.
+    """
+
+    number: int
+    offset: int
+    length: int
+    data: bytes
+    too_long: bool = False
+
+
+def compression_of(path: Path) -> str | None:
+    """Name of the compression told by the first bytes, ``None`` for plain files.
+
+    Raises:
+        CorpusError: an archive or compression that is not read.
+    """
+    with path.open("rb") as stream:
+        head = stream.read(6)
+    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    if kind in ("zip", "xz"):
+        raise CorpusError(
+            f"{path} is a {kind} file; plain, gzip, zstd and bzip2 files are read. "
+            f"Unpack it first, or pipe it: unpack-command {path.name} | embedkit extract - ..."
+        )
+    return kind
+
+
+class Source:
+    """One open input file.
+
+    Args:
+        path: the file.
+        encoding: text encoding. UTF-16 and UTF-32 are transcoded to UTF-8 on the way, so that
+            offsets are those of the UTF-8 stream; every other encoding is decoded row by row.
+
+    Raises:
+        CorpusError: the file looks like another encoding or kind than asked for.
+    """
+
+    def __init__(self, path: Path, *, encoding: str = "utf-8") -> None:
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self.size = path.stat().st_size
+        compression = compression_of(path)
+        stream: BinaryIO = io.BufferedReader(self._file, _HEAD)
+        if compression:
+            packed = pa.CompressedInputStream(pa.PythonFile(stream), compression)
+            # pyarrow reports a truncated archive; gzip does too, python-zstandard does not
+            stream = io.BufferedReader(cast(io.RawIOBase, packed), _HEAD)
+        wide = codecs.lookup(encoding).name.replace("_", "-").startswith(("utf-16", "utf-32"))
+        if wide:
+            raw = _Transcoded(stream, encoding, path)
+            stream = io.BufferedReader(cast(io.RawIOBase, raw), _HEAD)
+        self._stream = cast(io.BufferedReader, stream)
+        self._start = 0
+        self._check_head(encoding)
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stream.close()
+        self._file.close()
+
+    @property
+    def fraction(self) -> float:
+        """Share of the file's bytes that has been read, 0 to 1."""
+        return min(1.0, self._file.tell() / self.size) if self.size else 1.0
+
+    def lines(self) -> Iterator[Line]:
+        """Yield every physical line, blank ones included.
+
+        Raises:
+            CorpusError: the compressed stream is cut off or damaged.
+        """
+        number, offset = 0, self._start
+        readline = self._stream.readline
+        while True:
+            data = self._guarded(readline, MAX_RECORD_BYTES + 1)
+            if not data:
+                return
+            number += 1
+            length = len(data)
+            if length > MAX_RECORD_BYTES and not data.endswith(b"\n"):
+                while rest := self._guarded(readline, MAX_RECORD_BYTES):
+                    length += len(rest)
+                    if rest.endswith(b"\n"):
+                        break
+                yield Line(number, offset, length, data[:_EXCERPT], too_long=True)
+            else:
+                yield Line(number, offset, length, _strip_end(data))
+            offset += length
+
+    def head(self) -> bytes:
+        """The first bytes of the decompressed stream, without consuming them."""
+        return self._guarded(self._stream.peek, _HEAD)[:_HEAD]
+
+    def _guarded(self, read: object, size: int) -> bytes:
+        try:
+            return cast(bytes, read(size))  # type: ignore[operator]
+        except (OSError, EOFError) as error:
+            raise CorpusError(
+                f"{self.path}: the file cannot be read to its end ({error}). It may be cut off; "
+                "fetch it again and run the same command: finished shards are kept."
+            ) from error
+
+    def _check_head(self, encoding: str) -> None:
+        head = self.head()
+        if head.startswith(codecs.BOM_UTF8):
+            self._stream.read(len(codecs.BOM_UTF8))
+            self._start = len(codecs.BOM_UTF8)
+        elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
+            raise CorpusError(
+                f"{self.path} looks like {wide.upper()}, and {encoding} was expected. "
+                f"Use --encoding {wide}."
+            )
+        elif head.count(0) > len(head) / 100:
+            raise CorpusError(
+                f"{self.path} holds NUL bytes ({head.count(0)} in the first {len(head)}): it is "
+                "binary, or UTF-16 without a mark. Use --encoding utf-16-le or utf-16-be, or give "
+                "a text file."
+            )
+        elif b"\n" not in head and b"\r" in head and len(head) == self.size:
+            raise CorpusError(
+                f"{self.path} has lines that end in a carriage return alone. "
+                "Convert it first: tr '\\r' '\\n' < old > new."
+            )
+
+
+class _Transcoded(io.RawIOBase):
+    """UTF-16 or UTF-32 bytes read as UTF-8."""
+
+    def __init__(self, stream: BinaryIO, encoding: str, path: Path) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)("strict")
+        self._path = path
+        self._pending = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(cast(bytearray, buffer))
+        while not self._pending:
+            data = self._stream.read(_HEAD)
+            try:
+                text = self._decoder.decode(data, final=not data)
+            except UnicodeError as error:
+                raise CorpusError(
+                    f"{self._path} is not valid {self._decoder.__class__.__module__}: {error}. "
+                    "Give the right --encoding."
+                ) from error
+            self._pending = text.removeprefix("\ufeff").encode("utf-8")
+            if not data:
+                break
+        count = min(len(view), len(self._pending))
+        view[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
+        return count
+
+
+def _strip_end(data: bytes) -> bytes:
+    if data.endswith(b"\n"):
+        data = data[:-1]
+        if data.endswith(b"\r"):
+            data = data[:-1]
+    return data

@@ -1,0 +1,102 @@
+"""The errors that embedkit raises on purpose, and the exit code of each.
+
+    EmbedkitError                    the common base; never raised itself
+    ├── UsageError            2      an option, column, layer or path that cannot be used
+    │   ├── CorpusError       2      an input file that cannot be read as asked
+    │   └── ModelError        2      a checkpoint that is missing, incomplete or unsuitable
+    ├── MismatchError         4      input, model or settings differ from what is on disk
+    ├── DamagedError          5      an output whose bytes are not what was written
+    ├── EncodeError           5      a vector that must not be stored (NaN, infinite)
+    ├── StorageError          6      no space, no permission, an I/O error
+    ├── LockedError           7      another process writes the same output
+    └── OutputExistsError     8      something stands where the output should go
+
+Every message says what was given, what was expected, and what to do next, in one line unless a
+field-by-field difference is shown. Mistakes in calling the Python interface stay ``ValueError`` or
+``TypeError``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "EXIT_REJECTS",
+    "CorpusError",
+    "DamagedError",
+    "EmbedkitError",
+    "EncodeError",
+    "LockedError",
+    "MismatchError",
+    "ModelError",
+    "OutputExistsError",
+    "StorageError",
+    "UsageError",
+    "did_you_mean",
+]
+
+EXIT_REJECTS = 3
+"""Exit code of a job that is done and has rejected records. Not an error: nothing was lost."""
+
+
+class EmbedkitError(Exception):
+    """Base of all errors that the command line turns into one line and an exit code."""
+
+    exit_code = 1
+
+
+class UsageError(EmbedkitError):
+    """An option, a column, a layer or a path that cannot be used as given."""
+
+    exit_code = 2
+
+
+class CorpusError(UsageError):
+    """An input file that cannot be read in the way asked for."""
+
+
+class ModelError(UsageError):
+    """A checkpoint that is missing, incomplete or not of a supported kind."""
+
+
+class MismatchError(EmbedkitError):
+    """Input, model, settings or environment differ from those of the existing output."""
+
+    exit_code = 4
+
+
+class DamagedError(EmbedkitError):
+    """Stored bytes are not those that were written."""
+
+    exit_code = 5
+
+
+class EncodeError(EmbedkitError):
+    """The model gave a value that must not be stored."""
+
+    exit_code = 5
+
+
+class StorageError(EmbedkitError):
+    """The file system refused: full, read-only, quota, I/O error."""
+
+    exit_code = 6
+
+
+class LockedError(EmbedkitError):
+    """Another process is writing the same output."""
+
+    exit_code = 7
+
+
+class OutputExistsError(EmbedkitError):
+    """Something already stands where the output should go."""
+
+    exit_code = 8
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,156 @@
+"""The only place that makes files durable.
+
+A file appears by: write to a temporary name in the same file system, ``fsync``, ``rename`` onto the
+final name, ``fsync`` of the folder. A crash at any moment leaves the old state or the new one.
+A failed ``fsync`` is never repeated on the same file: the kernel may have dropped the dirty pages
+and would report success (Rebello et al., USENIX ATC 2020). The temporary file is removed instead
+and the error is raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from embedkit.errors import LockedError, StorageError
+
+__all__ = [
+    "exclusive",
+    "file_sha256",
+    "free_bytes",
+    "make_folder",
+    "publish_folder",
+    "remove_file",
+    "remove_tree",
+    "storage_errors",
+    "write_durably",
+]
+
+_CHUNK = 1 << 20
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a :class:`StorageError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        hint = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
+            hint += " and run the same command again: finished shards are kept"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = ". Choose a folder that you may write to with --out"
+        raise StorageError(f"cannot write {path}: {error.strerror or error}{hint}.") from error
+
+
+def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
+    """Make ``path`` hold exactly ``data``, at once and for good.
+
+    Args:
+        path: final name; replaced if it exists.
+        data: the whole content.
+        scratch: folder for the temporary file, on the same file system as ``path``.
+
+    Raises:
+        StorageError: the file system refused; ``path`` is then what it was before.
+    """
+    temporary = scratch / f"{path.parent.name}-{path.name.removesuffix('.parquet')}.partial"
+    with storage_errors(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                _write_all(descriptor, memoryview(data))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, its parents included, durably."""
+    with storage_errors(path):
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            _sync_folder(path.parent)
+
+
+def publish_folder(source: Path, target: Path) -> None:
+    """Rename a folder onto a name that does not exist; durable when it returns."""
+    with storage_errors(target):
+        os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
+        _sync_folder(target.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder that embedkit made."""
+    with storage_errors(path):
+        shutil.rmtree(path)
+        _sync_folder(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Delete a file if it is there."""
+    with storage_errors(path):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the kernel frees it when the process ends, however it ends.
+
+    Raises:
+        LockedError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockedError(
+                f"{folder} is being written by another process. Wait for it, or choose another --out."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user may still write on the file system of ``path``."""
+    existing = path.resolve()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        written = os.write(descriptor, view[: 1 << 26])
+        view = view[written:]
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
