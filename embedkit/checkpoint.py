@@ -242,7 +242,7 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     if offline:
         raise ModelError(
             f"--model {name}{at}: not in the cache of this machine, and offline mode forbids "
-            f"fetching it. Fetch it once online, give a folder, or use the built-in {DEFAULT_MODEL}."
+            f"fetching it. Fetch it once online, give a folder, or use {DEFAULT_MODEL}."
         )
     try:
         info = huggingface_hub.HfApi().model_info(name, revision=revision)

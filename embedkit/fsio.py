@@ -118,7 +118,8 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LockedError(
-                f"{folder} is being written by another process. Wait for it, or choose another --out."
+                f"{folder} is being written by another process. Wait for it, "
+                "or choose another --out."
             ) from error
         yield
     finally:

@@ -511,14 +511,14 @@ def _template(tokenizer: Any, *, paired: bool, type_vocab: int) -> _Template:
     end = start + len(parts[0])
     if not paired:
         return _Template(
-            *map(_ints, (ids[:start], [], ids[end:])),
+            lead=_ints(ids[:start]), middle=_ints([]), end=_ints(ids[end:]),
             lead_type=types[0], text_type=types[start], middle_types=_ints([]),
             pair_type=0, end_types=_ints(types[end:]),
         )  # fmt: skip
     second = _find(ids, parts[1], end)
     after = second + len(parts[1])
     return _Template(
-        *map(_ints, (ids[:start], ids[end:second], ids[after:])),
+        lead=_ints(ids[:start]), middle=_ints(ids[end:second]), end=_ints(ids[after:]),
         lead_type=types[0], text_type=types[start], middle_types=_ints(types[end:second]),
         pair_type=types[second], end_types=_ints(types[after:]),
     )  # fmt: skip

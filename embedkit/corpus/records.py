@@ -196,7 +196,7 @@ class CorpusReader:
             self.counts.not_nfc += 1
         if self.plan.unicode == "none":
             return str(text)
-        return unicodedata.normalize(self.plan.unicode.upper(), text)
+        return unicodedata.normalize("NFC" if self.plan.unicode == "nfc" else "NFKC", text)
 
     def _count_quotes(self, cells: list[str | None]) -> None:
         if self.plan.dialect.quoting == "none" and self.plan.dialect.format in ("tsv", "csv"):

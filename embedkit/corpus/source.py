@@ -1,7 +1,7 @@
-"""Bytes of one input file: decompressed, optionally transcoded, split into physical lines.
+r"""Bytes of one input file: decompressed, optionally transcoded, split into physical lines.
 
-Lines end at ``\\n`` and nowhere else; one ``\\r`` before it is dropped. A lone ``\\r``, U+2028, NEL,
-vertical tab and form feed are text. Offsets count bytes of the decompressed stream.
+Lines end at ``\n`` and nowhere else; one ``\r`` before it is dropped. A lone ``\r``, U+2028,
+NEL, vertical tab and form feed are text. Offsets count bytes of the decompressed stream.
 """
 
 from __future__ import annotations
