@@ -1,3 +1,40 @@
-"""Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors."""
+"""Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors.
+
+    import embedkit
+
+    encoder = embedkit.Encoder.load()
+    X = encoder.encode(["a text", "another one"])
+    embedkit.extract("corpus.tsv", out="vectors", layers="all", poolings=["cls", "mean"])
+    data = embedkit.load("vectors", view="mean_-1")     # data.X, data.y, data.ids, data.text
+
+Importing this package loads neither torch nor transformers; they are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+__all__ = ["Encoder", "__version__", "extract", "load", "verify"]
+
+if TYPE_CHECKING:
+    from embedkit.encoder import Encoder
+    from embedkit.extraction import extract
+    from embedkit.store import load
+    from embedkit.verification import verify
+
+_HOMES = {
+    "Encoder": "embedkit.encoder",
+    "extract": "embedkit.extraction",
+    "load": "embedkit.store",
+    "verify": "embedkit.verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'embedkit' has no attribute {name!r}")

@@ -25,6 +25,7 @@ __all__ = [
     "file_sha256",
     "free_bytes",
     "make_folder",
+    "publish_file",
     "publish_folder",
     "remove_file",
     "remove_tree",
@@ -75,6 +76,18 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def publish_file(source: Path, target: Path) -> None:
+    """Give a finished file its final name; durable when it returns."""
+    with storage_errors(target):
+        descriptor = os.open(source, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
+        _sync_folder(target.parent)
 
 
 def make_folder(path: Path) -> None:

@@ -96,6 +96,17 @@ class ReadCounts:
         """Number of rejected records."""
         return sum(self.rejected.values())
 
+    @property
+    def quote_notice(self) -> str:
+        """What to say about fields that look CSV-quoted but were read literally; or nothing."""
+        if not self.fields_csv_quoted:
+            return ""
+        return (
+            f"{self.fields_csv_quoted} of the {self.fields_with_quotes} fields that hold a double "
+            'quote are written "so", as CSV writers do; they were taken literally. If the file '
+            "was written by one, use --quoting csv"
+        )
+
 
 class CorpusReader:
     """Reads a planned corpus from its beginning; iterating yields records and rejects in order.
@@ -119,8 +130,9 @@ class CorpusReader:
         if not total:
             return 1.0
         done = sum(file.size for file in self.plan.files[: self.file_number])
-        current = self.plan.files[self.file_number].size if self._table else 0
-        return (done + current * (self._table.fraction if self._table else 0)) / total
+        if self._table is not None:
+            done += int(self.plan.files[self.file_number].size * self._table.fraction)
+        return done / total
 
     def __iter__(self) -> Iterator[Record | Reject]:
         counts = self.counts
@@ -142,6 +154,7 @@ class CorpusReader:
                     yield item
             counts.blank_lines += table.blank
             self._check_encoding(undecodable, in_file, table, last=True)
+            self.file_number, self._table = number + 1, None
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         name = self.plan.files[number].name

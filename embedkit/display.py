@@ -1,0 +1,44 @@
+"""Corpus text and numbers on a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["bytes_text", "duration_text", "visible"]
+
+
+def visible(text: str, *, limit: int | None = None) -> str:
+    """Text that cannot move the cursor, change colours or reverse a line.
+
+    Control characters, escape sequences and bidirectional overrides are written as ``\\x1b``;
+    line ends are kept so that a field-by-field difference stays readable.
+    """
+    shown = "".join(
+        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _escaped(c)
+        for c in text
+    )
+    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def bytes_text(count: float) -> str:
+    """``1.2 GB``; powers of 1000, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"

@@ -1,0 +1,276 @@
+"""The output folder while a job runs: identity, lock, which shards are done, the final rename.
+
+``OUT.incomplete`` holds the job until everything is in it; one rename makes it ``OUT``. Each shard
+is a function of the input and the settings alone, so a shard that is missing or damaged, wherever
+it stands, is simply made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit import fsio
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError
+from embedkit.schema import Footer, read_footer
+from embedkit.store import Layout, Manifest, is_dataset, read_manifest
+
+__all__ = ["Job", "JobFolder", "already_complete", "open_job"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a dataset is going to be.
+
+    Attributes:
+        settings: inputs, columns, model and settings: everything that shapes a byte.
+        environment: versions, device and threads, on which the last bits depend.
+    """
+
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the settings, hex."""
+        return hashlib.sha256(_canonical(self.settings)).hexdigest()
+
+
+def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
+    """Whether ``out`` already holds exactly this dataset.
+
+    Raises:
+        OutputExistsError: something else is there and ``overwrite`` is not set, or it is nothing
+            that embedkit made.
+    """
+    _finish_swap(out)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not out.is_dir() or not is_dataset(out):
+        raise OutputExistsError(
+            f"{out} is in the way, and it is not a dataset of embedkit, so it is never replaced. "
+            "Choose another --out."
+        )
+    if overwrite:
+        return False
+    manifest = read_manifest(out)
+    if manifest.fingerprint == job.fingerprint:
+        return True
+    raise OutputExistsError(
+        f"{out} exists and was made otherwise. Choose another --out, or replace it with "
+        f"--overwrite. It differs in:\n{_difference(manifest.job, job.settings)}"
+    )
+
+
+@contextmanager
+def open_job(
+    out: Path, job: Job, *, overwrite: bool = False, allow_env_change: bool = False
+) -> Iterator[JobFolder]:
+    """Open, resume or begin ``OUT.incomplete`` and hold its lock.
+
+    Raises:
+        LockedError: another process is at it.
+        MismatchError: an unfinished job with other input, model, settings or environment is there.
+        StorageError: the file system refused.
+    """
+    layout = Layout(out.with_name(out.name + ".incomplete"))
+    fsio.make_folder(layout.root)
+    with fsio.exclusive(layout.root):
+        if layout.job.is_file():
+            _check_same(layout, job, overwrite=overwrite, allow_env_change=allow_env_change)
+        for folder in (layout.private, layout.scratch, layout.root / "sentences"):
+            fsio.make_folder(folder)
+        for leftover in layout.scratch.iterdir():
+            fsio.remove_file(leftover)
+        if not layout.job.is_file():
+            content = {"settings": job.settings, "environment": job.environment}
+            fsio.write_durably(layout.job, _canonical(content), scratch=layout.scratch)
+        yield JobFolder(layout, out, job)
+
+
+class JobFolder:
+    """A job under way."""
+
+    def __init__(self, layout: Layout, out: Path, job: Job) -> None:
+        self.layout = layout
+        self._out = out
+        self._job = job
+        self._files: dict[str, dict[str, Any]] = {}
+        self._environments: dict[str, dict[str, Any]] = {}
+
+    def finished(self, number: int) -> Footer | None:
+        """The footer of a shard that is there, whole and of this job; ``None`` if it must be made.
+
+        Raises:
+            DamagedError: nothing to raise for now; a damaged shard is made again.
+        """
+        path = self.layout.part("sentences", number)
+        if not path.is_file():
+            return None
+        try:
+            footer = read_footer(path)
+            if footer.fingerprint != self._job.fingerprint or footer.shard != number:
+                return None
+            _read_all_pages(path)
+            for folder, digest in footer.companions.items():
+                part = self.layout.part(folder, number)
+                if fsio.file_sha256(part) != digest:
+                    return None
+        except (ValueError, OSError, pa.ArrowException):
+            return None
+        self._note(number, footer)
+        return footer
+
+    def commit(
+        self, number: int, footer: Footer, sentences: pa.Buffer, others: Mapping[str, pa.Buffer]
+    ) -> None:
+        """Make one shard durable. Its sentence file comes last and makes it count."""
+        for folder, data in others.items():
+            fsio.make_folder(self.layout.root / folder)
+            self._write(folder, number, data)
+        self._write("sentences", number, sentences)
+        self._note(number, footer)
+
+    def finish(self, *, n_shards: int, totals: dict[str, Any], names: dict[str, Any]) -> Manifest:
+        """Write the manifest and give the folder its final name."""
+        self._drop_extra_parts(n_shards)
+        manifest = Manifest(
+            fingerprint=self._job.fingerprint,
+            job=self._job.settings,
+            environments=list(self._environments.values()),
+            totals=totals,
+            files=dict(sorted(self._files.items())),
+            names=names,
+        )
+        fsio.write_durably(self.layout.manifest, manifest.to_bytes(), scratch=self.layout.scratch)
+        fsio.remove_tree(self.layout.scratch)
+        old = _aside(self._out)
+        if is_dataset(self._out):
+            fsio.publish_folder(self._out, old)
+        fsio.publish_folder(self.layout.root, self._out)
+        if old.exists():
+            fsio.remove_tree(old)
+        return manifest
+
+    def _write(self, folder: str, number: int, data: pa.Buffer) -> None:
+        path = self.layout.part(folder, number)
+        fsio.write_durably(path, memoryview(data), scratch=self.layout.scratch)
+
+    def _note(self, number: int, footer: Footer) -> None:
+        for folder in ("sentences", *footer.companions):
+            path = self.layout.part(folder, number)
+            self._files[f"{folder}/{path.name}"] = {
+                "rows": pq.read_metadata(path).num_rows,
+                "bytes": path.stat().st_size,
+                "sha256": fsio.file_sha256(path),
+            }
+        environment = dict(footer.job["environment"])
+        key = json.dumps(environment, sort_keys=True)
+        entry = self._environments.setdefault(key, {"environment": environment, "shards": []})
+        entry["shards"].append(number)
+
+    def _drop_extra_parts(self, n_shards: int) -> None:
+        """Remove shards beyond the last: the corpus cannot have shrunk, so they are foreign."""
+        for folder in ("sentences", "words", "tokens"):
+            for path in self.layout.parts(folder):
+                if f"{folder}/{path.name}" not in self._files:
+                    raise DamagedError(
+                        f"{path} does not belong to this job of {n_shards} shards. "
+                        "Move it away and run the same command again."
+                    )
+
+
+def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
+    try:
+        known = json.loads(layout.job.read_text("utf-8"))
+    except ValueError:
+        known = {}
+    difference = _difference(known.get("settings", {}), job.settings)
+    environment = _difference(known.get("environment", {}), job.environment)
+    if overwrite and (difference or environment):
+        _discard(layout)
+    elif difference:
+        raise MismatchError(
+            f"{layout.root} was begun with other input, model or settings. Repeat the earlier "
+            "command to finish it, choose another --out, or start over with --overwrite. "
+            f"It differs in:\n{difference}"
+        )
+    elif environment and not allow_env_change:
+        raise MismatchError(
+            f"{layout.root} was begun in another environment; the remaining vectors could differ "
+            "from the finished ones in their last bits. Go on all the same with "
+            "--allow-env-change (the manifest will tell), or start over with --overwrite. "
+            f"It differs in:\n{environment}"
+        )
+
+
+def _discard(layout: Layout) -> None:
+    for folder in ("sentences", "words", "tokens"):
+        if (layout.root / folder).is_dir():
+            fsio.remove_tree(layout.root / folder)
+    for file in (layout.manifest, layout.rejects, layout.job):
+        fsio.remove_file(file)
+
+
+def _finish_swap(out: Path) -> None:
+    """Complete an ``--overwrite`` that was interrupted between its two renames."""
+    old, incomplete = _aside(out), out.with_name(out.name + ".incomplete")
+    if not is_dataset(old):
+        return
+    if out.exists():
+        fsio.remove_tree(old)
+    elif is_dataset(incomplete):
+        fsio.publish_folder(incomplete, out)
+        fsio.remove_tree(old)
+    else:
+        fsio.publish_folder(old, out)
+
+
+def _aside(out: Path) -> Path:
+    return out.with_name(out.name + ".replaced")
+
+
+def _read_all_pages(path: Path) -> None:
+    """Decode every page, so that its checksum is compared."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group)
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, indent=1).encode()
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Fields that differ, one a line, with both values."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    lines = [
+        f"  {key}: {_short(old.get(key))} there, {_short(new.get(key))} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    return "\n".join(lines)
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+        for i, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}[{i}]")
+    else:
+        yield prefix, value
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"

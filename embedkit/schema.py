@@ -1,0 +1,200 @@
+"""Shapes of the Parquet files: columns, types, encodings, and one shard's bytes.
+
+Vectors are ``fixed_size_list<float not null> not null``: the one vector type that pandas, Polars,
+DuckDB, Hugging Face datasets and Lance all open without code. They carry no nulls, no dictionary
+and no statistics, which cost space and help no reader; pages carry checksums, since a flipped bit
+would otherwise come back as a wrong number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedkit.errors import EncodeError
+
+__all__ = [
+    "RESERVED",
+    "ROW_GROUP_ROWS",
+    "STORAGE",
+    "Footer",
+    "cast_for_storage",
+    "read_footer",
+    "shard_bytes",
+    "vector_column",
+]
+
+Floats = NDArray[np.float32]
+
+STORAGE = ("float32", "float16", "compact")
+"""float32: exact, uncompressed. float16: half the size on disk and in memory. compact: float32
+columns of values rounded to float16, split by bytes and compressed, about 0.43 of float32."""
+
+ROW_GROUP_ROWS = 8_192
+
+RESERVED = frozenset(
+    {"row", "id", "text", "text_pair", "label", "n_tokens", "n_kept", "truncated"}
+)
+"""Columns of embedkit's own; a kept column may not have one of these names."""
+
+_DICTIONARY = ("label", "token")
+_PREFIX = b"embedkit."
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a shard says about itself, in the key-value metadata of its footer.
+
+    Attributes:
+        fingerprint: hash of everything that shaped the bytes.
+        shard: its number, from 0.
+        first_row: record number of its first row, -1 for a shard without rows.
+        last_row: of its last row.
+        rows: number of rows of the table.
+        ledger: counts of the shard (tokens, truncated records, …).
+        companions: SHA-256 of the word and token files of the same shard, by folder.
+        job: settings, inputs and environment, for people and later checks.
+    """
+
+    fingerprint: str
+    shard: int
+    first_row: int
+    last_row: int
+    rows: int
+    ledger: Mapping[str, int]
+    companions: Mapping[str, str]
+    job: Mapping[str, Any]
+
+    def to_metadata(self) -> dict[bytes, bytes]:
+        """As Parquet key-value metadata; every key starts with ``embedkit.``."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            _PREFIX + name.encode(): json.dumps(
+                value, ensure_ascii=False, sort_keys=True
+            ).encode()
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[bytes, bytes] | None) -> Footer:
+        """The inverse of :meth:`to_metadata`.
+
+        Raises:
+            ValueError: the metadata is not of an embedkit shard.
+        """
+        found = metadata or {}
+        try:
+            return cls(**{n: json.loads(found[_PREFIX + n.encode()]) for n in cls.__slots__})
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"not a shard of embedkit: {error}") from error
+
+
+def vector_column(vectors: NDArray[Any]) -> pa.Array:
+    """``(n, width)`` floats as an Arrow array of fixed-size lists, without copying."""
+    kind = pa.float16() if vectors.dtype == np.float16 else pa.float32()
+    element = pa.field("element", kind, nullable=False)
+    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), kind)
+    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
+
+
+def cast_for_storage(vectors: Floats, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
+    """Round to what the storage profile keeps, and refuse what is no number.
+
+    Args:
+        vectors: ``(n, width)`` float32.
+        storage: one of :data:`STORAGE`.
+        name: the column, for the message.
+        rows: ``(n,)`` record numbers, for the message.
+
+    Raises:
+        EncodeError: a value is NaN or infinite after the cast.
+    """
+    result: NDArray[Any] = vectors
+    if storage != "float32":
+        with np.errstate(over="ignore"):
+            result = vectors.astype(np.float16)
+    if not np.isfinite(result).all():
+        bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
+        reason = "NaN or infinite values"
+        if np.isfinite(vectors).all():
+            reason = "values beyond float16 (over 65504); use --storage float32"
+        listed = ", ".join(str(rows[i]) for i in bad[:5])
+        raise EncodeError(
+            f"{name}: {reason} in {len(bad)} vectors (rows {listed}). Nothing of this shard was "
+            "written."
+        )
+    return result.astype(np.float32) if storage == "compact" else result
+
+
+def shard_bytes(
+    scalars: Mapping[str, pa.Array],
+    vectors: Mapping[str, NDArray[Any]],
+    *,
+    footer: Footer,
+    storage: str,
+) -> pa.Buffer:
+    """One Parquet file in memory. The same arguments give the same bytes.
+
+    Args:
+        scalars: the columns that are not vectors, in order; ``label`` and kept columns may be null.
+        vectors: ``(n, width)`` arrays as :func:`cast_for_storage` returned them, by column name.
+        footer: what the file says about itself.
+        storage: one of :data:`STORAGE`.
+    """
+    fields = [pa.field(n, a.type, nullable=_may_be_null(n, a)) for n, a in scalars.items()]
+    columns = list(scalars.values())
+    for name, values in vectors.items():
+        column = vector_column(values)
+        fields.append(pa.field(name, column.type, nullable=False))
+        columns.append(column)
+    schema = pa.schema(fields, metadata=footer.to_metadata())
+    table = pa.Table.from_arrays(columns, schema=schema)
+    leaves = [f"{name}.list.element" for name in vectors]
+    compression = dict.fromkeys(scalars, "zstd")
+    compression |= dict.fromkeys(leaves, "zstd" if storage == "compact" else "none")
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        version="2.6",
+        data_page_version="1.0",
+        row_group_size=ROW_GROUP_ROWS,
+        compression=compression,
+        use_dictionary=[n for n in scalars if n in _DICTIONARY],
+        use_byte_stream_split=leaves if storage == "compact" else False,
+        write_statistics=list(scalars),
+        write_page_index=True,
+        write_page_checksum=True,
+        store_schema=True,
+    )
+    return sink.getvalue()
+
+
+def read_footer(path: Any) -> Footer:
+    """Read what a shard says about itself, without its data.
+
+    Raises:
+        ValueError: it is not a shard of embedkit, or its footer is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        metadata = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"not a Parquet file: {error}") from error
+    return Footer.from_metadata(metadata)
+
+
+def text_column(values: Sequence[str | None]) -> pa.Array:
+    """Strings as an Arrow column."""
+    return pa.array(values, pa.string())
+
+
+def _may_be_null(name: str, column: pa.Array) -> bool:
+    return bool(pa.types.is_string(column.type)) and name not in ("id", "text", "token")

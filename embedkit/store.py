@@ -1,0 +1,271 @@
+"""The dataset on disk: its folders, its manifest, and reading it into NumPy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedkit.errors import DamagedError, UsageError, did_you_mean
+from embedkit.views import parse_view
+
+__all__ = ["Layout", "Manifest", "VectorData", "is_dataset", "load", "read_manifest"]
+
+Floats = NDArray[np.float32]
+
+_PART = re.compile(r"part-\d{5,}\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names inside a dataset folder; the only place that knows them."""
+
+    root: Path
+
+    @property
+    def private(self) -> Path:
+        """Folder of what is not vectors; readers skip names that begin with an underscore."""
+        return self.root / "_embedkit"
+
+    @property
+    def manifest(self) -> Path:
+        """Written last: whoever finds it has a complete dataset."""
+        return self.private / "manifest.json"
+
+    @property
+    def job(self) -> Path:
+        """Written first: what the folder is going to hold."""
+        return self.private / "job.json"
+
+    @property
+    def rejects(self) -> Path:
+        """One line per record that was not embedded."""
+        return self.private / "rejects.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """When runs started and ended, and how long they took."""
+        return self.private / "log.jsonl"
+
+    @property
+    def scratch(self) -> Path:
+        """Temporary files; empty of meaning at every start."""
+        return self.private / "scratch"
+
+    def part(self, folder: str, number: int) -> Path:
+        """A shard file, such as ``sentences/part-00000.parquet``."""
+        return self.root / folder / f"part-{number:05d}.parquet"
+
+    def parts(self, folder: str) -> list[Path]:
+        """The shard files of a folder in order."""
+        where = self.root / folder
+        if not where.is_dir():
+            return []
+        return sorted(
+            (p for p in where.iterdir() if _PART.fullmatch(p.name)),
+            key=lambda p: int(p.stem.removeprefix("part-")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Content of ``manifest.json``.
+
+    Attributes:
+        fingerprint: hash of everything that shaped a byte, the environment aside.
+        job: inputs, columns, model, settings.
+        environments: versions and device, with the shards made under each.
+        totals: records, accepted, rejected, left out, tokens, truncation ledger.
+        files: rows, bytes and SHA-256 of every shard file, by relative name.
+        names: how the user named inputs and model.
+    """
+
+    fingerprint: str
+    job: dict[str, Any]
+    environments: list[dict[str, Any]]
+    totals: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    names: dict[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: the same content gives the same bytes."""
+        content = {name: getattr(self, name) for name in self.__slots__}
+        return (json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode()
+
+    @property
+    def views(self) -> dict[str, int]:
+        """Width of every sentence view, by column name."""
+        return dict(self.job["vectors"]["views"])
+
+    @property
+    def n_layers(self) -> int:
+        """Encoder layers of the model."""
+        return int(self.job["model"]["n_layers"])
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether the folder is a complete dataset."""
+    return Layout(path).manifest.is_file()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a complete dataset.
+
+    Raises:
+        UsageError: there is no dataset.
+        DamagedError: the manifest cannot be read.
+    """
+    file = Layout(path).manifest
+    if not file.is_file():
+        raise UsageError(f"{path} is not a dataset.{_why_not(path)}")
+    try:
+        return Manifest(**json.loads(file.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"{file} is damaged: {error}. Make the dataset again.") from error
+
+
+def load(path: str | Path, view: str | Sequence[str] | None = None) -> VectorData:
+    """Open a dataset for scikit-learn and NumPy; columns are read when they are used.
+
+    Args:
+        path: the folder that ``extract`` wrote.
+        view: a view such as ``mean_-1`` or ``pooler``, or several to put side by side; by default
+            the last one stored that is a mean, else the last one.
+
+    Raises:
+        UsageError: there is no dataset, or it has no such view; the message lists what it has.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    if view is None:
+        means = [name for name in manifest.views if name.startswith("mean_")]
+        names = [(means or list(manifest.views))[-1]]
+    else:
+        asked = [view] if isinstance(view, str) else list(view)
+        names = [_stored_view(name, manifest, folder) for name in asked]
+    return VectorData(folder, manifest, tuple(names))
+
+
+class VectorData:
+    """Vectors of a dataset with what belongs to them, row by row in input order.
+
+    Attributes:
+        path: folder of the dataset.
+        manifest: how it was made.
+        views: the chosen views.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, views: tuple[str, ...]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.views = views
+
+    def __len__(self) -> int:
+        return int(self.manifest.totals["accepted"])
+
+    def __repr__(self) -> str:
+        width = sum(self.manifest.views[v] for v in self.views)
+        return f"VectorData({str(self.path)!r}, view={list(self.views)}, X=({len(self)}, {width}))"
+
+    @cached_property
+    def X(self) -> Floats:  # noqa: N802 - scikit-learn's name
+        """The vectors, ``(n, width)`` float32; several views side by side."""
+        widths = [self.manifest.views[name] for name in self.views]
+        matrix = np.empty((len(self), sum(widths)), np.float32)
+        start = 0
+        for table in self._tables(self.views):
+            left = 0
+            stop = start + table.num_rows
+            for name, width in zip(self.views, widths, strict=True):
+                matrix[start:stop, left : left + width] = _to_matrix(table.column(name), width)
+                left += width
+            start = stop
+        return matrix
+
+    @cached_property
+    def y(self) -> NDArray[np.str_]:
+        """The labels as strings, ``(n,)``.
+
+        Raises:
+            UsageError: the dataset was made without a label column.
+        """
+        return np.array(self._column("label").to_pylist(), dtype=np.str_)
+
+    @cached_property
+    def ids(self) -> NDArray[np.str_]:
+        """The ids, ``(n,)``; row numbers where the corpus had none."""
+        return np.array(self._column("id").to_pylist(), dtype=np.str_)
+
+    @cached_property
+    def row(self) -> NDArray[np.int64]:
+        """Record numbers in the input, ``(n,)`` int64, ascending; gaps are rejects."""
+        return np.asarray(self._column("row").to_numpy(), dtype=np.int64)
+
+    @cached_property
+    def text(self) -> list[str]:
+        """The texts."""
+        return list(self._column("text").to_pylist())
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        known = pq.read_schema(Layout(self.path).part("sentences", 0)).names
+        if name not in known:
+            raise UsageError(
+                f"{self.path} has no column {name!r}; it has "
+                f"{', '.join(n for n in known if n not in self.manifest.views)}. "
+                "Extract again with --label or without --no-text."
+            )
+        return pa.chunked_array([c for t in self._tables([name]) for c in t.column(name).chunks])
+
+    def _tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for part in Layout(self.path).parts("sentences"):
+            try:
+                yield pq.ParquetFile(part, page_checksum_verification=True).read(
+                    columns=list(columns)
+                )
+            except (pa.ArrowInvalid, OSError) as error:
+                raise DamagedError(
+                    f"{part} is damaged: {error}. Run embedkit verify {self.path}."
+                ) from error
+
+
+def _to_matrix(column: pa.ChunkedArray, width: int) -> NDArray[Any]:
+    """A column of fixed-size lists as ``(n, width)``; without a copy where it is in one piece."""
+    flat = column.combine_chunks()
+    if isinstance(flat, pa.ChunkedArray):
+        flat = flat.chunk(0) if flat.num_chunks else pa.array([], column.type)
+    return np.asarray(flat.flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
+
+
+def _stored_view(name: str, manifest: Manifest, folder: Path) -> str:
+    if name in manifest.views:
+        return name
+    resolved = parse_view(name, n_layers=manifest.n_layers).name
+    if resolved not in manifest.views:
+        raise UsageError(
+            f"{folder} has no view {name!r}; it has {', '.join(manifest.views)}."
+            f"{did_you_mean(resolved, manifest.views)}"
+        )
+    return resolved
+
+
+def _why_not(path: Path) -> str:
+    incomplete = path.with_name(path.name + ".incomplete")
+    if incomplete.is_dir():
+        return f" It is unfinished ({incomplete}): run the same extract command again."
+    if not path.exists():
+        return f" It does not exist.{_near(path)}"
+    return " Give a folder that embedkit extract wrote."
+
+
+def _near(path: Path) -> str:
+    parent = path.parent
+    return did_you_mean(path.name, (p.name for p in parent.iterdir())) if parent.is_dir() else ""
