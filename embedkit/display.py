@@ -8,9 +8,9 @@ __all__ = ["bytes_text", "duration_text", "visible"]
 
 
 def visible(text: str, *, limit: int | None = None) -> str:
-    """Text that cannot move the cursor, change colours or reverse a line.
+    r"""Text that cannot move the cursor, change colours or reverse a line.
 
-    Control characters, escape sequences and bidirectional overrides are written as ``\\x1b``;
+    Control characters, escape sequences and bidirectional overrides are written as ``\x1b``;
     line ends are kept so that a field-by-field difference stays readable.
     """
     shown = "".join(
@@ -41,4 +41,6 @@ def duration_text(seconds: float) -> str:
 
 def _escaped(character: str) -> str:
     code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )

@@ -182,10 +182,10 @@ def plan_extract(
     offline: bool = False,
     text: str | None = None,
     text_pair: str | None = None,
-    id: str | None = None,  # noqa: A002 - the name users type
+    id: str | None = None,
     label: str | None = None,
     keep: Sequence[str] = (),
-    format: str = "auto",  # noqa: A002 - the name users type
+    format: str = "auto",
     encoding: str = "utf-8",
     quoting: str = "auto",
     header: bool = True,
@@ -315,9 +315,7 @@ def run_plan(
     job = plan.job()
     if already_complete(plan.out, job, overwrite=overwrite):
         return ExtractResult(plan.out, read_manifest(plan.out), 0.0, 0, 0, was_complete=True)
-    with open_job(
-        plan.out, job, overwrite=overwrite, allow_env_change=allow_env_change
-    ) as folder:
+    with open_job(plan.out, job, overwrite=overwrite, allow_env_change=allow_env_change) as folder:
         run = _Run(plan, job, folder, progress, notify)
         manifest = run.all_shards(started)
     seconds = time.monotonic() - started
@@ -540,7 +538,9 @@ class _Run:
                 "may be the wrong model for the language"
             )
         if spelled := ledger.get("records_spelling_special_tokens"):
-            self._notify(f"{spelled} texts spell out special tokens such as [SEP], which act as such")
+            self._notify(
+                f"{spelled} texts spell out special tokens such as [SEP], which act as such"
+            )
 
     def _log(self, event: str, seconds: float) -> None:
         entry = {

@@ -39,9 +39,7 @@ columns of values rounded to float16, split by bytes and compressed, about 0.43 
 
 ROW_GROUP_ROWS = 8_192
 
-RESERVED = frozenset(
-    {"row", "id", "text", "text_pair", "label", "n_tokens", "n_kept", "truncated"}
-)
+RESERVED = frozenset({"row", "id", "text", "text_pair", "label", "n_tokens", "n_kept", "truncated"})
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
 _DICTIONARY = ("label", "token")
@@ -76,9 +74,7 @@ class Footer:
         """As Parquet key-value metadata; every key starts with ``embedkit.``."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {
-            _PREFIX + name.encode(): json.dumps(
-                value, ensure_ascii=False, sort_keys=True
-            ).encode()
+            _PREFIX + name.encode(): json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
             for name, value in values.items()
         }
 

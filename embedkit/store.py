@@ -177,7 +177,7 @@ class VectorData:
         return f"VectorData({str(self.path)!r}, view={list(self.views)}, X=({len(self)}, {width}))"
 
     @cached_property
-    def X(self) -> Floats:  # noqa: N802 - scikit-learn's name
+    def X(self) -> Floats:
         """The vectors, ``(n, width)`` float32; several views side by side."""
         widths = [self.manifest.views[name] for name in self.views]
         matrix = np.empty((len(self), sum(widths)), np.float32)

@@ -190,5 +190,5 @@ def _joined(pieces: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
 
 
 def _required(values: NDArray[Any] | None) -> NDArray[Any]:
-    assert values is not None  # noqa: S101 - words and tokens are tokenized with offsets
+    assert values is not None
     return values

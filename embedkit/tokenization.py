@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.alignment import align
-from embedkit.checkpoint import Checkpoint, quiet_transformers
+from embedkit.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.errors import ModelError, UsageError
 
 __all__ = [
@@ -574,3 +574,63 @@ def _longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
 def _line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(". :")
+
+
+def open_tokenizer(
+    model: str,
+    *,
+    revision: str | None,
+    offline: bool,
+    max_length: int | None,
+    prefix: str,
+    notify: Callable[[str], None],
+) -> tuple[TextTokenizer, TokenizerSettings]:
+    """The tokenizer of a checkpoint alone, without loading the weights.
+
+    Raises:
+        ModelError: there is no such checkpoint or tokenizer.
+    """
+    checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+    tokenizer = load_tokenizer(checkpoint, notify=notify)
+    length = max_length or checkpoint.default_max_length(tokenizer.limit)
+    return tokenizer, TokenizerSettings(length, prefix=prefix)
+
+
+def explain(
+    tokenizer: TextTokenizer, text: str, pair: str | None, *, settings: TokenizerSettings
+) -> list[dict[str, Any]]:
+    """What the model sees of a text, one record per token."""
+    encoded = tokenizer.encode(
+        [text], None if pair is None else [pair], settings=settings, offsets=True
+    )[0]
+    assert encoded.spans is not None
+    assert encoded.word is not None
+    types = encoded.windows[0].type_ids.tolist()
+    sources = {0: text, 1: pair or "", -1: ""}
+    return [
+        {
+            "pos": i,
+            "token": token,
+            "id": int(encoded.ids[i]),
+            "segment": types[i],
+            "start": int(encoded.spans[i, 0]),
+            "end": int(encoded.spans[i, 1]),
+            "word": int(encoded.word[i]),
+            "text": sources[int(encoded.segment[i])][slice(*encoded.spans[i])],
+        }
+        for i, token in enumerate(tokenizer.tokens(encoded.ids.tolist()))
+    ]
+
+
+def vocabulary_slice(tokenizer: TextTokenizer, where: str) -> list[dict[str, Any]]:
+    """Entries of the vocabulary from one id up to another, such as ``20000:20020``.
+
+    Raises:
+        UsageError: the slice cannot be read or is outside of the vocabulary.
+    """
+    start, colon, stop = where.partition(":")
+    size = len(tokenizer.hf)
+    if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
+        raise UsageError(f"--vocab {where}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
+    ids = range(int(start), int(stop))
+    return [{"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)]

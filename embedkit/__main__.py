@@ -1,0 +1,5 @@
+"""``python -m embedkit``."""
+
+from embedkit.cli import main
+
+main()
