@@ -6,25 +6,21 @@ by the commands that need them, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from embedkit import __version__
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from embedkit.estimate import Estimate
-    from embedkit.extraction import ExtractPlan, ExtractResult
-    from embedkit.inspection import DatasetInfo, ModelInfo
-    from embedkit.store import Manifest
+    from embedkit.extraction import ExtractPlan
 
 __all__ = ["cli", "main"]
 
@@ -215,6 +211,8 @@ def extract(
     input. A run that was interrupted goes on where it stopped when the same command is given again.
     """
     from embedkit.extraction import plan_extract, run_plan
+    from embedkit.progress import ProgressBar
+    from embedkit.render import json_text, plan_text, result_text
 
     notify = _notifier(quiet)
     with plan_extract(
@@ -229,10 +227,10 @@ def extract(
         **settings,
     ) as plan:
         if verbose:
-            _print_plan(plan)
+            click.echo(plan_text(plan), err=True)
         if dry_run:
             return _dry_run(plan, as_json=as_json)
-        with _ProgressBar(show=_show_progress(progress, quiet)) as bar:
+        with ProgressBar(show=_show_progress(progress, quiet)) as bar:
             result = run_plan(
                 plan,
                 overwrite=overwrite,
@@ -241,9 +239,9 @@ def extract(
                 notify=notify,
             )
     if as_json:
-        click.echo(_json({"out": str(result.out), **result.manifest.totals}))
+        click.echo(json_text({"out": str(result.out), **result.manifest.totals}))
     elif not quiet:
-        _print_result(result)
+        click.echo(result_text(result))
     return EXIT_REJECTS if result.manifest.totals["rejected"] else 0
 
 
@@ -264,19 +262,21 @@ def info(
     path = Path(what)
     if path.is_dir() and not (path / "config.json").is_file():
         from embedkit.inspection import describe_dataset
+        from embedkit.render import dataset_json, dataset_text
 
         dataset = describe_dataset(path)
-        click.echo(_dataset_json(dataset) if as_json else _dataset_text(dataset))
+        click.echo(dataset_json(dataset) if as_json else dataset_text(dataset))
         return
     from embedkit.encoder import Encoder
     from embedkit.inspection import describe_model
+    from embedkit.render import json_text, model_text, plain
 
     encoder = Encoder.load(
         what, revision=revision, offline=offline, device="cpu", precision="fp32",
         notify=_notifier(quiet),
     )  # fmt: skip
     model = describe_model(encoder)
-    click.echo(_json(_plain(model)) if as_json else _model_text(model))
+    click.echo(json_text(plain(model)) if as_json else model_text(model))
 
 
 @cli.command(
@@ -298,11 +298,12 @@ def verify(
     verbose: bool,
 ) -> None:
     """Check that a dataset is whole: checksums, counts, order, finite numbers."""
+    from embedkit.render import json_text, plain
     from embedkit.verification import require_ok, verify
 
     found = verify(out, recompute=recompute, model=model, device=device, notify=_notifier(quiet))
     if as_json:
-        click.echo(_json(_plain(found)))
+        click.echo(json_text(plain(found)))
     require_ok(found, out)
     if not as_json and not quiet:
         click.echo(
@@ -310,9 +311,9 @@ def verify(
         )
         if found.recomputed_shards:
             click.echo(
-                f"recomputed {found.recomputed_rows:,} rows of shards "
-                f"{', '.join(map(str, found.recomputed_shards))}: {found.identical_rows:,} with the "
-                f"same bits, largest relative difference {found.worst:.1e}"
+                f"recomputed {found.recomputed_rows:,} rows of {len(found.recomputed_shards)} "
+                f"shards: {found.identical_rows:,} with the same bits, largest relative "
+                f"difference {found.worst:.1e}"
             )
 
 
@@ -342,6 +343,7 @@ def tokenize(
     verbose: bool,
 ) -> None:
     """Show what the model sees of a text: tokens, ids, segments, offsets, words."""
+    from embedkit.render import json_text, table_text
     from embedkit.tokenization import explain, open_tokenizer, vocabulary_slice
 
     if (text is None) == (vocab is None):
@@ -355,9 +357,9 @@ def tokenize(
     else:
         rows = explain(tokenizer, str(text), pair, settings=settings)
     if as_json:
-        click.echo(_json(rows))
+        click.echo(json_text(rows))
     else:
-        click.echo(_columns(rows))
+        click.echo(table_text(rows))
 
 
 def _notifier(quiet: bool) -> Callable[[str], None]:
@@ -372,289 +374,10 @@ def _show_progress(asked: bool | None, quiet: bool) -> bool:
     return asked if asked is not None else not quiet and sys.stderr.isatty()
 
 
-class _ProgressBar:
-    """Progress in tokens, so that the remaining time does not lie when texts differ in length."""
-
-    def __init__(self, *, show: bool) -> None:
-        self._bar: Any = None
-        self._first: tuple[int, float] | None = None
-        if show:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("tokens · {task.fields[rate]} · {task.fields[left]}"),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("reading", total=None, rate="", left="")
-
-    def __enter__(self) -> _ProgressBar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, state: Any) -> None:
-        if self._bar is None:
-            return
-        import time
-
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (state.tokens_fresh, now)
-        fresh, seconds = state.tokens_fresh - self._first[0], now - self._first[1]
-        rate = fresh / seconds if seconds > 0.5 else 0.0
-        left = (state.tokens_total - state.tokens_done) / rate if rate else 0.0
-        self._bar.update(
-            self._task,
-            description=f"shard {state.shard + 1}",
-            completed=state.tokens_done,
-            total=state.tokens_total,
-            rate=f"{rate:,.0f}/s" if rate else "…",
-            left=f"{duration_text(left)} left" if rate else "",
-        )
-
-
 def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     from embedkit.estimate import estimate
+    from embedkit.render import estimate_text, json_text, plain
 
     cost = estimate(plan)
-    click.echo(_json(_plain(cost)) if as_json else _estimate_text(plan, cost))
+    click.echo(json_text(plain(cost)) if as_json else estimate_text(plan, cost))
     return 0
-
-
-def _print_plan(plan: ExtractPlan) -> None:
-    corpus, encoder = plan.corpus, plan.encoder
-    lines = {
-        "corpus": f"{len(corpus.files)} file(s), {corpus.dialect.format}, {corpus.dialect.encoding}"
-        f", quoting {corpus.dialect.quoting}",
-        "columns": f"text={corpus.text} pair={corpus.text_pair} id={corpus.id} "
-        f"label={corpus.label} keep={','.join(corpus.keep) or None}",
-        "model": f"{encoder.checkpoint.name} ({encoder.checkpoint.source}) on "
-        f"{encoder.model.device}, {encoder.precision}",
-        "views": ", ".join(v.name for v in plan.views),
-        "shards": f"{plan.shard_rows} records each, batches of {encoder.batch_tokens} tokens",
-    }
-    for name, line in lines.items():
-        click.echo(f"{name:8} {visible(line)}", err=True)
-
-
-def _estimate_text(plan: ExtractPlan, cost: Estimate) -> str:
-    left = sum(cost.left_out.values())
-    lines = [
-        f"would write {plan.out}: {cost.accepted:,} rows in {cost.shards} shards",
-        f"  records    {cost.records:,} = {cost.accepted:,} to embed + "
-        f"{sum(cost.rejected.values()):,} rejected{_reasons(cost.rejected)} + {left:,} left out"
-        f"{_reasons(cost.left_out)}",
-        f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts; "
-        f"{cost.truncated:.1%} of them are cut at {plan.tokenizer.max_length})",
-    ]
-    widest = max((len(name) for name in cost.bytes_per_view), default=0)
-    for name, size in cost.bytes_per_view.items():
-        lines.append(f"    {name:{widest}}  {bytes_text(size):>10}")
-    lines += [
-        f"  disk       about {bytes_text(cost.bytes_total)}, {bytes_text(cost.free_bytes)} free",
-        f"  time       about {duration_text(cost.seconds)} "
-        f"({cost.tokens_per_second:,.0f} tokens/s measured here)",
-    ]
-    if cost.bytes_total * 1.1 > cost.free_bytes:
-        lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
-    if cost.quotes:
-        lines.append(f"  note: {cost.quotes}")
-    return "\n".join(lines)
-
-
-def _print_result(result: ExtractResult) -> None:
-    totals = result.manifest.totals
-    ledger = totals["ledger"]
-    size = sum(f["bytes"] for f in result.manifest.files.values())
-    views = result.manifest.views
-    if result.was_complete:
-        click.echo(f"{result.out} is already complete; nothing was done.")
-    else:
-        speed = result.tokens_fresh / result.seconds if result.seconds else 0
-        resumed = f", {result.resumed_shards} shards were there" if result.resumed_shards else ""
-        click.echo(
-            f"wrote {result.out}: {totals['accepted']:,} rows × {len(views)} views, "
-            f"{bytes_text(size)}, in {duration_text(result.seconds)} "
-            f"({speed:,.0f} tokens/s{resumed})"
-        )
-    rejected = f"{totals['rejected']:,} rejected{_reasons(totals['rejected_by_reason'])}"
-    if totals["rejected"]:
-        rejected += f" → {result.out}/_embedkit/rejects.jsonl"
-    left = totals["left_out"]
-    left_out = f" + {left:,} left out{_reasons(totals['left_out_by_reason'])}" if left else ""
-    click.echo(
-        f"  records  {totals['records']:,} = {totals['accepted']:,} embedded + {rejected}{left_out}"
-    )
-    click.echo(f"  tokens   {_ledger_text(ledger, result.manifest)}")
-    click.echo(f"  views    {_views_text(views)}")
-    click.echo("open it:")
-    _print_open(result.out, result.manifest, ["pandas", "embedkit"])
-
-
-def _print_open(out: Path, manifest: Manifest, tools: Sequence[str]) -> None:
-    from embedkit.inspection import open_lines
-
-    lines = open_lines(out, manifest)
-    for tool in tools:
-        click.echo(f"  {lines[tool]}")
-
-
-def _ledger_text(ledger: dict[str, int], manifest: Manifest) -> str:
-    limit = manifest.job["vectors"]["max_length"]
-    text = f"{ledger.get('tokens', 0):,}"
-    cut = ledger.get("records_truncated", 0)
-    if cut:
-        text += f"; {cut:,} texts were cut at {limit} ({ledger['tokens_cut']:,} tokens left out)"
-    elif longer := ledger.get("records_longer_than_limit", 0):
-        text += f"; {longer:,} texts of more than {limit} were read in windows"
-    else:
-        text += f"; no text was cut (limit {limit})"
-    return text
-
-
-def _views_text(views: dict[str, int]) -> str:
-    names = list(views)
-    if len(names) > 8:
-        names = [*names[:3], "…", *names[-3:]]
-    return f"{' '.join(names)} ({', '.join(sorted({str(w) for w in views.values()}))} wide)"
-
-
-def _dataset_text(info: DatasetInfo) -> str:
-    manifest = info.manifest
-    totals, names = manifest.totals, manifest.names
-    lines = [f"{info.path}: vectors of {', '.join(names['inputs'])}"]
-    revision = f" at {names['revision']}" if names["revision"] else ""
-    vectors = manifest.job["vectors"]
-    lines.append(
-        f"  model      {names['model']}{revision}, {manifest.n_layers} layers, "
-        f"{manifest.job['model']['width']} wide, computed in {vectors['precision']}"
-    )
-    lines.append(
-        f"  records    {totals['records']:,} = {totals['accepted']:,} embedded + "
-        f"{totals['rejected']:,} rejected{_reasons(totals['rejected_by_reason'])} + "
-        f"{totals['left_out']:,} left out{_reasons(totals['left_out_by_reason'])}"
-    )
-    lines.append(f"  tokens     {_ledger_text(totals['ledger'], manifest)}")
-    if unknown := totals["ledger"].get("tokens_unknown"):
-        share = unknown / totals["ledger"]["tokens_kept"]
-        lines.append(f"  unknown    {unknown:,} tokens ({share:.1%})")
-    if info.duplicate_texts is not None:
-        lines.append(f"  duplicates {info.duplicate_texts:,} rows repeat an earlier text")
-    for folder, files, rows, size in info.tables:
-        lines.append(f"  {folder:10} {rows:,} rows, {bytes_text(size)} in {files} files")
-    lines.append(f"views (norms and mean cosine of two vectors, over {info.health_rows:,} rows):")
-    rows_of_table = [
-        {
-            "view": h.name,
-            "width": h.width,
-            "norm": f"{h.norm_mean:.3f}",
-            "min": f"{h.norm_min:.3f}",
-            "max": f"{h.norm_max:.3f}",
-            "zero": h.zeros,
-            "nan": h.not_finite,
-            "cosine": f"{h.anisotropy:.3f}",
-        }
-        for h in info.health
-    ]
-    lines.append(_columns(rows_of_table))
-    lines.append("open it:")
-    from embedkit.inspection import open_lines
-
-    lines += [f"  {line}" for line in open_lines(info.path, manifest).values()]
-    return visible("\n".join(lines))
-
-
-def _dataset_json(info: DatasetInfo) -> str:
-    from embedkit.inspection import open_lines
-
-    return _json(
-        {
-            "path": str(info.path),
-            **_plain(info.manifest),
-            "health": [_plain(h) for h in info.health],
-            "health_rows": info.health_rows,
-            "duplicate_texts": info.duplicate_texts,
-            "open": open_lines(info.path, info.manifest),
-        }
-    )
-
-
-def _model_text(model: ModelInfo) -> str:
-    pooler = "yes" if model.has_pooler else "no (--pooling pooler is refused)"
-    lines = [
-        f"{model.name}: {model.model_type}, {model.n_layers} layers, {model.width} wide",
-        f"  from       {model.source}: {model.folder}",
-        f"  positions  {model.positions}; texts are cut at {model.max_length} tokens by default",
-        f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
-        f"  pooler     {pooler}",
-        f"  parameters {model.parameters:,}",
-    ]
-    if model.revision:
-        lines.insert(2, f"  revision   {model.revision}")
-    for depth, name, kind, count in model.parts:
-        lines.append(f"    {'  ' * depth}{name} ({kind})".ljust(52) + f"{count:>14,}")
-    return visible("\n".join(lines))
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> str:
-    """A plain table: right-aligned numbers, left-aligned text, two spaces between."""
-    if not rows:
-        return "(nothing)"
-    names = list(rows[0])
-    cells = [[visible(str(row[name])) for name in names] for row in rows]
-    widths = [max(_width(c[i]) for c in [names, *cells]) for i in range(len(names))]
-    numeric = [not isinstance(rows[0][n], str) or _is_number(rows[0][n]) for n in names]
-    return "\n".join(
-        "  "
-        + "  ".join(
-            _pad(cell, width, right=right)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in [names, *cells]
-    )
-
-
-def _width(text: str) -> int:
-    """Columns on a terminal: Hangul and kanji take two."""
-    from unicodedata import east_asian_width
-
-    return sum(2 if east_asian_width(c) in "WF" else 1 for c in text)
-
-
-def _pad(text: str, width: int, *, right: bool) -> str:
-    fill = " " * (width - _width(text))
-    return fill + text if right else text + fill
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _reasons(counts: dict[str, int]) -> str:
-    if not counts:
-        return ""
-    return " (" + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()) + ")"
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    """A record as plain data for JSON."""
-    import dataclasses
-
-    return dataclasses.asdict(record)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1, default=str)

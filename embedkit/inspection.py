@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.encoder import Encoder
 from embedkit.store import Layout, Manifest, load, read_manifest
+
+if TYPE_CHECKING:
+    from embedkit.encoder import Encoder
 
 __all__ = [
     "DatasetInfo",

@@ -6,19 +6,20 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
-from embedkit.encoder import Encoder, l2_normalize
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.schema import cast_for_storage, read_footer
 from embedkit.store import Layout, Manifest, read_manifest
-from embedkit.tokenization import TokenizerSettings
 from embedkit.views import parse_view
+
+if TYPE_CHECKING:
+    from embedkit.encoder import Encoder
 
 __all__ = ["Verification", "verify"]
 
@@ -203,6 +204,8 @@ def load_encoder_of(
     Raises:
         MismatchError: the checkpoint found under the name has other files.
     """
+    from embedkit.encoder import Encoder  # loads torch, which a check of bytes does not need
+
     vectors = manifest.job["vectors"]
     encoder = Encoder.load(
         model or manifest.names["model"],
@@ -224,6 +227,9 @@ def load_encoder_of(
 
 
 def _recompute_shard(part: Path, manifest: Manifest, encoder: Encoder, found: Verification) -> None:
+    from embedkit.encoder import l2_normalize
+    from embedkit.tokenization import TokenizerSettings
+
     settings = manifest.job["vectors"]
     table = pq.ParquetFile(part, page_checksum_verification=True).read()
     pairs = table.column("text_pair").to_pylist() if "text_pair" in table.schema.names else None

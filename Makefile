@@ -1,0 +1,50 @@
+# `make run` and `make test` set everything up on a fresh machine; nothing else has to be typed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OUT    := outputs
+
+.PHONY: help install run test check format bench clean
+
+help:
+	@echo "make run     install into $(VENV), then embed the corpora of data/ into $(OUT)/"
+	@echo "make test    install into $(VENV), then run the tests"
+	@echo "make check   lint, format and types"
+	@echo "make bench   measure"
+
+# torch comes first and pinned: an open range would fetch several gigabytes of CUDA packages
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e . --group dev
+	touch $@
+
+install: $(VENV)/.installed
+
+run: install
+	$(BIN)/embedkit extract data/reviews_ko.tsv data/reviews_en.tsv --layers all \
+	    --pooling cls,mean,pooler --out $(OUT)/reviews || test $$? -eq 3
+	$(BIN)/embedkit extract data/homonyms.tsv --label sense --keep word,start,end,language \
+	    --layers all --words --tokens --out $(OUT)/homonyms
+	$(BIN)/embedkit verify $(OUT)/reviews --recompute 1
+	$(BIN)/embedkit info $(OUT)/reviews
+	$(BIN)/python pipelines/first_look.py $(OUT)
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python -m benchmarks.extraction
+
+clean:
+	rm -rf $(OUT)

@@ -1,0 +1,247 @@
+"""Tiny random checkpoints of every family, and the plain transformers forward to compare with.
+
+The weights are random but large enough for every layer, position and segment to matter; each
+folder is what ``save_pretrained`` writes, so that the real loading code runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+TEXTS = (
+    "배를 타고 여행을 간다.",
+    "추석에 먹은 배가 맛있었다.",
+    "이 영화 정말 재미있었다!! 다시 보고 싶다 ㅋㅋ",
+    "吾輩は猫である。名前はまだ無い。",
+    "カタカナとひらがなと漢字、Tokyo 2024年。",
+    "The movie was good, but the ending wasn't.",
+    "I took the bus home; it rained all day long.",
+    "happy 😀👍🏽 날씨 ☀️ good",
+    "a",
+    "",
+    "  spaces \t and\n lines  ",
+    "zzzyyyxxx 뷁쀍 Ωμέγα naïve café",
+    "[SEP] is spelled <s> here [MASK] </s>",
+    "여행을 가는 movie와 배가 good " * 9,
+)
+"""Korean, Japanese, English, emoji; from nothing to about a hundred tokens."""
+
+FAMILIES = (
+    "bert", "bert_left", "bert_mlm", "roberta", "roberta_wordpiece", "xlm-roberta", "camembert",
+    "electra", "distilbert", "albert", "mpnet", "deberta", "deberta-v2", "modernbert", "japanese",
+)  # fmt: skip
+
+_PIECES = (
+    "여행", "##을", "##를", "##가", "##은", "##다", "영화", "추석", "movie", "the", "good", "##ing",
+    "##ed", "end", "rain", "bus", "home", "was", "##n", "吾輩", "名前", "猫", "カタ", "##カナ",
+)  # fmt: skip
+
+
+def characters(text: str) -> list[str]:
+    """The different characters that are not whitespace, in order."""
+    return list(dict.fromkeys(c for c in text if not c.isspace()))
+
+
+def wordpiece_vocabulary(special: Sequence[str] = ()) -> dict[str, int]:
+    """Whole characters, their ``##`` forms and a few longer pieces."""
+    known = "".join(TEXTS[:8]) + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?;'\"-"
+    single = [c for c in characters(known) if c not in "😀👍🏽"]  # emoji stay unknown
+    special = special or ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    entries = dict.fromkeys([*special, *_PIECES, *single, *("##" + c for c in single)])
+    return {entry: number for number, entry in enumerate(entries)}
+
+
+def build(family: str, folder: Path) -> Path:
+    """Write the tiny checkpoint of a family into ``folder`` and return it."""
+    tokenizer = _TOKENIZERS.get(family, _wordpiece)()
+    tokenizer.save_pretrained(folder)
+    kind = {"bert_left": "bert", "bert_mlm": "bert", "roberta_wordpiece": "roberta"}.get(
+        family, "bert" if family == "japanese" else family
+    )
+    ids = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+    }
+    extra: dict[str, Any] = {
+        "electra": {"embedding_size": 16, "initializer_range": 0.3},
+        "albert": {"embedding_size": 16},
+        "roberta": {"type_vocab_size": 1, "max_position_embeddings": 162},
+        "xlm-roberta": {"type_vocab_size": 1, "max_position_embeddings": 162},
+        "camembert": {"type_vocab_size": 1, "max_position_embeddings": 162},
+        "roberta_wordpiece": {"type_vocab_size": 1, "max_position_embeddings": 162},
+        "mpnet": {"max_position_embeddings": 162},
+        "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["c2p"]},
+        "modernbert": {"cls_token_id": tokenizer.cls_token_id, "global_attn_every_n_layers": 2,
+                       "sep_token_id": tokenizer.sep_token_id, "local_attention": 8},
+        "distilbert": {"dim": 24, "n_layers": 3, "n_heads": 2, "hidden_dim": 40},
+    }.get(family, {})  # fmt: skip
+    head = family == "bert_mlm"
+    save_model(folder, kind, masked_lm=head, **{**ids, **extra})
+    return folder
+
+
+def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: Any) -> None:
+    """Write a random model of 3 layers and width 24, unless the settings say otherwise."""
+    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+
+    defaults = {
+        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 160, "initializer_range": 0.2,
+    }  # fmt: skip
+    if kind == "distilbert":
+        defaults = {"max_position_embeddings": 160, "initializer_range": 0.2}
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(kind, **{**defaults, **settings})
+    model = (AutoModelForMaskedLM if masked_lm else AutoModel).from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+
+
+def _wordpiece(**options: Any) -> Any:
+    from transformers import BertTokenizer
+
+    settings = {"do_lower_case": False, "model_max_length": 160, **options}
+    return BertTokenizer(vocab=wordpiece_vocabulary(), **settings)
+
+
+def _wordpiece_left() -> Any:
+    return _wordpiece(padding_side="left", truncation_side="left")
+
+
+def _wordpiece_for_roberta() -> Any:
+    """As klue/roberta-base: segment ids 0 and 1 for a model that has one segment."""
+    from transformers import BertTokenizer
+
+    special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+    return BertTokenizer(
+        vocab=wordpiece_vocabulary(special), do_lower_case=False, model_max_length=160
+    )
+
+
+def _byte_level() -> Any:
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import RobertaTokenizer
+
+    trained = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(
+        TEXTS, vocab_size=360, min_frequency=2, special_tokens=special, show_progress=False
+    )
+    stored = json.loads(trained.to_str())["model"]
+    merges = [tuple(pair) for pair in stored["merges"]]
+    return RobertaTokenizer(vocab=stored["vocab"], merges=merges, model_max_length=160)
+
+
+def _unigram() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import XLMRobertaTokenizer
+
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=260, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    trained.train_from_iterator(TEXTS, trainer)
+    pieces = [tuple(p) for p in json.loads(trained.to_str())["model"]["vocab"]]
+    return XLMRobertaTokenizer(vocab=[*pieces, ("<mask>", 0.0)], model_max_length=160)
+
+
+def _mecab() -> Any:
+    from tempfile import TemporaryDirectory
+
+    from transformers import BertJapaneseTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "吾輩", "は", "猫", "で", "ある", "。",
+             "名前", "まだ", "無い", "カタカナ", "と", "ひら", "##がな", "漢字", "、", "2024", "年",
+             "movie", "a", "##a", "b", "##b", "two", "text", "Tokyo", "Hello", ",", "ABC", "が",
+             "日本", "##語", "ガ", "カレー", "良い", "!", "?", "o", "##n", "##e", "good", "one"]  # fmt: skip
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "vocab.txt")
+        path.write_text("\n".join(words) + "\n", "utf-8")
+        return BertJapaneseTokenizer(
+            str(path),
+            do_lower_case=False,
+            word_tokenizer_type="mecab",
+            subword_tokenizer_type="wordpiece",
+            mecab_kwargs={"mecab_dic": "unidic_lite"},
+            model_max_length=160,
+        )
+
+
+_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "bert_left": _wordpiece_left,
+    "roberta_wordpiece": _wordpiece_for_roberta,
+    "roberta": _byte_level,
+    "xlm-roberta": _unigram,
+    "camembert": _unigram,
+    "japanese": _mecab,
+}
+
+
+@dataclass
+class Plain:
+    """The plain forward: AutoModel and AutoTokenizer, float32, one text at a time, no batching."""
+
+    model: Any
+    tokenizer: Any
+    max_length: int
+    cache: dict[Any, tuple[list[Floats], NDArray[np.bool_], Floats | None]] = field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def load(cls, folder: Path, max_length: int, dtype: torch.dtype = torch.float32) -> Plain:
+        from transformers import AutoModel, AutoTokenizer
+
+        model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
+        return cls(model, AutoTokenizer.from_pretrained(folder), max_length)
+
+    def __call__(
+        self, text: str, pair: str | None = None, max_length: int | None = None
+    ) -> tuple[list[Floats], NDArray[np.bool_], Floats | None]:
+        """``(tokens, width)`` of every layer, which tokens are special, and the pooler output."""
+        key = (text, pair, max_length)
+        if key not in self.cache:
+            inputs = self.tokenizer(
+                text, pair, truncation=True, max_length=max_length or self.max_length
+            )
+            self.cache[key] = self.run(inputs["input_ids"], inputs.get("token_type_ids"))
+        return self.cache[key]
+
+    @torch.inference_mode()
+    def run(
+        self, ids: Sequence[int], types: Sequence[int] | None
+    ) -> tuple[list[Floats], NDArray[np.bool_], Floats | None]:
+        """The same for token ids."""
+        inputs = {"input_ids": torch.tensor([list(ids)])}
+        segments = int(getattr(self.model.config, "type_vocab_size", 0) or 0)
+        if types is not None and segments > 1:
+            inputs["token_type_ids"] = torch.tensor([list(types)])
+        output = self.model(**inputs, output_hidden_states=True)
+        hidden = [h[0].float().numpy() for h in output.hidden_states]
+        pooled = output.get("pooler_output")
+        mask = self.tokenizer.get_special_tokens_mask(list(ids), already_has_special_tokens=True)
+        return hidden, np.array(mask, bool), None if pooled is None else pooled[0].float().numpy()
+
+
+def distance(ours: Any, plain: Any) -> Floats:
+    """Relative L2 distance of vectors, row by row."""
+    ours, plain = np.atleast_2d(ours), np.atleast_2d(plain)
+    assert ours.shape == plain.shape
+    norms = np.maximum(np.linalg.norm(plain, axis=-1), 1e-12)
+    return np.asarray(np.linalg.norm(ours - plain, axis=-1) / norms)
