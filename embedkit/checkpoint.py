@@ -43,7 +43,6 @@ _PACKAGED_SHA256 = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 _SIDE_FILES = (".json", ".txt", ".model")
-_NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Checkpoint:
     @property
     def positions(self) -> int:
         """Longest sequence in tokens that the position embeddings allow, special tokens counted."""
-        positions = int(self.config.get("max_position_embeddings") or _NO_LIMIT)
+        positions = int(self.config.get("max_position_embeddings") or 512)
         if self.model_type in _OFFSET_POSITIONS:
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
         return positions
@@ -103,8 +102,7 @@ class Checkpoint:
         never more than the positions.
         """
         stated = self.side_json("sentence_bert_config.json").get("max_seq_length")
-        limit = int(stated) if stated else tokenizer_limit
-        return min(limit, self.positions, 512 if self.positions == _NO_LIMIT else self.positions)
+        return min(int(stated) if stated else tokenizer_limit, self.positions)
 
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
@@ -148,6 +146,9 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         )
     config = _read_json(config_path)
     config["model_type"] = _model_type(config, folder, name)
+    for keys in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")):
+        if not any(isinstance(config.get(key), int) for key in keys):
+            raise ModelError(f"{name}: {config_path} does not state {keys[0]}.")
     weights = _weight_files(folder, name)
     side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
     files = [*side, *weights]
@@ -182,7 +183,9 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
         if (folder / single).is_file():
             return (single,)
         if (folder / index).is_file():
-            parts = sorted(set(_read_json(folder / index)["weight_map"].values()))
+            parts = sorted(set(_read_json(folder / index).get("weight_map", {}).values()))
+            if not parts:
+                raise ModelError(f"{name}: {folder / index} names no weight files.")
             missing = [part for part in parts if not (folder / part).is_file()]
             if missing:
                 raise ModelError(f"{name}: the weight file {missing[0]} is missing in {folder}.")

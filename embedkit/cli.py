@@ -45,12 +45,10 @@ def main() -> NoReturn:
     except EmbedkitError as error:
         _complain(str(error))
         code = error.exit_code
-    except click.exceptions.Abort:
-        code = 130
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the one into the other
         _complain("interrupted; the same command goes on where it stopped.")
         code = 130
     except BrokenPipeError:
@@ -71,16 +69,15 @@ def _complain(message: str) -> None:
     click.echo(f"embedkit: {visible(message)}", err=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExamples:\n"
+    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL or Parquet file\n"
+    "  embedkit info corpus.vectors     what is in it, and how to open it\n",
+)
 @click.version_option(__version__, prog_name="embedkit")
 def cli() -> None:
-    r"""Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors.
-
-    \b
-    Start with:
-      embedkit extract corpus.tsv          any TSV, CSV, JSONL or Parquet file
-      embedkit info corpus.vectors         what is in it, and how to open it
-    """
+    """Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors."""
 
 
 def _output_options(command: F) -> F:
@@ -284,7 +281,7 @@ def info(
     "  embedkit verify corpus.vectors --recompute 2\n"
 )
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--recompute", default=0, metavar="N", help="Embed N random shards again.")
+@click.option("--recompute", default=0, type=click.IntRange(min=0), metavar="N", help="Embed N random shards again.")
 @click.option("--model", help="Where the checkpoint is now. [the name it had]")
 @click.option("--device", default="auto", show_default=True)
 @_output_options

@@ -32,7 +32,7 @@ __all__ = ["BATCH_TOKENS", "Encoder", "ShardVectors", "choose_device"]
 
 Floats = NDArray[np.float32]
 
-BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Tokens of a batch, padding included, by kind of device."""
 
 _ENCODE_ROWS = 4_096
@@ -208,8 +208,9 @@ class Encoder:
         """
         if isinstance(texts, str):
             raise TypeError("texts is one string; give a list of texts: encode([text])")
-        parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
-        length = choose_max_length(self.checkpoint, self.tokenizer, max_length or self.max_length)
+        parsed = list(dict.fromkeys(parse_view(name, n_layers=self.n_layers) for name in views))
+        asked = self.max_length if max_length is None else max_length
+        length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(max_length=length, prefix=prefix)
         found: dict[str, list[Floats]] = {view.name: [] for view in parsed}
         with _progress(len(texts), show=show_progress_bar) as advance:
@@ -256,7 +257,7 @@ class Encoder:
         """
         if any(view.pooling is Pooling.POOLER for view in views):
             self.require_pooler()
-        if not texts:
+        if not texts or not (views or token_layers):
             return self._empty(views, token_layers)
         sequences = _unique_sequences(texts, special_tokens=special_tokens)
         run = _ShardRun(self, sequences, views, token_layers, on_tokens)
@@ -344,8 +345,8 @@ class _ShardRun:
         self._model = encoder.model
         self._budget = encoder.batch_tokens
         self._sequences = sequences
-        self._views = views
-        self._token_layers = token_layers
+        self._views = list(dict.fromkeys(views))
+        self._token_layers = list(dict.fromkeys(token_layers))
         self._on_tokens = on_tokens
         self._splits = 0
         self._lengths = np.array([len(w.ids) for w in sequences.windows], np.int64)
@@ -456,7 +457,7 @@ class _ShardRun:
         if pooling is Pooling.MAX:
             values = np.where(counts[:, None] > 0, values, -np.inf).astype(np.float32)
             values = np.maximum.reduceat(values, first)
-            values[~np.isfinite(values).any(axis=1)] = 0
+            values[np.add.reduceat(counts, first) == 0] = 0
             return values
         sums = np.add.reduceat(values, first)
         total = np.add.reduceat(counts, first) if pooling is Pooling.MEAN else per_text

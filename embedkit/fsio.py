@@ -60,7 +60,8 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
         scratch: folder for the temporary file, on the same file system as ``path``.
 
     Raises:
-        StorageError: the file system refused; ``path`` is then what it was before.
+        StorageError: the file system refused; ``path`` is then what it was before, unless the
+            folder's own ``fsync`` was what failed.
     """
     temporary = scratch / f"{path.parent.name}-{path.name.removesuffix('.parquet')}.partial"
     with storage_errors(path):
@@ -94,7 +95,8 @@ def make_folder(path: Path) -> None:
     """Create a folder, its parents included, durably."""
     with storage_errors(path):
         if not path.is_dir():
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
+            path.mkdir(exist_ok=True)
             _sync_folder(path.parent)
 
 
@@ -129,6 +131,8 @@ def exclusive(folder: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_still(folder, descriptor):  # its holder renamed it before we had the lock
+                raise BlockingIOError
         except BlockingIOError as error:
             raise LockedError(
                 f"{folder} is being written by another process. Wait for it, "
@@ -154,6 +158,13 @@ def free_bytes(path: Path) -> int:
     while not existing.exists():
         existing = existing.parent
     return shutil.disk_usage(existing).free
+
+
+def _is_still(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:

@@ -2,13 +2,15 @@
 
 ``OUT.incomplete`` holds the job until everything is in it; one rename makes it ``OUT``. Each shard
 is a function of the input and the settings alone, so a shard that is missing or damaged, wherever
-it stands, is simply made again.
+it stands, is simply made again. With ``--overwrite`` the old dataset is first renamed into the
+finished folder, and deleted after it has its final name; nothing outside of these two is touched.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from embedkit.schema import Footer, read_footer
 from embedkit.store import Layout, Manifest, is_dataset, read_manifest
 
 __all__ = ["Job", "JobFolder", "already_complete", "open_job"]
+
+_TABLES = ("sentences", "words", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,10 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
     Raises:
         OutputExistsError: something else is there and ``overwrite`` is not set, or it is nothing
             that embedkit made.
+        LockedError: another process is just replacing it.
     """
     _finish_swap(out)
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    if not out.is_dir() or not is_dataset(out):
-        raise OutputExistsError(
-            f"{out} is in the way, and it is not a dataset of embedkit, so it is never replaced. "
-            "Choose another --out."
-        )
-    if overwrite:
+    if _is_free(out) or overwrite:
         return False
     manifest = read_manifest(out)
     if manifest.fingerprint == job.fingerprint:
@@ -77,11 +75,13 @@ def open_job(
     """Open, resume or begin ``OUT.incomplete`` and hold its lock.
 
     Raises:
+        OutputExistsError: ``OUT.incomplete`` holds something that embedkit did not make.
         LockedError: another process is at it.
         MismatchError: an unfinished job with other input, model, settings or environment is there.
         StorageError: the file system refused.
     """
-    layout = Layout(out.with_name(out.name + ".incomplete"))
+    layout = _unfinished(out)
+    _refuse_foreign(layout.root)
     fsio.make_folder(layout.root)
     with fsio.exclusive(layout.root):
         if layout.job.is_file():
@@ -93,25 +93,22 @@ def open_job(
         if not layout.job.is_file():
             content = {"settings": job.settings, "environment": job.environment}
             fsio.write_durably(layout.job, _canonical(content), scratch=layout.scratch)
-        yield JobFolder(layout, out, job)
+        yield JobFolder(layout, out, job, overwrite=overwrite)
 
 
 class JobFolder:
     """A job under way."""
 
-    def __init__(self, layout: Layout, out: Path, job: Job) -> None:
+    def __init__(self, layout: Layout, out: Path, job: Job, *, overwrite: bool) -> None:
         self.layout = layout
         self._out = out
         self._job = job
+        self._overwrite = overwrite
         self._files: dict[str, dict[str, Any]] = {}
         self._environments: dict[str, dict[str, Any]] = {}
 
     def finished(self, number: int) -> Footer | None:
-        """The footer of a shard that is there, whole and of this job; ``None`` if it must be made.
-
-        Raises:
-            DamagedError: nothing to raise for now; a damaged shard is made again.
-        """
+        """The footer of a shard that is there, whole and of this job; ``None`` if it must be made."""
         path = self.layout.part("sentences", number)
         if not path.is_file():
             return None
@@ -140,8 +137,13 @@ class JobFolder:
         self._note(number, footer)
 
     def finish(self, *, n_shards: int, totals: dict[str, Any], names: dict[str, Any]) -> Manifest:
-        """Write the manifest and give the folder its final name."""
-        self._drop_extra_parts(n_shards)
+        """Write the manifest and give the folder its final name.
+
+        Raises:
+            DamagedError: the folders of shards hold files that are not of this job.
+            OutputExistsError: something came to stand in the way while the job ran.
+        """
+        self._refuse_extra_files(n_shards)
         manifest = Manifest(
             fingerprint=self._job.fingerprint,
             job=self._job.settings,
@@ -152,12 +154,15 @@ class JobFolder:
         )
         fsio.write_durably(self.layout.manifest, manifest.to_bytes(), scratch=self.layout.scratch)
         fsio.remove_tree(self.layout.scratch)
-        old = _aside(self._out)
-        if is_dataset(self._out):
-            fsio.publish_folder(self._out, old)
+        if not _is_free(self._out):
+            if not self._overwrite:
+                raise OutputExistsError(
+                    f"{self._out} came into being while the job ran. Move it away and run the same "
+                    f"command again: the result is kept in {self.layout.root}."
+                )
+            fsio.publish_folder(self._out, self.layout.replaced)
         fsio.publish_folder(self.layout.root, self._out)
-        if old.exists():
-            fsio.remove_tree(old)
+        _remove_replaced(self._out)
         return manifest
 
     def _write(self, folder: str, number: int, data: pa.Buffer) -> None:
@@ -177,11 +182,13 @@ class JobFolder:
         entry = self._environments.setdefault(key, {"environment": environment, "shards": []})
         entry["shards"].append(number)
 
-    def _drop_extra_parts(self, n_shards: int) -> None:
-        """Remove shards beyond the last: the corpus cannot have shrunk, so they are foreign."""
-        for folder in ("sentences", "words", "tokens"):
-            for path in self.layout.parts(folder):
-                if f"{folder}/{path.name}" not in self._files:
+    def _refuse_extra_files(self, n_shards: int) -> None:
+        """Whatever else lies among the shards, readers that open the folder would take for one."""
+        for folder in _TABLES:
+            where = self.layout.root / folder
+            for path in sorted(where.iterdir()) if where.is_dir() else ():
+                name = f"{folder}/{path.name}"
+                if name not in self._files and not path.name.startswith("."):
                     raise DamagedError(
                         f"{path} does not belong to this job of {n_shards} shards. "
                         "Move it away and run the same command again."
@@ -191,6 +198,7 @@ class JobFolder:
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
     try:
         known = json.loads(layout.job.read_text("utf-8"))
+        known = known if isinstance(known, dict) else {}
     except ValueError:
         known = {}
     difference = _difference(known.get("settings", {}), job.settings)
@@ -213,29 +221,68 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
 
 
 def _discard(layout: Layout) -> None:
-    for folder in ("sentences", "words", "tokens"):
+    for folder in _TABLES:
         if (layout.root / folder).is_dir():
             fsio.remove_tree(layout.root / folder)
     for file in (layout.manifest, layout.rejects, layout.job):
         fsio.remove_file(file)
 
 
-def _finish_swap(out: Path) -> None:
-    """Complete an ``--overwrite`` that was interrupted between its two renames."""
-    old, incomplete = _aside(out), out.with_name(out.name + ".incomplete")
-    if not is_dataset(old):
+def _unfinished(out: Path) -> Layout:
+    return Layout(out.with_name(out.name + ".incomplete"))
+
+
+def _is_free(out: Path) -> bool:
+    """Whether nothing stands at ``out``, or an empty folder.
+
+    Raises:
+        OutputExistsError: what stands there must not be replaced whatever the user says.
+    """
+    if not os.path.lexists(out) or (
+        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    ):
+        return True
+    if out.is_symlink():
+        raise OutputExistsError(
+            f"{out} is a symbolic link, which is never replaced. Give the folder itself with "
+            f"--out {out.resolve()}, or another one."
+        )
+    if not is_dataset(out):
+        raise OutputExistsError(
+            f"{out} is in the way, and it is not a dataset of embedkit, so it is never replaced. "
+            "Choose another --out."
+        )
+    return False
+
+
+def _refuse_foreign(root: Path) -> None:
+    """Raise if ``OUT.incomplete`` is not a folder of embedkit's own making."""
+    if not os.path.lexists(root):
         return
-    if out.exists():
-        fsio.remove_tree(old)
-    elif is_dataset(incomplete):
-        fsio.publish_folder(incomplete, out)
-        fsio.remove_tree(old)
-    else:
-        fsio.publish_folder(old, out)
+    foreign = ["it"] if root.is_symlink() or not root.is_dir() else []
+    foreign = foreign or sorted({p.name for p in root.iterdir()} - {"_embedkit", *_TABLES})
+    if foreign:
+        raise OutputExistsError(
+            f"{root} is where the unfinished job goes, but {foreign[0]} was not made by embedkit. "
+            "Move it away, or choose another --out."
+        )
 
 
-def _aside(out: Path) -> Path:
-    return out.with_name(out.name + ".replaced")
+def _finish_swap(out: Path) -> None:
+    """Complete an ``--overwrite`` that was interrupted after the first of its two renames."""
+    unfinished = _unfinished(out)
+    if unfinished.replaced.is_dir() and not os.path.lexists(out):
+        with fsio.exclusive(unfinished.root):
+            fsio.publish_folder(unfinished.root, out)
+    if Layout(out).replaced.is_dir():
+        with fsio.exclusive(out):
+            _remove_replaced(out)
+
+
+def _remove_replaced(out: Path) -> None:
+    replaced = Layout(out).replaced
+    if replaced.is_dir():
+        fsio.remove_tree(replaced)
 
 
 def _read_all_pages(path: Path) -> None:

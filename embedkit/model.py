@@ -72,6 +72,9 @@ class PlainModel:
         owner, _, name = (path or "").rpartition(".")
         self._stack = (model.get_submodule(owner), name) if path else None
         self._all_layers = list(getattr(*self._stack)) if self._stack else []
+        with torch.inference_mode():  # transformers hooks the layers that it finds in the first
+            one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)  # call, so that all
+            model(input_ids=one, output_hidden_states=[0])  # must still be there
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer) -> None:
@@ -171,6 +174,8 @@ def load_model(
         pooler = None
     if not isinstance(pooler, nn.Module):
         pooler = None
+    if isinstance(pooler, nn.Linear):  # ALBERT's, which has the other steps in its forward
+        pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
     model.eval().to(device)
     return PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler and pooler.eval().to(device))
 

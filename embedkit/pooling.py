@@ -43,7 +43,10 @@ def sum_tokens(hidden: Tensor, tokens: Tensor, offsets: Tensor) -> Tensor:
 
 def max_tokens(hidden: Tensor, tokens: Tensor, offsets: Tensor) -> Tensor:
     """Maximum of each coordinate over chosen tokens; arguments and shape as :func:`sum_tokens`."""
-    return embedding_bag(tokens, hidden.float(), offsets, mode="max")
+    values = hidden.float()
+    highest = embedding_bag(tokens, values, offsets, mode="max")
+    total = embedding_bag(tokens, values, offsets, mode="sum")
+    return torch.where(total.isnan(), total, highest)  # the maximum alone passes over NaN
 
 
 def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +62,11 @@ class Layout:
         """Temporary files; empty of meaning at every start."""
         return self.private / "scratch"
 
+    @property
+    def replaced(self) -> Path:
+        """The dataset that ``--overwrite`` replaces, from the first of its renames to its end."""
+        return self.private / "replaced"
+
     def part(self, folder: str, number: int) -> Path:
         """A shard file, such as ``sentences/part-00000.parquet``."""
         return self.root / folder / f"part-{number:05d}.parquet"
@@ -105,6 +111,11 @@ class Manifest:
     def views(self) -> dict[str, int]:
         """Width of every sentence view, by column name."""
         return dict(self.job["vectors"]["views"])
+
+    @property
+    def n_shards(self) -> int:
+        """Number of shards; each has a sentence file, even one without rows."""
+        return sum(name.startswith("sentences/") for name in self.files)
 
     @property
     def n_layers(self) -> int:
@@ -216,7 +227,7 @@ class VectorData:
         return list(self._column("text").to_pylist())
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        known = pq.read_schema(Layout(self.path).part("sentences", 0)).names
+        known = self._open(0).schema_arrow.names
         if name not in known:
             raise UsageError(
                 f"{self.path} has no column {name!r}; it has "
@@ -226,15 +237,30 @@ class VectorData:
         return pa.chunked_array([c for t in self._tables([name]) for c in t.column(name).chunks])
 
     def _tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        for part in Layout(self.path).parts("sentences"):
-            try:
-                yield pq.ParquetFile(part, page_checksum_verification=True).read(
-                    columns=list(columns)
-                )
-            except (pa.ArrowInvalid, OSError) as error:
-                raise DamagedError(
-                    f"{part} is damaged: {error}. Run embedkit verify {self.path}."
-                ) from error
+        """The shards that the manifest lists, whole and in order."""
+        for number in range(self.manifest.n_shards):
+            expected = self.manifest.files[f"sentences/{self._part(number).name}"]["rows"]
+            with self._damage(number), self._open(number) as file:
+                table = file.read(columns=list(columns))
+                if table.num_rows != expected:
+                    raise ValueError(f"{table.num_rows} rows, {expected} were written")
+            yield table
+
+    def _open(self, number: int) -> pq.ParquetFile:
+        with self._damage(number):
+            return pq.ParquetFile(self._part(number), page_checksum_verification=True)
+
+    def _part(self, number: int) -> Path:
+        return Layout(self.path).part("sentences", number)
+
+    @contextmanager
+    def _damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, pa.ArrowException, OSError) as error:
+            raise DamagedError(
+                f"{self._part(number)} is damaged: {error}. Run embedkit verify {self.path}."
+            ) from error
 
 
 def _to_matrix(column: pa.ChunkedArray, width: int) -> NDArray[Any]:

@@ -153,6 +153,7 @@ class TextTokenizer:
             # tokenizer.json may carry settings of the training run: MiniLM's cuts at 128
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
+        self._type_vocab = type_vocab
         self._single = _template(tokenizer, paired=False, type_vocab=type_vocab)
         self._paired = _template(tokenizer, paired=True, type_vocab=type_vocab)
         self._check_against_own()
@@ -242,7 +243,7 @@ class TextTokenizer:
         for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
             ours = self.encode([text], None if pair is None else [pair], settings=settings)[0]
             own = self.hf(text, pair)
-            types = own.get("token_type_ids") or [0] * len(own["input_ids"])
+            types = _segments(own, self._type_vocab)
             window = ours.windows[0]
             if window.ids.tolist() != own["input_ids"] or window.type_ids.tolist() != types:
                 raise ModelError(
@@ -503,9 +504,7 @@ def _template(tokenizer: Any, *, paired: bool, type_vocab: int) -> _Template:
     texts = ("one", "two") if paired else ("one",)
     whole = tokenizer(*texts)
     ids = list(whole["input_ids"])
-    types = list(whole.get("token_type_ids") or [0] * len(ids))
-    if type_vocab and max(types) >= type_vocab:
-        types = [0] * len(ids)
+    types = _segments(whole, type_vocab)
     parts = [list(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts]
     start = _find(ids, parts[0], 0)
     end = start + len(parts[0])
@@ -522,6 +521,15 @@ def _template(tokenizer: Any, *, paired: bool, type_vocab: int) -> _Template:
         lead_type=types[0], text_type=types[start], middle_types=_ints(types[end:second]),
         pair_type=types[second], end_types=_ints(types[after:]),
     )  # fmt: skip
+
+
+def _segments(encoded: Any, type_vocab: int) -> list[int]:
+    """Segment ids of a tokenizer's output; zeros where the model has not as many segments.
+
+    Some RoBERTa checkpoints, such as klue/roberta-base, carry BERT's tokenizer with its two.
+    """
+    types = list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))
+    return [0] * len(types) if type_vocab and max(types) >= type_vocab else types
 
 
 def _find(ids: list[int], part: list[int], start: int) -> int:

@@ -218,9 +218,13 @@ class Plain:
         key = (text, pair, max_length)
         if key not in self.cache:
             inputs = self.tokenizer(
-                text, pair, truncation=True, max_length=max_length or self.max_length
+                [text],  # lists, because an empty pair given as a string counts as none
+                None if pair is None else [pair],
+                truncation=True,
+                max_length=max_length or self.max_length,
             )
-            self.cache[key] = self.run(inputs["input_ids"], inputs.get("token_type_ids"))
+            types = inputs.get("token_type_ids")
+            self.cache[key] = self.run(inputs["input_ids"][0], types and types[0])
         return self.cache[key]
 
     @torch.inference_mode()
