@@ -355,14 +355,10 @@ class _ShardRun:
              for w, k in zip(sequences.windows, sequences.kept, strict=True)], np.int64,
         )  # fmt: skip
         n = len(sequences.windows)
-        self._vectors = {
-            v.name: np.empty((n, v.layer.width(encoder.width)), np.float32) for v in views
-        }
+        self._vectors = _block(n, {v.name: v.layer.width(encoder.width) for v in views})
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         total = int(self._starts[-1])
-        self._tokens = {
-            s.name: np.empty((total, s.width(encoder.width)), np.float32) for s in token_layers
-        }
+        self._tokens = _block(total, {s.name: s.width(encoder.width) for s in token_layers})
         specs = {*(v.layer for v in views), *token_layers}
         self._specs = sorted(specs, key=lambda s: (s.layers[-1], s.layers, s.combination or ""))
         self._layers = sorted({layer for spec in specs for layer in spec.layers})
@@ -431,8 +427,9 @@ class _ShardRun:
         per_text = np.array(self._sequences.per_text, np.int64)
         first = np.cumsum(per_text) - per_text
         views = {}
+        gathered = _gathered(self._vectors, used)
         for view in self._views:
-            values = self._vectors.pop(view.name)[used]
+            values = gathered[view.name]
             if len(used) == len(texts):
                 if view.pooling is Pooling.MEAN:
                     values /= np.maximum(self._counts[used], 1).astype(np.float32)[:, None]
@@ -442,7 +439,7 @@ class _ShardRun:
         tokens = {}
         if self._token_layers:
             index = self._token_rows(texts, used)
-            tokens = {s.name: self._tokens.pop(s.name)[index] for s in self._token_layers}
+            tokens = _gathered(self._tokens, index)
         return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
 
     def _over_windows(
@@ -480,6 +477,32 @@ class _ShardRun:
                     rows[window.places] = start + window.owned
             pieces.append(rows)
         return np.concatenate(pieces)
+
+
+def _block(rows: int, widths: dict[str, int]) -> dict[str, Floats]:
+    """Empty ``(rows, width)`` matrices that share one piece of memory.
+
+    One large piece goes back to the system when the shard is done; many pieces of a few megabytes
+    would be scattered over the heap between the model's own temporaries and make it grow.
+    """
+    memory = np.empty(rows * sum(widths.values()), np.float32)
+    matrices = {}
+    start = 0
+    for name, width in widths.items():
+        matrices[name] = memory[start : start + rows * width].reshape(rows, width)
+        start += rows * width
+    return matrices
+
+
+def _gathered(matrices: dict[str, Floats], index: NDArray[np.int64]) -> dict[str, Floats]:
+    """Rows ``index`` of every matrix; the matrices themselves where that is all rows in order."""
+    rows = len(next(iter(matrices.values()))) if matrices else 0
+    if np.array_equal(index, np.arange(rows)):
+        return matrices
+    result = _block(len(index), {name: m.shape[1] for name, m in matrices.items()})
+    for name, matrix in matrices.items():
+        np.take(matrix, index, axis=0, out=result[name])
+    return result
 
 
 class _BatchPooler:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -261,6 +261,7 @@ def plan_extract(
     _check_counts(min_chars=min_chars, sample=sample, limit=limit, shard_rows=shard_rows,
                   batch_tokens=batch_tokens, stride=stride, max_length=max_length)  # fmt: skip
     names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    target = _out_folder(out, names)
     pooling_kinds = parse_poolings(poolings)
     with _input_files(names) as files:
         plan = plan_corpus(
@@ -268,7 +269,7 @@ def plan_extract(
             encoding=encoding, quoting=quoting, header=header, unicode=unicode,
             min_chars=min_chars, limit=limit, sample=sample, seed=seed,
         )  # fmt: skip
-        _check_kept(plan.keep)
+        _check_kept(plan.keep, RESERVED)
         for notice in plan.notices:
             notify(notice)
         encoder = Encoder.load(
@@ -279,13 +280,14 @@ def plan_extract(
         if Pooling.POOLER in pooling_kinds:
             encoder.require_pooler()
         views = views_of(specs, pooling_kinds, n_layers=encoder.n_layers)
+        _check_kept(plan.keep, {view.name for view in views})
         token_layers = specs if tokens or words else ()
         length = encoder.max_length
         shared = length // 4 if stride is None else stride
         yield ExtractPlan(
             corpus=hash_inputs(plan),
             encoder=encoder,
-            out=Path(out) if out is not None else _default_out(names),
+            out=target,
             views=views,
             token_layers=token_layers,
             words=words,
@@ -679,7 +681,14 @@ def _input_files(names: Sequence[str | Path]) -> Iterator[list[InputFile]]:
         yield files
 
 
-def _default_out(names: Sequence[str | Path]) -> Path:
+def _out_folder(out: str | Path | None, names: Sequence[str | Path]) -> Path:
+    """The folder to make: as given, else ``corpus.tsv`` → ``corpus.vectors``."""
+    if out is not None:
+        if Path(out).name in ("", ".."):
+            raise UsageError(f"--out {out}: expected the name of a folder to make, as in vectors.")
+        return Path(out)
+    if not names:
+        raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     if str(names[0]) == "-":
         raise UsageError("standard input has no name to derive the output from. Give --out FOLDER.")
     name = Path(names[0]).name
@@ -688,9 +697,9 @@ def _default_out(names: Sequence[str | Path]) -> Path:
     return Path(Path(name).stem + ".vectors")
 
 
-def _check_kept(keep: Sequence[str]) -> None:
+def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
     for name in keep:
-        if name in RESERVED:
+        if name in taken:
             raise UsageError(
                 f"--keep {name}: embedkit writes a column of this name itself. "
                 "Rename the column in the corpus."

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from embedkit.errors import DamagedError
 from embedkit.store import Layout, Manifest, load, read_manifest
 
 if TYPE_CHECKING:
@@ -153,13 +155,17 @@ def describe_dataset(path: Path) -> DatasetInfo:
         if files:
             rows, size = sum(f["rows"] for f in files), sum(f["bytes"] for f in files)
             tables.append((folder, len(files), rows, size))
-    parts = _sample_parts(path)
-    health = [_health(name, width, _vectors(parts, name)) for name, width in manifest.views.items()]
     duplicates = None
     if manifest.job["storage"]["text"]:
         texts = load(path).text
         duplicates = len(texts) - len(set(texts))
-    rows = min(sum(pq.read_metadata(p).num_rows for p in parts), _HEALTH_ROWS)
+    try:
+        parts = _sample_parts(path, manifest)
+        health = [_health(name, width, _vectors(parts, name, width))
+                  for name, width in manifest.views.items()]  # fmt: skip
+        rows = min(sum(pq.read_metadata(p).num_rows for p in parts), _HEALTH_ROWS)
+    except (ValueError, pa.ArrowException, OSError) as error:
+        raise DamagedError(f"{path} is damaged: {error}. Run embedkit verify {path}.") from error
     return DatasetInfo(path, manifest, tuple(tables), tuple(health), rows, duplicates)
 
 
@@ -200,19 +206,19 @@ def _module_tree(module: Any) -> list[tuple[int, str, str, int]]:
     return tree
 
 
-def _sample_parts(path: Path) -> list[Path]:
+def _sample_parts(path: Path, manifest: Manifest) -> list[Path]:
     """Evenly spaced shards with about 20,000 rows in all."""
-    parts = Layout(path).parts("sentences")
+    parts = [Layout(path).part("sentences", number) for number in range(manifest.n_shards)]
     rows = max(pq.read_metadata(parts[0]).num_rows, 1)
     wanted = min(max(-(-_HEALTH_ROWS // rows), 1), len(parts))
     return [parts[i] for i in sorted({int(i) for i in np.linspace(0, len(parts) - 1, wanted)})]
 
 
-def _vectors(parts: list[Path], name: str) -> NDArray[np.float32]:
+def _vectors(parts: list[Path], name: str, width: int) -> NDArray[np.float32]:
     pieces = []
     for part in parts:
-        column = pq.ParquetFile(part).read(columns=[name]).column(name).combine_chunks()
-        width = column.type.list_size
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            column = file.read(columns=[name]).column(name).combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
         pieces.append(np.asarray(flat, np.float32).reshape(-1, width))
     return np.concatenate(pieces)[:_HEALTH_ROWS]

@@ -9,7 +9,7 @@ would otherwise come back as a wrong number.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,6 +43,8 @@ RESERVED = frozenset({"row", "id", "text", "text_pair", "label", "n_tokens", "n_
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
 _DICTIONARY = ("label", "token")
+_FILLED = ("id", "text", "text_pair")
+_FILLED_OF_TOKENS = ("token",)
 _PREFIX = b"embedkit."
 
 
@@ -144,7 +146,8 @@ def shard_bytes(
         footer: what the file says about itself.
         storage: one of :data:`STORAGE`.
     """
-    fields = [pa.field(n, a.type, nullable=_may_be_null(n, a)) for n, a in scalars.items()]
+    filled = _FILLED_OF_TOKENS if "token_id" in scalars else _FILLED
+    fields = [pa.field(n, a.type, nullable=_may_be_null(n, a, filled)) for n, a in scalars.items()]
     columns = list(scalars.values())
     for name, values in vectors.items():
         column = vector_column(values)
@@ -155,7 +158,10 @@ def shard_bytes(
     leaves = [f"{name}.list.element" for name in vectors]
     compression = dict.fromkeys(scalars, "zstd")
     compression |= dict.fromkeys(leaves, "zstd" if storage == "compact" else "none")
-    sink = pa.BufferOutputStream()
+    # twice the raw size is never reached; pages that are not written to take no memory, whereas
+    # a growing buffer would be copied each time it doubles
+    room = pa.allocate_buffer(2 * table.nbytes + (4 << 20))
+    sink = pa.FixedSizeBufferWriter(room)
     pq.write_table(
         table,
         sink,
@@ -170,7 +176,9 @@ def shard_bytes(
         write_page_checksum=True,
         store_schema=True,
     )
-    return sink.getvalue()
+    size = sink.tell()
+    sink.close()
+    return room.slice(0, size)
 
 
 def read_footer(path: Any) -> Footer:
@@ -192,5 +200,5 @@ def text_column(values: Sequence[str | None]) -> pa.Array:
     return pa.array(values, pa.string())
 
 
-def _may_be_null(name: str, column: pa.Array) -> bool:
-    return bool(pa.types.is_string(column.type)) and name not in ("id", "text", "token")
+def _may_be_null(name: str, column: pa.Array, filled: Collection[str]) -> bool:
+    return bool(pa.types.is_string(column.type)) and name not in filled

@@ -212,7 +212,9 @@ class TextTokenizer:
         second: Sequence[_Part | None] = [None] * len(texts)
         if pairs is not None:
             second = self._parts(pairs, "", offsets=offsets)
-        build = _Builder(template, settings, room, left=self._left, unknown=self._unknown)
+        build = _Builder(
+            template, settings, room, left=self._left, fast=self.is_fast, unknown=self._unknown
+        )
         return [
             build(a, b, texts[i], None if pairs is None else pairs[i])
             for i, (a, b) in enumerate(zip(first, second, strict=True))
@@ -265,12 +267,14 @@ class _Builder:
         room: int,
         *,
         left: bool,
+        fast: bool,
         unknown: int | None,
     ) -> None:
         self._template = template
         self._settings = settings
         self._room = room
         self._left = left
+        self._fast = fast
         self._unknown = unknown
 
     def __call__(self, a: _Part, b: _Part | None, text: str, pair: str | None) -> TokenizedText:
@@ -333,7 +337,7 @@ class _Builder:
     def _truncate(self, a: _Part, b: _Part | None) -> tuple[_Part, _Part | None]:
         if b is None:
             return a.cut(self._room, left=self._left), None
-        keep_a, keep_b = _longest_first(len(a), len(b), self._room)
+        keep_a, keep_b = _longest_first(len(a), len(b), self._room, fast=self._fast)
         return a.cut(keep_a, left=self._left), b.cut(keep_b, left=self._left)
 
     def _windows(self, a: _Part, b: _Part | None) -> tuple[_Part, _Part | None, tuple[Window, ...]]:
@@ -569,13 +573,17 @@ def _word_index(segment: NDArray[np.int8], spans: Ints, text: str, pair: str | N
     return word
 
 
-def _longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
-    """Lengths after taking tokens from the longer text until both fit (tokenizers' own rule)."""
+def _longest_first(n_a: int, n_b: int, room: int, *, fast: bool) -> tuple[int, int]:
+    """Lengths after taking tokens from the longer text until both fit.
+
+    Of an odd room, fast tokenizers give the last token to the longer text, slow ones to the first.
+    """
     shorter, longer = min(n_a, n_b), max(n_a, n_b)
     longer = shorter if shorter > room else max(shorter, room - shorter)
     if shorter + longer > room:
         shorter = room // 2
         longer = shorter + room % 2
+        return (longer, shorter) if n_a > n_b or not fast else (shorter, longer)
     return (longer, shorter) if n_a > n_b else (shorter, longer)
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from embedkit import fsio
 from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.jobs import Job
 from embedkit.schema import cast_for_storage, read_footer
 from embedkit.store import Layout, Manifest, read_manifest
 from embedkit.views import parse_view
@@ -76,11 +77,14 @@ def verify(
 
     Raises:
         UsageError: there is no dataset, or it stores no texts to recompute from.
+        DamagedError: the manifest cannot be read.
         MismatchError: the checkpoint found has other weights or files.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
     found = Verification()
+    if Job(manifest.job, {}).fingerprint != manifest.fingerprint:
+        found.problems.append("manifest.json was edited: its settings have another fingerprint")
     _check_files(folder, manifest, found)
     if found.ok:
         _check_rows(folder, manifest, found)
@@ -107,15 +111,17 @@ def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
             found.problems.append(f"{name} has {size} bytes, {expected['bytes']} were written")
         elif fsio.file_sha256(file) != expected["sha256"]:
             found.problems.append(f"{name} has another SHA-256 than was written")
-        elif problem := _footer_problem(file, manifest):
+        elif problem := _footer_problem(file, manifest, expected["rows"]):
             found.problems.append(f"{name}: {problem}")
 
 
-def _footer_problem(file: Path, manifest: Manifest) -> str:
+def _footer_problem(file: Path, manifest: Manifest, rows: int) -> str:
     try:
         footer = read_footer(file)
     except (ValueError, OSError) as error:
         return str(error)
+    if footer.rows != rows:
+        return f"holds {footer.rows} rows, the manifest says {rows}"
     return "" if footer.fingerprint == manifest.fingerprint else "is of another job"
 
 
@@ -124,8 +130,7 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
     totals = manifest.totals
     accepted = _sentence_rows(layout, found)
     found.rows = len(accepted)
-    with layout.rejects.open(encoding="utf-8") as lines:
-        rejected = {json.loads(line)["row"] for line in lines}
+    rejected = _rejected_rows(layout, found)
     if accepted & rejected:
         found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
@@ -138,6 +143,15 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
             for batch in _batches(part, found):
                 if not set(batch.column("row").to_numpy().tolist()) <= accepted:
                     found.problems.append(f"{kind}/{part.name} has rows that no sentence has")
+
+
+def _rejected_rows(layout: Layout, found: Verification) -> set[int]:
+    try:
+        with layout.rejects.open(encoding="utf-8") as lines:
+            return {int(json.loads(line)["row"]) for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+        return set()
 
 
 def _sentence_rows(layout: Layout, found: Verification) -> set[int]:
@@ -168,7 +182,7 @@ def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
                         if not np.isfinite(values).all():
                             found.problems.append(f"{part.name}: {name} holds NaN or infinity")
                 yield batch
-    except (pa.ArrowException, OSError) as error:
+    except (ValueError, pa.ArrowException, OSError) as error:
         found.problems.append(f"{part.name} cannot be read: {error}")
 
 
@@ -243,6 +257,7 @@ def _recompute_shard(part: Path, manifest: Manifest, encoder: Encoder, found: Ve
     views = [parse_view(name, n_layers=manifest.n_layers) for name in manifest.views]
     vectors = encoder.encode_shard(texts, views=views, special_tokens=settings["special_tokens"])
     same = np.ones(len(table), bool)
+    worst = 0.0
     rows = table.column("row").to_numpy()
     for name, width in manifest.views.items():
         fresh: Any = vectors.views[name]
@@ -257,15 +272,16 @@ def _recompute_shard(part: Path, manifest: Manifest, encoder: Encoder, found: Ve
         same &= (stored == fresh).all(axis=1)
         scale = np.maximum(np.linalg.norm(fresh, axis=1), 1e-12)
         difference = np.linalg.norm(stored - fresh, axis=1) / scale
-        found.worst = max(found.worst, float(difference.max(initial=0.0)))
+        worst = max(worst, float(difference.max(initial=0.0)))
+    found.worst = max(found.worst, worst)
     found.recomputed_rows += len(table)
     found.identical_rows += int(same.sum())
     allowed = _TOLERANCE[settings["precision"]]
     if manifest.job["storage"]["profile"] != "float32":
         allowed = max(allowed, 2e-3)  # half a unit of float16, twice
-    if found.worst > allowed:
+    if worst > allowed:
         found.problems.append(
-            f"{part.name}: recomputed vectors differ by {found.worst:.1e} (relative L2), more "
+            f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
             f"than {allowed:.0e}"
         )
 

@@ -1,6 +1,6 @@
 """What `make run` ends with: open the vectors it made and look at them.
 
-    python pipelines/first_look.py outputs
+python pipelines/first_look.py outputs
 """
 
 from __future__ import annotations

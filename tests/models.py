@@ -7,6 +7,7 @@ folder is what ``save_pretrained`` writes, so that the real loading code runs.
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from embedkit.views import LayerSpec, Pooling, View
 
 Floats = NDArray[np.float32]
 
@@ -54,7 +57,7 @@ def characters(text: str) -> list[str]:
 
 def wordpiece_vocabulary(special: Sequence[str] = ()) -> dict[str, int]:
     """Whole characters, their ``##`` forms and a few longer pieces."""
-    known = "".join(TEXTS[:8]) + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?;'\"-"
+    known = "".join(TEXTS[:8]) + string.ascii_letters + string.digits + ".,!?;'\"-"
     single = [c for c in characters(known) if c not in "😀👍🏽"]  # emoji stay unknown
     special = special or ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     entries = dict.fromkeys([*special, *_PIECES, *single, *("##" + c for c in single)])
@@ -74,7 +77,7 @@ def build(family: str, folder: Path) -> Path:
         "bos_token_id": tokenizer.cls_token_id,
         "eos_token_id": tokenizer.sep_token_id,
     }
-    extra: dict[str, Any] = {
+    by_family: dict[str, dict[str, Any]] = {
         "electra": {"embedding_size": 16, "initializer_range": 0.3},
         "albert": {"embedding_size": 16},
         "roberta": {"type_vocab_size": 1, "max_position_embeddings": 162},
@@ -86,9 +89,9 @@ def build(family: str, folder: Path) -> Path:
         "modernbert": {"cls_token_id": tokenizer.cls_token_id, "global_attn_every_n_layers": 2,
                        "sep_token_id": tokenizer.sep_token_id, "local_attention": 8},
         "distilbert": {"dim": 24, "n_layers": 3, "n_heads": 2, "hidden_dim": 40},
-    }.get(family, {})  # fmt: skip
-    head = family == "bert_mlm"
-    save_model(folder, kind, masked_lm=head, **{**ids, **extra})
+    }  # fmt: skip
+    settings = {**ids, **by_family.get(family, {})}
+    save_model(folder, kind, masked_lm=family == "bert_mlm", **settings)
     return folder
 
 
@@ -169,7 +172,7 @@ def _mecab() -> Any:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "吾輩", "は", "猫", "で", "ある", "。",
              "名前", "まだ", "無い", "カタカナ", "と", "ひら", "##がな", "漢字", "、", "2024", "年",
              "movie", "a", "##a", "b", "##b", "two", "text", "Tokyo", "Hello", ",", "ABC", "が",
-             "日本", "##語", "ガ", "カレー", "良い", "!", "?", "o", "##n", "##e", "good", "one"]  # fmt: skip
+             "日本", "##語", "ガ", "良い", "!", "?", "o", "##n", "##e", "good"]  # fmt: skip
     with TemporaryDirectory() as folder:
         path = Path(folder, "vocab.txt")
         path.write_text("\n".join(words) + "\n", "utf-8")
@@ -193,16 +196,29 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class PlainText:
+    """What the plain forward gives for one text.
+
+    Attributes:
+        hidden: ``(tokens, width)`` of every layer, the embedding output first.
+        special: which tokens the tokenizer added.
+        pooled: output of the model's own head, or ``None``.
+    """
+
+    hidden: list[Floats]
+    special: NDArray[np.bool_]
+    pooled: Floats | None
+
+
 @dataclass
 class Plain:
-    """The plain forward: AutoModel and AutoTokenizer, float32, one text at a time, no batching."""
+    """The plain forward: AutoModel and AutoTokenizer, one text at a time, no batch, no padding."""
 
     model: Any
     tokenizer: Any
     max_length: int
-    cache: dict[Any, tuple[list[Floats], NDArray[np.bool_], Floats | None]] = field(
-        default_factory=dict
-    )
+    cache: dict[tuple[str, str | None, int], PlainText] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path, max_length: int, dtype: torch.dtype = torch.float32) -> Plain:
@@ -211,27 +227,28 @@ class Plain:
         model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
         return cls(model, AutoTokenizer.from_pretrained(folder), max_length)
 
-    def __call__(
-        self, text: str, pair: str | None = None, max_length: int | None = None
-    ) -> tuple[list[Floats], NDArray[np.bool_], Floats | None]:
-        """``(tokens, width)`` of every layer, which tokens are special, and the pooler output."""
-        key = (text, pair, max_length)
-        if key not in self.cache:
+    def __call__(self, text: str, pair: str | None = None, *, max_length: int = 0) -> PlainText:
+        """The text alone, or with its pair, truncated to ``max_length`` tokens."""
+        length = max_length or self.max_length
+        if (text, pair, length) not in self.cache:
             inputs = self.tokenizer(
                 [text],  # lists, because an empty pair given as a string counts as none
                 None if pair is None else [pair],
                 truncation=True,
-                max_length=max_length or self.max_length,
+                max_length=length,
+                return_special_tokens_mask=True,
             )
             types = inputs.get("token_type_ids")
-            self.cache[key] = self.run(inputs["input_ids"][0], types and types[0])
-        return self.cache[key]
+            hidden, pooled = self.run(inputs["input_ids"][0], types and types[0])
+            special = np.array(inputs["special_tokens_mask"][0], bool)
+            self.cache[text, pair, length] = PlainText(hidden, special, pooled)
+        return self.cache[text, pair, length]
 
     @torch.inference_mode()
     def run(
         self, ids: Sequence[int], types: Sequence[int] | None
-    ) -> tuple[list[Floats], NDArray[np.bool_], Floats | None]:
-        """The same for token ids."""
+    ) -> tuple[list[Floats], Floats | None]:
+        """Hidden states and pooler output for token ids."""
         inputs = {"input_ids": torch.tensor([list(ids)])}
         segments = int(getattr(self.model.config, "type_vocab_size", 0) or 0)
         if types is not None and segments > 1:
@@ -239,8 +256,31 @@ class Plain:
         output = self.model(**inputs, output_hidden_states=True)
         hidden = [h[0].float().numpy() for h in output.hidden_states]
         pooled = output.get("pooler_output")
-        mask = self.tokenizer.get_special_tokens_mask(list(ids), already_has_special_tokens=True)
-        return hidden, np.array(mask, bool), None if pooled is None else pooled[0].float().numpy()
+        return hidden, None if pooled is None else pooled[0].float().numpy()
+
+
+def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:
+    """The vector of a view, written down as plainly as it can be."""
+    if view.pooling is Pooling.POOLER:
+        assert plain.pooled is not None
+        return plain.pooled
+    states = combined(view.layer, plain.hidden)
+    kept = states if special else states[~plain.special]
+    if view.pooling is Pooling.CLS:
+        return states[0]
+    if len(kept) == 0:
+        return np.zeros(states.shape[1], np.float32)
+    return np.asarray(kept.mean(0) if view.pooling is Pooling.MEAN else kept.max(0))
+
+
+def combined(spec: LayerSpec, hidden: Sequence[Floats]) -> Floats:
+    """A layer, or the combination of several."""
+    chosen = [hidden[i] for i in spec.layers]
+    if spec.combination == "concat":
+        return np.concatenate(chosen, axis=1)
+    if spec.combination is None:
+        return chosen[0]
+    return np.asarray(np.sum(chosen, 0) if spec.combination == "sum" else np.mean(chosen, 0))
 
 
 def distance(ours: Any, plain: Any) -> Floats:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from embedkit.errors import CorpusError
 
-__all__ = ["MAX_RECORD_BYTES", "Line", "Source", "compression_of"]
+__all__ = ["MAX_RECORD_BYTES", "Line", "Source", "compression_of", "is_wide"]
 
 MAX_RECORD_BYTES = 16 << 20
 """A longer record is rejected and reading goes on at the next line."""
@@ -46,7 +46,7 @@ class Line:
     Attributes:
         number: 1-based line number in the file.
         offset: position of its first byte in the decompressed stream.
-        length: bytes, the line end included.
+        length: bytes, the line end included: that is what ``data`` lacks.
         data: the bytes; only the first 200 where ``too_long``.
         too_long: the line exceeds :data:`MAX_RECORD_BYTES`.
     """
@@ -64,7 +64,7 @@ def compression_of(path: Path) -> str | None:
     Raises:
         CorpusError: an archive or compression that is not read.
     """
-    with path.open("rb") as stream:
+    with _opened(path) as stream:
         head = stream.read(6)
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     if kind in ("zip", "xz"):
@@ -83,27 +83,36 @@ class Source:
         encoding: text encoding. UTF-16 and UTF-32 are transcoded to UTF-8 on the way, so that
             offsets are those of the UTF-8 stream; every other encoding is decoded row by row.
 
+    Attributes:
+        encoding: what the lines are written in: UTF-8 where they were transcoded.
+
     Raises:
         CorpusError: the file looks like another encoding or kind than asked for.
     """
 
     def __init__(self, path: Path, *, encoding: str = "utf-8") -> None:
         self.path = path
-        self._file = path.open("rb", buffering=0)
-        self.size = path.stat().st_size
+        self.encoding = "utf-8" if is_wide(encoding) else encoding
         compression = compression_of(path)
-        stream: BinaryIO = io.BufferedReader(self._file, _HEAD)
+        self._file = _opened(path)
+        self.size = path.stat().st_size
+        try:
+            self._stream = self._readable(compression, encoding)
+            self._start = 0
+            self._check_head(encoding)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _readable(self, compression: str | None, encoding: str) -> io.BufferedReader:
+        stream = io.BufferedReader(self._file, _HEAD)
         if compression:
             packed = pa.CompressedInputStream(pa.PythonFile(stream), compression)
             # pyarrow reports a truncated archive; gzip does too, python-zstandard does not
             stream = io.BufferedReader(cast(io.RawIOBase, packed), _HEAD)
-        wide = codecs.lookup(encoding).name.replace("_", "-").startswith(("utf-16", "utf-32"))
-        if wide:
-            raw = _Transcoded(stream, encoding, path)
-            stream = io.BufferedReader(cast(io.RawIOBase, raw), _HEAD)
-        self._stream = cast(io.BufferedReader, stream)
-        self._start = 0
-        self._check_head(encoding)
+        if is_wide(encoding):
+            stream = io.BufferedReader(_Transcoded(stream, encoding, self.path), _HEAD)
+        return stream
 
     def __enter__(self) -> Source:
         return self
@@ -121,7 +130,8 @@ class Source:
         """Yield every physical line, blank ones included.
 
         Raises:
-            CorpusError: the compressed stream is cut off or damaged.
+            CorpusError: the compressed stream is cut off or damaged, or only carriage returns end
+                the lines.
         """
         number, offset = 0, self._start
         readline = self._stream.readline
@@ -131,11 +141,16 @@ class Source:
                 return
             number += 1
             length = len(data)
-            if length > MAX_RECORD_BYTES and not data.endswith(b"\n"):
-                while rest := self._guarded(readline, MAX_RECORD_BYTES):
+            if number == 1 and not data.endswith(b"\n") and b"\r" in data:
+                raise CorpusError(
+                    f"{self.path} has lines that end in a carriage return alone. "
+                    "Convert it first: tr '\\r' '\\n' < old > new."
+                )
+            if length > MAX_RECORD_BYTES:
+                rest = data
+                while rest and not rest.endswith(b"\n"):
+                    rest = self._guarded(readline, MAX_RECORD_BYTES)
                     length += len(rest)
-                    if rest.endswith(b"\n"):
-                        break
                 yield Line(number, offset, length, data[:_EXCERPT], too_long=True)
             else:
                 yield Line(number, offset, length, _strip_end(data))
@@ -170,11 +185,6 @@ class Source:
                 "binary, or UTF-16 without a mark. Use --encoding utf-16-le or utf-16-be, or give "
                 "a text file."
             )
-        elif b"\n" not in head and b"\r" in head and len(head) == self.size:
-            raise CorpusError(
-                f"{self.path} has lines that end in a carriage return alone. "
-                "Convert it first: tr '\\r' '\\n' < old > new."
-            )
 
 
 class _Transcoded(io.RawIOBase):
@@ -182,6 +192,7 @@ class _Transcoded(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, encoding: str, path: Path) -> None:
         self._stream = stream
+        self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)("strict")
         self._path = path
         self._pending = b""
@@ -197,16 +208,28 @@ class _Transcoded(io.RawIOBase):
                 text = self._decoder.decode(data, final=not data)
             except UnicodeError as error:
                 raise CorpusError(
-                    f"{self._path} is not valid {self._decoder.__class__.__module__}: {error}. "
+                    f"{self._path} is not valid {self._encoding}: {error}. "
                     "Give the right --encoding."
                 ) from error
-            self._pending = text.removeprefix("\ufeff").encode("utf-8")
+            self._pending = text.encode("utf-8")
             if not data:
                 break
         count = min(len(view), len(self._pending))
         view[:count] = self._pending[:count]
         self._pending = self._pending[count:]
         return count
+
+
+def is_wide(encoding: str) -> bool:
+    """Whether a line feed takes more than one byte, so that lines cannot be found in the bytes."""
+    return codecs.lookup(encoding).name.replace("_", "-").startswith(("utf-16", "utf-32"))
+
+
+def _opened(path: Path) -> io.FileIO:
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be opened: {error.strerror}.") from error
 
 
 def _strip_end(data: bytes) -> bytes:

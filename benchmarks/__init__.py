@@ -1,0 +1,1 @@
+"""Measurements; each module is one command, and its last figures stand in README.md here."""

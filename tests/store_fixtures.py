@@ -1,0 +1,171 @@
+"""A tiny BERT checkpoint, small corpora, and quick runs of whole jobs on them."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit.encoder import Encoder
+from embedkit.extraction import ExtractResult, extract
+
+ROOT = Path(__file__).resolve().parent.parent
+EMBEDKIT = [sys.executable, "-m", "embedkit"]
+
+PIECES = (
+    "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있", "##었다",
+    "추석", "##에", "먹", "##은", "맛", "the", "movie", "was", "good", "bad", "##ly", "bus", "home",
+    "a", "i", "it", "rain", "##ed", ".", ",", "!", "?", "'", "1", "2", "3", "0", "##0", "##1",
+)  # fmt: skip
+
+ROWS = (
+    ("007", "", "0"),  # rejected: the first of all
+    ("008", "배를 타고 여행을 간다.", "1"),
+    ("009", "the movie was good", "1"),
+    ("010", "the movie was bad , badly bad !", "0"),
+    ("011", "추석에 먹은 배가 맛있었다. 👍", "1"),
+    ("012", "   ", "0"),  # rejected at the edge of a shard
+    ("013", "a", "0"),
+    ("014", "the movie was good", "1"),  # once more
+    ("015", "it rained a a a rain rain rain good good bus home " * 3, "0"),
+    ("016", "영화 정말 재미있었다", "1"),
+    ("017", "i 'm home", "1"),
+    ("018", "zz 뷁 Ωμέγα", "0"),
+    ("019", "", "1"),  # rejected: the last of all
+)
+"""Ten texts and three empty ones, so that shards of three rows have rejects at their edges."""
+
+N_ACCEPTED = 10
+
+
+def write_tsv(path: Path, rows: Sequence[Sequence[str]] = ROWS) -> Path:
+    """A TSV file with the columns id, document, label."""
+    lines = ["id\tdocument\tlabel", *("\t".join(row) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
+    """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    names = dict.fromkeys(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES))
+    vocab = {piece: number for number, piece in enumerate(names)}
+    BertTokenizer(vocab=vocab, do_lower_case=False, model_max_length=24).save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=len(vocab), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=24, initializer_range=0.3,
+    )  # fmt: skip
+    BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
+    return folder
+
+
+@cache
+def tiny_model(*, pooler: bool = True, seed: int = 1) -> Path:
+    """Folder of a tiny checkpoint, built once and deleted when Python ends."""
+    folder = Path(tempfile.mkdtemp(prefix="embedkit-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return build_tiny(folder / "tiny", pooler=pooler, seed=seed)
+
+
+@cache
+def _loaded(folder: str) -> Encoder:
+    return _LOAD(folder, device="cpu")
+
+
+_LOAD = Encoder.load
+
+
+def load_quickly(
+    model: str,
+    *,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    precision: str | None = None,
+    **_: Any,
+) -> Encoder:
+    """As :meth:`Encoder.load` for a folder, but every checkpoint is loaded once only."""
+    once = _loaded(str(model))
+    return Encoder(
+        once.checkpoint,
+        once.tokenizer,
+        once.model,
+        precision=precision or once.precision,
+        max_length=max_length or once.max_length,
+        batch_tokens=batch_tokens or once.batch_tokens,
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the tiny model once, not for every run."""
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+
+
+def run(corpus: Any, out: Path, **settings: Any) -> ExtractResult:
+    """``extract`` on the tiny model in shards of three rows, unless the settings say otherwise."""
+    defaults = {"model": str(tiny_model()), "shard_rows": 3}
+    return extract(corpus, out=out, **{**defaults, **settings})
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Content of every file below a folder, the log of runs aside."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "log.jsonl"
+    }
+
+
+def tree_hash(folder: Path) -> str:
+    """One hash of :func:`tree`."""
+    digest = hashlib.sha256()
+    for name, content in tree(folder).items():
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def manifest_of(out: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((out / "_embedkit/manifest.json").read_text("utf-8"))
+    return content
+
+
+def command(
+    *arguments: str | Path, cwd: Path, stdin: bytes | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run ``embedkit`` in a process of its own."""
+    done = subprocess.run(
+        [*EMBEDKIT, *map(str, arguments)],
+        cwd=cwd, input=stdin, capture_output=True, timeout=timeout, env=environment(), check=False,
+    )  # fmt: skip
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def environment() -> dict[str, str]:
+    """Of a child process: one thread, since the processes of these tests share few cores."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Return as soon as the condition holds."""
+    import time
+
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.005)

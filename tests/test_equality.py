@@ -1,0 +1,357 @@
+"""The promise of the project: vectors equal the plain transformers forward of each text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+from embedkit.encoder import Encoder, ShardVectors
+from embedkit.pooling import pool_words
+from embedkit.tokenization import TokenizedText, TokenizerSettings
+from embedkit.views import LayerSpec, Pooling, View, parse_layers, views_of
+from tests.models import FAMILIES, TEXTS, Plain, combined, distance, expected
+
+PAIRS = (*TEXTS[3:], *TEXTS[:3])
+COMBINATIONS = "all,sum:1..2,mean:-2..-1,concat:0..-1"
+TOLERANCE = 1e-5
+HOMONYMS = ("배를 타고 여행을 간다.", "추석에 먹은 배가 맛있었다.")
+
+Case = tuple[Encoder, Plain]
+
+
+@pytest.fixture(params=FAMILIES)
+def case(
+    request: pytest.FixtureRequest,
+    encoder_of: Callable[[str], Encoder],
+    plain_of: Callable[[str], Plain],
+) -> Case:
+    """An encoder and the plain forward of the same checkpoint, family by family."""
+    return encoder_of(request.param), plain_of(request.param)
+
+
+@pytest.fixture(params=["minilm", pytest.param("multilingual", marks=pytest.mark.corpora)])
+def real(request: pytest.FixtureRequest) -> Case:
+    """The same for a real checkpoint."""
+    encoder = request.getfixturevalue(request.param)
+    return encoder, Plain.load(encoder.checkpoint.folder, encoder.max_length)
+
+
+def everything(encoder: Encoder, layers: str = COMBINATIONS) -> tuple[list[View], list[LayerSpec]]:
+    """Every view of the layers, and the layers."""
+    specs = parse_layers(layers, n_layers=encoder.n_layers)
+    poolings = [p for p in Pooling if p is not Pooling.POOLER or encoder.has_pooler]
+    return list(views_of(specs, poolings, n_layers=encoder.n_layers)), list(specs)
+
+
+def run(
+    encoder: Encoder,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    special_tokens: bool = True,
+    **settings: int | str,
+) -> tuple[list[TokenizedText], ShardVectors]:
+    """Tokenize and encode with every view and layer."""
+    length = int(settings.pop("max_length", encoder.max_length))
+    tokenized = encoder.tokenizer.encode(
+        texts, pairs, settings=TokenizerSettings(length, **settings)  # type: ignore[arg-type]
+    )  # fmt: skip
+    views, specs = everything(encoder)
+    return tokenized, encoder.encode_shard(
+        tokenized, views=views, token_layers=specs, special_tokens=special_tokens
+    )
+
+
+def check(
+    case: Case,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    special_tokens: bool = True,
+    prefix: str = "",
+    max_length: int = 0,
+) -> None:
+    """Every vector of every view and every token of every layer is that of the plain forward."""
+    encoder, plain = case
+    length = max_length or encoder.max_length
+    tokenized, ours = run(
+        encoder, texts, pairs, special_tokens=special_tokens, prefix=prefix, max_length=length
+    )
+    views, specs = everything(encoder)
+    assert set(ours.views) == {view.name for view in views}
+    start = 0
+    for i, text in enumerate(texts):
+        alone = plain(prefix + text, pairs and pairs[i], max_length=length)
+        stop = start + tokenized[i].n_kept
+        assert tokenized[i].n_kept == len(alone.special)
+        for view in views:
+            vector = ours.views[view.name][i]
+            wanted = expected(view, alone, special=special_tokens)
+            assert vector.dtype == np.float32
+            assert distance(vector, wanted).max() <= TOLERANCE, (text, view.name)
+        for spec in specs:
+            vectors = ours.tokens[spec.name][start:stop]
+            wanted = combined(spec, alone.hidden)
+            assert distance(vectors, wanted).max() <= TOLERANCE, (text, spec.name)
+        start = stop
+    assert {len(v) for v in ours.tokens.values()} == {start}
+
+
+@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["single", "pair"])
+def test_all_views_and_tokens(case: Case, pairs: Sequence[str] | None) -> None:
+    check(case, TEXTS, pairs)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "max_length"),
+    [(None, 4), (None, 9), (PAIRS, 14), (PAIRS, 15)],
+    ids=["single-4", "single-9", "pair-14", "pair-15"],
+)
+def test_truncated(case: Case, pairs: Sequence[str] | None, max_length: int) -> None:
+    check(case, TEXTS, pairs, max_length=max_length)
+
+
+@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["single", "pair"])
+def test_special_tokens_left_out(case: Case, pairs: Sequence[str] | None) -> None:
+    check(case, TEXTS, pairs, special_tokens=False)
+    check(case, TEXTS, pairs, special_tokens=False, max_length=9)
+
+
+def test_prefix(case: Case) -> None:
+    check(case, TEXTS, prefix="query: ")
+
+
+@pytest.mark.parametrize(
+    "texts", [("a",), ("",), (TEXTS[13],), ("a", "a b", TEXTS[13] * 2)], ids=len
+)
+def test_small_batches(case: Case, texts: Sequence[str]) -> None:
+    check(case, texts)
+
+
+def test_real_checkpoints(real: Case) -> None:
+    long = "The ferry leaves at nine and 배는 아홉 시에 떠난다. " * 40
+    check(real, (*TEXTS, long))
+
+
+def test_real_checkpoints_with_pairs(real: Case) -> None:
+    check(real, TEXTS[:8], PAIRS[:8])
+    check(real, TEXTS[:4], PAIRS[:4], max_length=20, special_tokens=False)
+
+
+# windows
+
+
+def brute_force_windows(length: int, size: int, stride: int) -> list[tuple[int, int, list[int]]]:
+    """``(start, stop, tokens taken from it)`` of every window, written without arithmetic tricks.
+
+    Context is the distance to the nearer edge of the window, but an edge of the text is none.
+    """
+    windows = []
+    start = 0
+    while True:
+        stop = min(start + size, length)
+        windows.append((max(0, stop - size) if stop == length else start, stop))
+        if stop == length:
+            break
+        start += size - stride
+    taken: list[list[int]] = [[] for _ in windows]
+    for token in range(length):
+        best, most = -1, -1.0
+        for number, (first, after) in enumerate(windows):
+            if first <= token < after:
+                before = float("inf") if first == 0 else token - first
+                behind = float("inf") if after == length else after - 1 - token
+                if min(before, behind) > most:
+                    best, most = number, min(before, behind)
+        taken[best].append(token)
+    return [(a, b, tokens) for (a, b), tokens in zip(windows, taken, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "bert_left", "roberta", "xlm-roberta", "electra", "japanese"]
+)
+@pytest.mark.parametrize(("max_length", "stride"), [(8, 0), (9, 3), (12, 9), (40, 8)])
+@pytest.mark.parametrize("special_tokens", [True, False])
+def test_windows(
+    family: str,
+    max_length: int,
+    stride: int,
+    special_tokens: bool,
+    encoder_of: Callable[[str], Encoder],
+    plain_of: Callable[[str], Plain],
+) -> None:
+    encoder, plain = encoder_of(family), plain_of(family)
+    tokenized, ours = run(
+        encoder, TEXTS, max_length=max_length, stride=stride, on_long="window",
+        special_tokens=special_tokens,
+    )  # fmt: skip
+    views, specs = everything(encoder)
+    start = 0
+    for i, text in enumerate(TEXTS):
+        ids = plain.tokenizer(text, add_special_tokens=False)["input_ids"]
+        cls, sep = plain.tokenizer.cls_token_id, plain.tokenizer.sep_token_id
+        windows = brute_force_windows(len(ids), max_length - 2, stride)
+        outputs = [plain.run([cls, *ids[a:b], sep], None) for a, b, _ in windows]
+        stop = start + tokenized[i].n_kept
+        assert tokenized[i].ids.tolist() == [cls, *ids, sep]
+        assert len(tokenized[i].windows) == len(windows)
+        rows: dict[str, np.ndarray] = {}
+        for spec in specs:
+            states = [combined(spec, hidden) for hidden, _ in outputs]
+            body = [
+                state[1 + token - a]
+                for state, (a, _, tokens) in zip(states, windows, strict=True)
+                for token in tokens
+            ]
+            rows[spec.name] = np.array([states[0][0], *body, states[-1][-1]])
+            assert distance(ours.tokens[spec.name][start:stop], rows[spec.name]).max() <= TOLERANCE
+        for view in views:
+            counted = rows[view.layer.name][slice(None) if special_tokens else slice(1, -1)]
+            if view.pooling is Pooling.POOLER:
+                wanted = np.mean([pooled for _, pooled in outputs], axis=0)
+            elif view.pooling is Pooling.CLS:
+                wanted = np.mean([combined(view.layer, h)[0] for h, _ in outputs], axis=0)
+            elif not len(counted):
+                wanted = np.zeros(rows[view.layer.name].shape[1], np.float32)
+            else:
+                wanted = counted.mean(0) if view.pooling is Pooling.MEAN else counted.max(0)
+            assert distance(ours.views[view.name][i], wanted).max() <= TOLERANCE, view.name
+        start = stop
+
+
+@pytest.mark.parametrize("long_first", [True, False])
+def test_windows_of_pairs(
+    long_first: bool,
+    encoder_of: Callable[[str], Encoder],
+    plain_of: Callable[[str], Plain],
+) -> None:
+    encoder, plain = encoder_of("bert"), plain_of("bert")
+    short, long, max_length, stride = TEXTS[0], TEXTS[13], 30, 5
+    a, b = (long, short) if long_first else (short, long)
+    tokenized, ours = run(encoder, [a], [b], max_length=max_length, stride=stride, on_long="window")
+    ids_a, ids_b = (plain.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (a, b))
+    cls, sep = plain.tokenizer.cls_token_id, plain.tokenizer.sep_token_id
+    n_long = max(len(ids_a), len(ids_b))
+    other = min(len(ids_a), len(ids_b))
+    windows = brute_force_windows(n_long, max_length - 3 - other, stride)
+    assert len(windows) > 2
+    outputs = []
+    for first, after, _ in windows:
+        x, y = (ids_a[first:after], ids_b) if long_first else (ids_a, ids_b[first:after])
+        types = [0] * (len(x) + 2) + [1] * (len(y) + 1)
+        outputs.append(plain.run([cls, *x, sep, *y, sep], types)[0][-1])
+    before = 1 if long_first else 2 + len(ids_a)
+    rows = list(outputs[0][:before])
+    for output, (first, _, tokens) in zip(outputs, windows, strict=True):
+        rows += [output[before + token - first] for token in tokens]
+    if long_first:  # the middle [SEP] closes the moving text; the repeated text is the first's
+        size = windows[0][1]
+        rows += [outputs[-1][before + windows[-1][1] - windows[-1][0]]]
+        rows += list(outputs[0][before + size + 1 : -1])
+    rows += [outputs[-1][-1]]
+    assert tokenized[0].ids.tolist() == [cls, *ids_a, sep, *ids_b, sep]
+    assert not tokenized[0].cut
+    assert distance(ours.tokens["3"], np.array(rows)).max() <= TOLERANCE
+    assert distance(ours.views["mean_3"], np.mean(rows, axis=0)).max() <= TOLERANCE
+
+
+# half precision
+
+
+def half_errors(encoder: Encoder, half: Plain, exact: Plain) -> list[tuple[float, float]]:
+    """For each layer, squared distances to float32 of our vectors and of the plain bf16 forward."""
+    tokenized, ours = run(encoder, TEXTS)
+    result = []
+    for layer in range(encoder.n_layers + 1):
+        start, theirs_total, ours_total = 0, 0.0, 0.0
+        for i, text in enumerate(TEXTS):
+            stop = start + tokenized[i].n_kept
+            truth = exact(text).hidden[layer]
+            theirs_total += float(((half(text).hidden[layer] - truth) ** 2).sum())
+            ours_total += float(((ours.tokens[str(layer)][start:stop] - truth) ** 2).sum())
+            start = stop
+        result.append((ours_total**0.5, theirs_total**0.5))
+    return result
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "electra", "distilbert"])
+def test_bf16_is_as_near_as_plain_bf16(
+    family: str, tiny: Callable[[str], Path], plain_of: Callable[[str], Plain]
+) -> None:
+    encoder = Encoder.load(str(tiny(family)), device="cpu", precision="bf16")
+    half = Plain.load(tiny(family), encoder.max_length, torch.bfloat16)
+    for ours, theirs in half_errors(encoder, half, plain_of(family)):
+        assert 0 < ours <= 1.2 * theirs
+
+
+def test_bf16_of_minilm(minilm: Encoder) -> None:
+    folder = minilm.checkpoint.folder
+    encoder = Encoder.load(precision="bf16", device="cpu")
+    half = Plain.load(folder, encoder.max_length, torch.bfloat16)
+    for ours, theirs in half_errors(encoder, half, Plain.load(folder, encoder.max_length)):
+        assert 0 < ours <= 1.2 * theirs
+
+
+# against others, and what the vectors mean
+
+
+def test_equals_sentence_transformers(minilm: Encoder) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    other = SentenceTransformer(str(minilm.checkpoint.folder), device="cpu")
+    texts = [*TEXTS, "The ferry leaves at nine. " * 80]
+    ours = minilm.encode(texts, normalize_embeddings=True)
+    theirs = other.encode(texts, normalize_embeddings=True)
+    assert distance(ours, theirs).max() <= TOLERANCE
+    assert minilm.max_length == other.max_seq_length == 256
+
+
+@pytest.mark.corpora
+def test_published_score_of_minilm(minilm: Encoder, shared_data: Path) -> None:
+    file = InputFile.of(shared_data / "stsb_en" / "test.tsv")
+    plan = plan_corpus(
+        [file], text="sentence1", text_pair="sentence2", keep=["score"], quoting="csv"
+    )
+    records = [record for record in CorpusReader(plan) if isinstance(record, Record)]
+    assert len(records) == 1379
+    first = minilm.encode([r.text for r in records], normalize_embeddings=True)
+    second = minilm.encode([str(r.text_pair) for r in records], normalize_embeddings=True)
+    cosine = pd.Series((first * second).sum(axis=1)).rank()
+    scores = pd.Series([float(str(r.kept[0])) for r in records]).rank()
+    assert 100 * np.corrcoef(cosine, scores)[0, 1] == pytest.approx(82.03, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "name", ["minilm", pytest.param("multilingual", marks=pytest.mark.corpora)]
+)
+def test_a_word_has_another_vector_in_another_sense(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    encoder: Encoder = request.getfixturevalue(name)
+    texts = (*HOMONYMS, HOMONYMS[0])
+    tokenized = encoder.tokenizer.encode(
+        texts, settings=TokenizerSettings(encoder.max_length), offsets=True
+    )
+    specs = parse_layers("-1", n_layers=encoder.n_layers)
+    ours = encoder.encode_shard(tokenized, views=(), token_layers=specs)
+    vectors = []
+    start = 0
+    for text, tokens in zip(texts, tokenized, strict=True):
+        assert tokens.word is not None
+        assert tokens.spans is not None
+        position = text.index("배")
+        number = len(text[:position].split())
+        chosen = np.flatnonzero(tokens.word == number)
+        assert int(tokens.spans[chosen[0], 0]) == position
+        rows = ours.tokens[str(encoder.n_layers)][start + chosen]
+        vectors.append(pool_words(rows, np.array([0]), "first")[0])
+        start += tokens.n_kept
+    ship, pear, ship_again = vectors
+    assert distance(ship, pear).max() > 0.2
+    assert distance(ship, ship_again).max() == 0

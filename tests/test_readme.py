@@ -1,0 +1,88 @@
+"""The README's commands run as they stand, and it names what exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.S | re.M)
+    return [body for kind, body in fences if kind == language]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with the corpora in it, in which all commands of the README have run."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "data", folder / "data")
+    results = {}
+    for block in blocks("bash"):
+        for line in block.strip().splitlines():
+            words = shlex.split(line)
+            assert words[0] == "embedkit"
+            results[line] = subprocess.run(
+                [sys.executable, "-m", "embedkit", *words[1:]],
+                cwd=folder, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+    return folder, results
+
+
+def test_commands_run(workplace):
+    _, results = workplace
+    assert len(results) >= 6
+    for line, result in results.items():
+        # the corpora hold empty documents on purpose: 3 is "done, with rejected records"
+        expected = 3 if "reviews_" in line else 0
+        assert result.returncode == expected, (line, result.stderr)
+        assert "Traceback" not in result.stderr
+
+
+def test_shown_output_is_what_the_first_command_prints(workplace):
+    _, results = workplace
+    first = next(iter(results.values()))
+    shown = next(b for b in blocks("") if "wrote reviews_ko.vectors" in b).strip().splitlines()
+    printed = (first.stderr + first.stdout).strip().splitlines()
+    timing = re.compile(r"in \S+ s|[\d,.]+ tokens/s|[\d.]+ kB")
+    assert [timing.sub("", line) for line in printed] == [timing.sub("", line) for line in shown]
+
+
+def test_python_runs(workplace):
+    folder, _ = workplace
+    for block in blocks("python"):
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_command_and_exit_code_is_documented():
+    from embedkit.cli import cli
+    from embedkit.errors import EXIT_REJECTS, EmbedkitError
+
+    for name in cli.commands:
+        assert f"embedkit {name}" in README or f"`{name}`" in README
+
+    def codes(kind):
+        return {kind.exit_code}.union(*(codes(k) for k in kind.__subclasses__()))
+
+    documented = {int(c) for row in re.findall(r"^\| ([\d, ]+) \|", README, re.M)
+                  for c in row.split(",")}  # fmt: skip
+    assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented
+
+
+def test_options_that_are_named_exist():
+    from embedkit.cli import cli
+
+    known = {o for c in cli.commands.values() for p in c.params for o in p.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--strict"}
+    assert named <= known

@@ -1,0 +1,762 @@
+"""Crashes at every durable operation, real kills, signals, locks, and changes between runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit import extraction, fsio, jobs
+from embedkit.encoder import Encoder
+from embedkit.errors import (
+    CorpusError,
+    DamagedError,
+    LockedError,
+    MismatchError,
+    OutputExistsError,
+    StorageError,
+)
+from embedkit.jobs import JobFolder
+from tests.store_fixtures import (
+    EMBEDKIT,
+    N_ACCEPTED,
+    ROOT,
+    ROWS,
+    build_tiny,
+    command,
+    environment,
+    load_quickly,
+    manifest_of,
+    quick,  # noqa: F401 - a fixture
+    run,
+    tiny_model,
+    tree,
+    tree_hash,
+    wait_for,
+    write_tsv,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+SMALL = {"shard_rows": 5, "words": "mean", "tokens": True}
+"""Two shards of three files each, one with few rows."""
+
+
+class Crash(BaseException):
+    """The power goes out."""
+
+
+class _Faulty:
+    """A module whose chosen functions count, and crash at the n-th call."""
+
+    def __init__(self, module: Any, tick: Callable[[str], None], wrapped: dict[str, Any]) -> None:
+        self._module = module
+        self._tick = tick
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._module, name)
+        if name not in self._wrapped:
+            return real
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self._tick(name)
+            except Crash:
+                if half := self._wrapped[name]:
+                    half(*args, **kwargs)
+                raise
+            return real(*args, **kwargs)
+
+        return function
+
+
+def _half_written(descriptor: int, data: Any) -> None:
+    os.write(descriptor, data[: len(data) // 2])
+
+
+def _half_removed(path: Path) -> None:
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files[: (len(files) + 1) // 2]:
+        file.unlink()
+
+
+@contextmanager
+def crash_at(n: int | None, error: Callable[[], BaseException] = Crash) -> Iterator[list[str]]:
+    """Let the n-th durable operation of fsio fail, torn where it can be; yields what was done."""
+    done: list[str] = []
+
+    def tick(name: str) -> None:
+        if len(done) == n:
+            raise error()
+        done.append(name)
+
+    os_wrapped = {
+        "open": None, "write": _half_written, "fsync": None, "replace": None, "rename": None,
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsio, "os", _Faulty(os, tick, os_wrapped))
+        patch.setattr(fsio, "shutil", _Faulty(shutil, tick, {"rmtree": _half_removed}))
+        yield done
+
+
+def count_operations(action: Callable[[], Any]) -> int:
+    with crash_at(None) as done:
+        action()
+    return len(done)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_tsv(tmp_path / "corpus.tsv")
+
+
+@pytest.fixture
+def golden(corpus: Path, tmp_path: Path) -> str:
+    run(corpus, tmp_path / "golden", **SMALL)
+    return tree_hash(tmp_path / "golden")
+
+
+def _crash_everywhere(corpus: Path, folder: Path, golden: str, **settings: Any) -> list[int]:
+    """Crash at every operation, run again, and return the operations with another result."""
+    total = count_operations(lambda: run(corpus, folder / "count", **settings))
+    assert total > 40
+    wrong = []
+    for n in range(total):
+        out = folder / f"{n}"
+        with pytest.raises(Crash), crash_at(n):
+            run(corpus, out, **settings)
+        if out.exists() and tree_hash(out) != golden:
+            wrong.append(n)
+            continue
+        run(corpus, out, **settings)
+        if tree_hash(out) != golden or out.with_name(f"{n}.incomplete").exists():
+            wrong.append(n)
+        shutil.rmtree(out)
+    return wrong
+
+
+def test_a_crash_at_any_operation_costs_nothing(corpus: Path, tmp_path: Path, golden: str) -> None:
+    assert _crash_everywhere(corpus, tmp_path, golden, **SMALL) == []
+
+
+def test_the_enumeration_finds_a_wrong_order(
+    corpus: Path, tmp_path: Path, golden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant that commits the sentences first and believes them is caught."""
+
+    def commit(self: Any, number: int, footer: Any, sentences: Any, others: Any) -> None:
+        self._write("sentences", number, sentences)
+        for folder, data in others.items():
+            fsio.make_folder(self.layout.root / folder)
+            self._write(folder, number, data)
+        self._note(number, footer)
+
+    monkeypatch.setattr(JobFolder, "commit", commit)
+    monkeypatch.setattr(jobs.fsio, "file_sha256", lambda path: str(path.stat().st_size))
+    monkeypatch.setattr(JobFolder, "finished", _believing)
+    run(corpus, tmp_path / "mutant", **SMALL)
+    wrong = _crash_everywhere(corpus, tmp_path, tree_hash(tmp_path / "mutant"), **SMALL)
+    assert len(wrong) > 3
+
+
+def _believing(self: Any, number: int) -> Any:
+    path = self.layout.part("sentences", number)
+    if not path.is_file():
+        return None
+    footer = jobs.read_footer(path)
+    for folder in list(footer.companions):
+        if not self.layout.part(folder, number).is_file():
+            footer.companions.pop(folder)
+    self._note(number, footer)
+    return footer
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_crashes_again_and_again(corpus: Path, tmp_path: Path, golden: str, seed: int) -> None:
+    rng = random.Random(seed)
+    out = tmp_path / "out"
+    for _ in range(200):
+        try:
+            with crash_at(rng.randrange(2, 40)):
+                run(corpus, out, **SMALL)
+            break
+        except Crash:
+            assert not out.exists() or tree_hash(out) == golden
+    else:
+        pytest.fail("no run came to its end")
+    assert tree_hash(out) == golden
+
+
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), OSError(5, "EIO")])
+def test_an_io_error_at_any_operation_is_a_storage_error(
+    corpus: Path, tmp_path: Path, golden: str, stop: OSError
+) -> None:
+    total = count_operations(lambda: run(corpus, tmp_path / "count", **SMALL))
+    for n in range(1, total, 3):
+        out = tmp_path / f"{n}"
+        with (
+            pytest.raises((StorageError, OSError), match=r"No space|EIO"),
+            crash_at(n, lambda: stop),
+        ):
+            run(corpus, out, **SMALL)
+        assert not out.exists() or tree_hash(out) == golden
+        run(corpus, out, **SMALL)
+        assert tree_hash(out) == golden
+
+
+def test_overwrite_keeps_the_old_or_the_new_dataset(corpus: Path, tmp_path: Path) -> None:
+    few = {"shard_rows": 8, "overwrite": True}
+    run(corpus, tmp_path / "old", shard_rows=8, layers="0")
+    run(corpus, tmp_path / "new", shard_rows=8)
+    old, new = tree_hash(tmp_path / "old"), tree_hash(tmp_path / "new")
+    work = tmp_path / "work"
+    out = work / "out"
+
+    def begin() -> None:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(tmp_path / "old", out)
+        for name in ("out.replaced", "out.old", "out.incomplete.bak", "other"):
+            (work / name).mkdir()
+            (work / name / "mine.txt").write_text("not embedkit's")
+        shutil.copytree(tmp_path / "old", work / "another dataset")
+
+    begin()
+    total = count_operations(lambda: run(corpus, out, **few))
+    bystanders = {k: v for k, v in tree(work).items() if not k.startswith("out/")}
+    assert total > 20
+    for n in range(total):
+        begin()
+        with pytest.raises(Crash), crash_at(n):
+            run(corpus, out, **few)
+        aside = work / "out.incomplete/_embedkit/replaced"
+        if out.exists():
+            assert _without_replaced(out) in (old, new)
+        else:
+            assert tree_hash(aside) == old
+        run(corpus, out, **few)
+        assert tree_hash(out) == new
+        assert {k: v for k, v in tree(work).items() if not k.startswith("out/")} == bystanders
+
+
+def _without_replaced(out: Path) -> str:
+    copy = out.parent.parent / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(out, copy)
+    shutil.rmtree(copy / "_embedkit/replaced", ignore_errors=True)
+    return tree_hash(copy)
+
+
+def test_a_swap_cut_in_the_middle_is_finished_by_the_next_command(
+    corpus: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(corpus, out, layers="0")
+    renames = [0]
+
+    def stop(name: str) -> None:
+        renames[0] += name == "rename"
+        if renames[0] == 2:
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsio, "os", _Faulty(os, stop, {"rename": None}))
+        with pytest.raises(Crash):
+            run(corpus, out, overwrite=True)
+    assert not out.exists()
+    assert run(corpus, out).was_complete
+    assert not (out / "_embedkit/replaced").exists()
+    assert embedkit.verify(out).ok
+
+
+def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(corpus, tmp_path / "other", layers="0")
+    before = tree_hash(tmp_path / "other")
+    seen: list[int] = []
+
+    def intrude(state: Any) -> None:
+        if not seen:
+            shutil.copytree(tmp_path / "other", out)
+        seen.append(state.shard)
+
+    with pytest.raises(OutputExistsError, match="came into being while the job ran"):
+        run(corpus, out, progress=intrude)
+    assert tree_hash(out) == before
+    shutil.rmtree(out)
+    assert run(corpus, out).resumed_shards == 4
+
+
+# Real processes
+
+
+def _kill_until_done(
+    arguments: list[str], cwd: Path, out: Path, moments: list[float]
+) -> tuple[int, list[int]]:
+    """Start the command, kill it after each moment in turn, then let it end.
+
+    Returns the number of runs that were killed before their end, and the shards that each found.
+    """
+    killed, shards = 0, []
+    for moment in moments:
+        process = subprocess.Popen(
+            [*EMBEDKIT, *arguments], cwd=cwd, env=environment(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            killed += 1
+        shards.append(len(list(cwd.glob(f"{out}*/sentences/*.parquet"))))
+        if (cwd / out).exists():
+            break
+    else:
+        assert command(*arguments, cwd=cwd).returncode in (0, 3)
+    return killed, shards
+
+
+def _kill_moments(arguments: list[str], cwd: Path, count: int, seed: int) -> list[float]:
+    """Random moments after the imports, within the time that one run takes."""
+    started = time.monotonic()
+    done = command(*arguments, cwd=cwd)
+    assert done.returncode in (0, 3), done.stderr
+    seconds = time.monotonic() - started
+    rng = random.Random(seed)
+    return [rng.uniform(0.3, 1.0) * seconds for _ in range(count)]
+
+
+def test_kill_9_of_a_tiny_job(tmp_path: Path) -> None:
+    rows = [(f"{i:03}", f"{'the movie was good ' * (i % 5 + 1)}{i}", "1") for i in range(600)]
+    corpus = write_tsv(tmp_path / "corpus.tsv", rows)
+    arguments = ["extract", str(corpus), "--model", str(tiny_model()), "--shard-rows", "12",
+                 "--words", "--tokens", "--layers", "all", "--out"]  # fmt: skip
+    moments = _kill_moments([*arguments, "golden"], tmp_path, 13, seed=5)
+    killed, shards = _kill_until_done([*arguments, "out"], tmp_path, Path("out"), moments)
+    assert killed >= 2
+    assert any(0 < n for n in shards)
+    assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
+
+
+def test_kill_9_of_the_default_model(tmp_path: Path) -> None:
+    for name in ("reviews_ko.tsv", "reviews_en.tsv"):
+        lines = (ROOT / "data" / name).read_text("utf-8").splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(lines[:49]), "utf-8")
+    arguments = ["extract", "reviews_ko.tsv", "reviews_en.tsv", "--shard-rows", "12",
+                 "--max-length", "48", "--words", "--tokens", "--out"]  # fmt: skip
+    moments = _kill_moments([*arguments, "golden"], tmp_path, 7, seed=6)
+    killed, _ = _kill_until_done([*arguments, "out"], tmp_path, Path("out"), moments)
+    assert killed >= 2
+    assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
+
+
+@pytest.fixture(scope="module")
+def long_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """A command that runs for a while, in shards that come often."""
+    folder = tmp_path_factory.mktemp("long")
+    rows = [(f"{i:05}", f"the movie {i} was good " * 4, "1") for i in range(6_000)]
+    write_tsv(folder / "corpus.tsv", rows)
+    return ["extract", "corpus.tsv", "--model", str(tiny_model()), "--shard-rows", "8",
+            "--words", "--tokens", "--layers", "all"], folder  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_signals_end_the_job_at_once_and_it_resumes(
+    long_job: tuple[list[str], Path], number: int, code: int, word: str
+) -> None:
+    arguments, folder = long_job
+    out = f"signal-{code}"
+    process = subprocess.Popen(
+        [*EMBEDKIT, *arguments, "--out", out], cwd=folder, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    parts = folder / f"{out}.incomplete/sentences"
+    wait_for(lambda: parts.is_dir() and len(list(parts.iterdir())) >= 2)
+    started = time.monotonic()
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert process.returncode == code
+    assert "Traceback" not in stdout + stderr
+    assert stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
+    assert not (folder / out).exists()
+    for part in parts.iterdir():
+        jobs.read_footer(part)
+
+
+def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(
+    long_job: tuple[list[str], Path],
+) -> None:
+    arguments, folder = long_job
+    process = subprocess.Popen(
+        [*EMBEDKIT, *arguments, "--out", "locked"], cwd=folder, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for((folder / "locked.incomplete/sentences/part-00000.parquet").is_file)
+        second = command(*arguments, "--out", "locked", cwd=folder)
+        assert process.poll() is None
+        assert second.returncode == 7
+        assert "is being written by another process" in second.stderr
+        assert "Traceback" not in second.stderr
+        with pytest.raises(LockedError, match="another process"), fsio.exclusive(
+            folder / "locked.incomplete"
+        ):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    with fsio.exclusive(folder / "locked.incomplete"):
+        pass
+
+
+# What stands there already
+
+
+def test_a_complete_dataset_is_left_alone(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, tmp_path / "out")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    again = run(corpus, tmp_path / "out")
+    assert again.was_complete
+    assert again.tokens_fresh == 0
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
+    assert again.manifest.totals["accepted"] == N_ACCEPTED
+
+
+def _a_file(out: Path) -> None:
+    out.write_text("mine")
+
+
+def _a_folder(out: Path) -> None:
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+
+
+def _a_link(out: Path) -> None:
+    (out.parent / "elsewhere").mkdir()
+    out.symlink_to(out.parent / "elsewhere")
+
+
+def _a_dangling_link(out: Path) -> None:
+    out.symlink_to(out.parent / "nowhere")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("obstacle", [_a_file, _a_folder, _a_link, _a_dangling_link])
+@pytest.mark.parametrize("name", ["out", "out.incomplete"])
+def test_what_embedkit_did_not_make_is_never_touched(
+    corpus: Path, tmp_path: Path, obstacle: Callable[[Path], None], name: str, overwrite: bool
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    obstacle(work / name)
+    before = tree(work), sorted(work.iterdir()), (work / name).is_symlink()
+    with pytest.raises(OutputExistsError, match=r"Choose another|choose another|Give the folder"):
+        run(corpus, work / "out", overwrite=overwrite)
+    assert (tree(work), sorted(work.iterdir()), (work / name).is_symlink()) == before
+
+
+def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(corpus, out, layers="0")
+    before = tree(out)
+    with pytest.raises(OutputExistsError, match=r"vectors\.views\.mean_0: 16 there, nothing now"):
+        run(corpus, out)
+    assert tree(out) == before
+    run(corpus, out, overwrite=True)
+    assert list(manifest_of(out)["job"]["vectors"]["views"]) == ["mean_2"]
+    assert not (out / "_embedkit/replaced").exists()
+
+
+def test_an_empty_folder_is_free(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert run(corpus, tmp_path / "out").manifest.totals["accepted"] == N_ACCEPTED
+
+
+# What changed between two runs
+
+
+def _begin(corpus: Path, out: Path, **settings: Any) -> None:
+    """Leave a job unfinished after its first shard."""
+
+    def stop(state: extraction.Progress) -> None:
+        if state.shard == 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        run(corpus, out, progress=stop, **settings)
+    assert out.with_name(out.name + ".incomplete").is_dir()
+
+
+SHAPING = [
+    ({"layers": "0"}, "views.mean_0"),
+    ({"layers": "concat:1..2"}, "views.mean_concat_1to2"),
+    ({"poolings": ["cls"]}, "views.cls_2"),
+    ({"poolings": ["mean", "pooler"]}, "views.pooler"),
+    ({"words": "mean"}, "vectors.words"),
+    ({"tokens": True}, "vectors.tokens"),
+    ({"max_length": 12}, "max_length"),
+    ({"on_long": "window"}, "on_long"),
+    ({"special_tokens": False}, "special_tokens"),
+    ({"unicode": "nfc"}, "input.unicode"),
+    ({"normalize": True}, "normalize"),
+    ({"prefix": "query: "}, "prefix"),
+    ({"precision": "bf16"}, "precision"),
+    ({"storage": "float16"}, "profile"),
+    ({"storage": "compact"}, "profile"),
+    ({"min_chars": 2}, "min_chars"),
+    ({"sample": 5}, "input.sample"),
+    ({"limit": 5}, "input.limit"),
+    ({"batch_tokens": 64}, "batch_tokens"),
+    ({"shard_rows": 4}, "shard_rows"),
+    ({"store_text": False}, "storage.text"),
+    ({"keep": ["document"]}, "input.keep"),
+    ({"text": "id", "id": "document"}, "input.text"),
+    ({"label": "id"}, "input.label"),
+    ({"text_pair": "label"}, "input.text_pair"),
+    ({"quoting": "csv"}, "input.quoting"),
+    ({"header": False, "text": "1"}, "input.header"),
+    ({"encoding": "cp949", "text": "id"}, "input.encoding"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), SHAPING, ids=lambda v: str(v)[:40])
+def test_a_changed_setting_is_refused(
+    corpus: Path, tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    out = tmp_path / "out"
+    _begin(corpus, out)
+    before = tree(tmp_path)
+    with pytest.raises(MismatchError, match=f"{field}.* there, .* now"):
+        run(corpus, out, **change)
+    assert tree(tmp_path) == before
+    result = run(corpus, out)  # the earlier command still finishes it
+    assert result.resumed_shards >= 1
+
+
+def test_the_seed_counts_only_with_a_sample(corpus: Path, tmp_path: Path) -> None:
+    _begin(corpus, tmp_path / "a", sample=8)
+    with pytest.raises(MismatchError, match=r"input\.seed: 0 there, 1 now"):
+        run(corpus, tmp_path / "a", sample=8, seed=1)
+    _begin(corpus, tmp_path / "b")
+    assert run(corpus, tmp_path / "b", seed=1).resumed_shards >= 1
+
+
+@pytest.mark.parametrize("change", [
+    lambda folder: {"notify": print},
+    lambda folder: {"progress": print},
+    lambda folder: {"offline": True},
+    lambda folder: {"device": "cpu"},
+    lambda folder: {"corpus": shutil.copy(folder / "corpus.tsv", folder / "moved.tsv")},
+    lambda folder: {"model": str(shutil.copytree(tiny_model(), folder / "moved model"))},
+])  # fmt: skip
+def test_what_shapes_no_byte_may_change(
+    corpus: Path, tmp_path: Path, change: Callable[[Path], dict[str, Any]]
+) -> None:
+    _begin(corpus, tmp_path / "out")
+    settings = {"corpus": corpus, **change(tmp_path)}
+    assert run(settings.pop("corpus"), tmp_path / "out", **settings).resumed_shards >= 1
+
+
+def test_a_changed_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
+    _begin(corpus, tmp_path / "out")
+    content = corpus.read_bytes()
+    for changed in (
+        content.replace(b"the movie", b"the movid", 1), content + b"x\ty\tz\n", content[:-1],
+    ):  # fmt: skip
+        corpus.write_bytes(changed)
+        with pytest.raises(MismatchError, match=r"input\.files\[0\]\.sha256"):
+            run(corpus, tmp_path / "out")
+    corpus.write_bytes(content)
+    other = write_tsv(tmp_path / "other.tsv", ROWS[:2])
+    with pytest.raises(MismatchError, match=r"input\.files\[1\]\.bytes: nothing there"):
+        run([corpus, other], tmp_path / "out")
+    assert run(corpus, tmp_path / "out").resumed_shards >= 1
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_changed_model_is_refused(corpus: Path, tmp_path: Path, file: str) -> None:
+    first = shutil.copytree(tiny_model(), tmp_path / "model")
+    _begin(corpus, tmp_path / "out", model=str(first))
+    second = shutil.copytree(tiny_model(), tmp_path / "second")
+    if file == "model.safetensors":
+        shutil.copy(tiny_model(seed=2) / file, second / file)
+    else:
+        (second / file).write_text((second / file).read_text("utf-8") + " ", "utf-8")
+    with pytest.raises(MismatchError, match=rf"model\.sha256\.{file}"):
+        run(corpus, tmp_path / "out", model=str(second))
+
+
+def test_another_environment_is_refused_unless_allowed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begin(corpus, tmp_path / "out")
+    genuine = extraction._environment
+    monkeypatch.setattr(extraction, "_environment", lambda e: {**genuine(e), "torch": "9.9"})
+    with pytest.raises(MismatchError, match=r"torch: .* there, \"9\.9\" now") as caught:
+        run(corpus, tmp_path / "out")
+    assert "--allow-env-change" in str(caught.value)
+    result = run(corpus, tmp_path / "out", allow_env_change=True)
+    assert result.resumed_shards == 1
+    first, second = manifest_of(tmp_path / "out")["environments"]
+    assert first["shards"] == [0]
+    assert second["shards"] == [1, 2, 3]
+    assert second["environment"]["torch"] == "9.9"
+    assert run(corpus, tmp_path / "out").was_complete
+
+
+# Damage to an unfinished job
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("folder", ["sentences", "words", "tokens"])
+@pytest.mark.parametrize("damage", ["delete", "truncate", "empty", "swap", "vectors", "end"])
+def test_a_damaged_shard_is_made_again(
+    corpus: Path, tmp_path: Path, golden: str, folder: str, damage: str
+) -> None:
+    out = tmp_path / "out"
+    unfinished = tmp_path / "out.incomplete"
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobFolder, "finish", stop)
+        with pytest.raises(Crash):
+            run(corpus, out, **SMALL)
+    part = unfinished / folder / "part-00000.parquet"
+    content = part.read_bytes()
+    if damage == "delete":
+        part.unlink()
+    elif damage == "swap":
+        part.rename(tmp_path / "x")
+        (unfinished / folder / "part-00001.parquet").rename(part)
+        (tmp_path / "x").rename(unfinished / folder / "part-00001.parquet")
+    elif damage == "vectors":
+        _flip(part, _vector_offset(part))
+    elif damage == "end":
+        _flip(part, len(content) - 1)
+    else:
+        part.write_bytes(content[: len(content) // 2] if damage == "truncate" else b"")
+    result = run(corpus, out, **SMALL)
+    assert result.resumed_shards == (0 if damage == "swap" else 1)
+    assert tree_hash(out) == golden
+
+
+def _vector_offset(part: Path) -> int:
+    """A byte in the middle of the values of the last column."""
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(part).row_group(0)
+    column = metadata.column(metadata.num_columns - 1)
+    return int(column.data_page_offset + column.total_compressed_size - 20)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flipped_byte_of_a_page_is_found(
+    corpus: Path, tmp_path: Path, golden: str, seed: int
+) -> None:
+    """Pages carry checksums; the other files of a shard are hashed in the sentences' footer."""
+    rng = random.Random(seed)
+    _begin(corpus, tmp_path / "out", **SMALL)
+    part = tmp_path / "out.incomplete" / rng.choice(["words", "tokens"]) / "part-00000.parquet"
+    _flip(part, rng.randrange(part.stat().st_size))
+    run(corpus, tmp_path / "out", **SMALL)
+    assert tree_hash(tmp_path / "out") == golden
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"settings": 3}'])
+def test_a_torn_job_file_is_refused_and_overwritten(
+    corpus: Path, tmp_path: Path, golden: str, content: bytes
+) -> None:
+    _begin(corpus, tmp_path / "out", **SMALL)
+    (tmp_path / "out.incomplete/_embedkit/job.json").write_bytes(content)
+    with pytest.raises(MismatchError, match="start over with --overwrite"):
+        run(corpus, tmp_path / "out", **SMALL)
+    run(corpus, tmp_path / "out", overwrite=True, **SMALL)
+    assert tree_hash(tmp_path / "out") == golden
+
+
+def test_leftovers_in_scratch_are_swept(corpus: Path, tmp_path: Path, golden: str) -> None:
+    _begin(corpus, tmp_path / "out", **SMALL)
+    scratch = tmp_path / "out.incomplete/_embedkit/scratch"
+    (scratch / "sentences-part-00001.partial").write_bytes(b"torn")
+    run(corpus, tmp_path / "out", **SMALL)
+    assert tree_hash(tmp_path / "out") == golden
+    assert not (tmp_path / "out/_embedkit/scratch").exists()
+
+
+@pytest.mark.parametrize("name", ["part-00007.parquet", "part-00000 (copy).parquet", "notes.txt"])
+def test_a_foreign_file_among_the_shards_is_refused(
+    corpus: Path, tmp_path: Path, name: str
+) -> None:
+    _begin(corpus, tmp_path / "out")
+    sentences = tmp_path / "out.incomplete/sentences"
+    shutil.copy(sentences / "part-00000.parquet", sentences / name)
+    with pytest.raises(DamagedError, match="does not belong to this job"):
+        run(corpus, tmp_path / "out")
+    (sentences / name).unlink()
+    assert run(corpus, tmp_path / "out").resumed_shards == 4
+
+
+def test_a_corpus_that_changes_during_the_run_is_noticed(corpus: Path, tmp_path: Path) -> None:
+    def append(state: extraction.Progress) -> None:
+        if state.shard == 1:
+            with corpus.open("a") as stream:
+                stream.write("020\tlate\t1\n")
+
+    with pytest.raises(CorpusError, match="changed while it was being read"):
+        run(corpus, tmp_path / "out", progress=append)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(MismatchError, match=r"input\.files\[0\]\.bytes"):
+        run(corpus, tmp_path / "out")
+
+
+def test_a_job_that_stops_at_bad_values_keeps_its_shards(
+    corpus: Path, tmp_path: Path, golden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.errors import EncodeError
+
+    genuine = Encoder.encode_shard
+    calls = []
+
+    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> Any:
+        vectors = genuine(self, *args, **kwargs)
+        calls.append(1)
+        if len(calls) == 2:
+            vectors.views["mean_2"][1, 3] = np.nan
+        return vectors
+
+    monkeypatch.setattr(Encoder, "encode_shard", spoiled)
+    with pytest.raises(EncodeError, match=r"mean_2: NaN or infinite values in 1 vectors \(rows 8\)"):
+        run(corpus, tmp_path / "out", **SMALL)
+    assert run(corpus, tmp_path / "out", **SMALL).resumed_shards == 1
+    assert tree_hash(tmp_path / "out") == golden
+
+
+def test_the_loaded_model_is_used(corpus: Path, tmp_path: Path) -> None:
+    """The quick loader gives what the real one gives."""
+    first = load_quickly(str(tiny_model())).encode(["the movie was good"])
+    monkey = build_tiny(tmp_path / "again")
+    second = load_quickly(str(monkey)).encode(["the movie was good"])
+    assert np.array_equal(first, second)
