@@ -13,7 +13,7 @@ _MARKS = ("##", "▁", "</w>", "@@")
 def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tuple[int, int]]:
     """Find each token in the text it came from.
 
-    Both sides are compared after NFKC, accent removal and lower-casing, character by character,
+    Both sides are compared after NFKD, accent removal and case folding, character by character,
     so that what a tokenizer does to the text does not matter. A token that cannot be found, such as
     the unknown token, gets the unclaimed text up to the next token that can; several in a row
     share it in pieces at whitespace where there is any.
@@ -52,7 +52,7 @@ def _fold(text: str) -> tuple[str, list[int]]:
 
 
 def _folded(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text).lower()
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
 
@@ -111,4 +111,7 @@ def _original(span: tuple[int, int], origin: Sequence[int], text: str) -> tuple[
     if start >= end:
         at = origin[start] if start < len(origin) else len(text)
         return at, at
-    return origin[start], origin[end - 1] + 1
+    stop = origin[end - 1] + 1
+    while stop < len(text) and not _folded(text[stop]):  # accents belong to the letter before
+        stop += 1
+    return origin[start], stop

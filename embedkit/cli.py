@@ -281,7 +281,13 @@ def info(
     "  embedkit verify corpus.vectors --recompute 2\n"
 )
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--recompute", default=0, type=click.IntRange(min=0), metavar="N", help="Embed N random shards again.")
+@click.option(
+    "--recompute",
+    default=0,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Embed N random shards again.",
+)
 @click.option("--model", help="Where the checkpoint is now. [the name it had]")
 @click.option("--device", default="auto", show_default=True)
 @_output_options

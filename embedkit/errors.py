@@ -98,5 +98,5 @@ class OutputExistsError(EmbedkitError):
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(given, [str(name) for name in known], n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""

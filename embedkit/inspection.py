@@ -174,10 +174,11 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
     view = _default_view(manifest)
     where = str(path)
     sentences = f"{where}/sentences"
+    query = "SELECT * FROM '" + sentences.replace("'", "''") + "/*.parquet'"
     return {
         "pandas": f"import pandas as pd; df = pd.read_parquet({sentences!r})",
         "polars": f"import polars as pl; df = pl.read_parquet({sentences!r})",
-        "duckdb": f"import duckdb; df = duckdb.sql(\"SELECT * FROM '{sentences}/*.parquet'\")",
+        "duckdb": f"import duckdb; df = duckdb.sql({query!r})",
         "datasets": (
             "from datasets import load_dataset; "
             f"ds = load_dataset('parquet', data_files={sentences + '/*.parquet'!r}, split='train')"

@@ -108,7 +108,7 @@ class JobFolder:
         self._environments: dict[str, dict[str, Any]] = {}
 
     def finished(self, number: int) -> Footer | None:
-        """The footer of a shard that is there, whole and of this job; ``None`` if it must be made."""
+        """The footer of a shard that is there, whole and of this job; ``None`` to make it."""
         path = self.layout.part("sentences", number)
         if not path.is_file():
             return None

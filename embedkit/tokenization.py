@@ -37,6 +37,7 @@ Ints = NDArray[np.int32]
 
 _WORD = re.compile(r"\S+")
 _HUGE = 10**9
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,9 +434,17 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
     quiet_transformers()
     from transformers import AutoConfig, AutoTokenizer
 
-    config = AutoConfig.for_model(**checkpoint.config)
+    # without any of these, transformers makes up a tokenizer that knows no word
+    if not any((checkpoint.folder / file).is_file() for file in _VOCABULARIES) and not any(
+        checkpoint.folder.glob("*.model")
+    ):
+        raise ModelError(
+            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
+            "vocab.txt or a SentencePiece model."
+        )
     options = _casing(checkpoint, notify)
     try:
+        config = AutoConfig.for_model(**checkpoint.config)
         tokenizer = AutoTokenizer.from_pretrained(
             str(checkpoint.folder),
             config=config,
@@ -451,7 +460,7 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
     except Exception as error:  # the loader raises what its many formats raise
         raise ModelError(
             f"{checkpoint.name}: no tokenizer can be loaded from {checkpoint.folder} "
-            f"({_line(error)}). It needs tokenizer.json, vocab.txt or a SentencePiece model."
+            f"({_line(error)})."
         ) from error
     vocabulary = int(checkpoint.config.get("vocab_size") or _HUGE)
     if max(tokenizer.get_vocab().values(), default=0) >= vocabulary:

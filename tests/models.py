@@ -289,3 +289,42 @@ def distance(ours: Any, plain: Any) -> Floats:
     assert ours.shape == plain.shape
     norms = np.maximum(np.linalg.norm(plain, axis=-1), 1e-12)
     return np.asarray(np.linalg.norm(ours - plain, axis=-1) / norms)
+
+
+OLD_VOCABULARIES = {
+    "cased": "[PAD] [UNK] [CLS] [SEP] [MASK] [unused0] 배 ##를 여행 ##을 Movie movie ##s A a . ,",
+    "uncased_korean": "[PAD] [UNK] [CLS] [SEP] [MASK] 배 ##를 여행 ##을 영화 movie ##s cafe a . ,",
+    "uncased_japanese": "[PAD] [UNK] [CLS] [SEP] [MASK] が ##が ガ ##ラ ##ス パ ##ン movie a . ,",
+    "uncased_english": "[PAD] [UNK] [CLS] [SEP] [MASK] movie ##s cafe naive a . ,",
+}
+
+
+def build_old(
+    folder: Path,
+    vocabulary: str,
+    *,
+    tokenizer_config: dict[str, Any] | None = None,
+    **config: Any,
+) -> Path:
+    """A folder as of 2019: config.json, vocab.txt, pytorch_model.bin. ``None`` leaves a key out."""
+    from transformers import AutoConfig, AutoModel
+
+    entries = OLD_VOCABULARIES[vocabulary].split()
+    stated = {
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 16,
+        "initializer_range": 0.2, "intermediate_size": 24, "max_position_embeddings": 300,
+        "model_type": "bert", "num_attention_heads": 2, "num_hidden_layers": 2,
+        "type_vocab_size": 2, "vocab_size": len(entries), **config,
+    }  # fmt: skip
+    stated = {key: value for key, value in stated.items() if value is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(11)
+    model = AutoModel.from_config(AutoConfig.for_model(**{"model_type": "bert", **stated}))
+    weights = {"bert." + key: value for key, value in model.state_dict().items()}
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text(json.dumps(stated), "utf-8")
+    (folder / "vocab.txt").write_text("\n".join(entries) + "\n", "utf-8")
+    if tokenizer_config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
+    return folder

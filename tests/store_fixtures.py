@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 
-from embedkit.encoder import Encoder
+from embedkit.encoder import Encoder, choose_max_length
 from embedkit.extraction import ExtractResult, extract
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDKIT = [sys.executable, "-m", "embedkit"]
 
 PIECES = (
-    "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있", "##었다",
-    "추석", "##에", "먹", "##은", "맛", "the", "movie", "was", "good", "bad", "##ly", "bus", "home",
-    "a", "i", "it", "rain", "##ed", ".", ",", "!", "?", "'", "1", "2", "3", "0", "##0", "##1",
+    "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있",
+    "##었다", "추석", "##에", "먹", "##은", "맛", "the", "movie", "was", "good", "bad", "##ly",
+    "bus", "home", "a", "i", "it", "rain", "##ed", ".", ",", "!", "?", "'", "1", "2", "3",
+    "0", "##0", "##1",
 )  # fmt: skip
 
 ROWS = (
@@ -104,7 +105,7 @@ def load_quickly(
         once.tokenizer,
         once.model,
         precision=precision or once.precision,
-        max_length=max_length or once.max_length,
+        max_length=choose_max_length(once.checkpoint, once.tokenizer, max_length),
         batch_tokens=batch_tokens or once.batch_tokens,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit import extraction, fsio, jobs
+from embedkit import extraction, fsio
 from embedkit.encoder import Encoder
 from embedkit.errors import (
     CorpusError,
@@ -28,6 +29,7 @@ from embedkit.errors import (
     StorageError,
 )
 from embedkit.jobs import JobFolder
+from embedkit.schema import read_footer
 from tests.store_fixtures import (
     EMBEDKIT,
     N_ACCEPTED,
@@ -151,34 +153,35 @@ def test_a_crash_at_any_operation_costs_nothing(corpus: Path, tmp_path: Path, go
     assert _crash_everywhere(corpus, tmp_path, golden, **SMALL) == []
 
 
+@pytest.mark.parametrize("sentences_first", [True, False])
 def test_the_enumeration_finds_a_wrong_order(
-    corpus: Path, tmp_path: Path, golden: str, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentences_first: bool
 ) -> None:
-    """A mutant that commits the sentences first and believes them is caught."""
+    """A reader that believes a sentence file is right only while that is committed last."""
 
     def commit(self: Any, number: int, footer: Any, sentences: Any, others: Any) -> None:
-        self._write("sentences", number, sentences)
-        for folder, data in others.items():
+        order = [*others.items(), ("sentences", sentences)]
+        for folder, data in reversed(order) if sentences_first else order:
             fsio.make_folder(self.layout.root / folder)
             self._write(folder, number, data)
         self._note(number, footer)
 
     monkeypatch.setattr(JobFolder, "commit", commit)
-    monkeypatch.setattr(jobs.fsio, "file_sha256", lambda path: str(path.stat().st_size))
     monkeypatch.setattr(JobFolder, "finished", _believing)
     run(corpus, tmp_path / "mutant", **SMALL)
     wrong = _crash_everywhere(corpus, tmp_path, tree_hash(tmp_path / "mutant"), **SMALL)
-    assert len(wrong) > 3
+    assert (len(wrong) > 3) == sentences_first
 
 
 def _believing(self: Any, number: int) -> Any:
     path = self.layout.part("sentences", number)
     if not path.is_file():
         return None
-    footer = jobs.read_footer(path)
-    for folder in list(footer.companions):
+    footer = read_footer(path)
+    companions: Any = footer.companions
+    for folder in list(companions):
         if not self.layout.part(folder, number).is_file():
-            footer.companions.pop(folder)
+            del companions[folder]
     self._note(number, footer)
     return footer
 
@@ -302,63 +305,73 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 
 
 def _kill_until_done(
-    arguments: list[str], cwd: Path, out: Path, moments: list[float]
-) -> tuple[int, list[int]]:
-    """Start the command, kill it after each moment in turn, then let it end.
+    arguments: list[str], cwd: Path, *, kills: int, share: float, seed: int
+) -> list[int]:
+    """Run a job to ``golden``, then to ``out`` with kills at random moments of its work.
 
-    Returns the number of runs that were killed before their end, and the shards that each found.
+    Args:
+        arguments: the command without its output.
+        cwd: where to run.
+        kills: how many runs to kill at most.
+        share: longest time to the kill, as a share of the whole work; counted in turn from the
+            start of work and from the first new shard.
+        seed: of the moments.
+
+    Returns:
+        The number of sentence files after each kill.
     """
-    killed, shards = 0, []
-    for moment in moments:
+    golden = command(*arguments, "--out", "golden", cwd=cwd)
+    assert golden.returncode in (0, 3), golden.stderr
+    ended = json.loads((cwd / "golden/_embedkit/log.jsonl").read_text().splitlines()[-1])
+    rng = random.Random(seed)
+    log, shards = cwd / "out.incomplete/_embedkit/log.jsonl", cwd / "out.incomplete/sentences"
+    found: list[int] = []
+    for run_number in range(1, kills + 1):
         process = subprocess.Popen(
-            [*EMBEDKIT, *arguments], cwd=cwd, env=environment(),
+            [*EMBEDKIT, *arguments, "--out", "out"], cwd=cwd, env=environment(),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        try:
-            process.wait(moment)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            killed += 1
-        shards.append(len(list(cwd.glob(f"{out}*/sentences/*.parquet"))))
-        if (cwd / out).exists():
+        before = found[-1] if found else 0
+        while process.poll() is None and (
+            not log.is_file() or log.read_text().count("started") < run_number
+        ):
+            time.sleep(0.005)
+        while process.poll() is None and run_number % 2 == 0 and _count(shards) == before:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, share) * ended["seconds"])
+        over = process.poll() is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        if over or (cwd / "out").exists():
             break
-    else:
-        assert command(*arguments, cwd=cwd).returncode in (0, 3)
-    return killed, shards
+        found.append(_count(shards))
+    assert command(*arguments, "--out", "out", cwd=cwd).returncode in (0, 3)
+    return found
 
 
-def _kill_moments(arguments: list[str], cwd: Path, count: int, seed: int) -> list[float]:
-    """Random moments after the imports, within the time that one run takes."""
-    started = time.monotonic()
-    done = command(*arguments, cwd=cwd)
-    assert done.returncode in (0, 3), done.stderr
-    seconds = time.monotonic() - started
-    rng = random.Random(seed)
-    return [rng.uniform(0.3, 1.0) * seconds for _ in range(count)]
+def _count(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*.parquet"))
 
 
 def test_kill_9_of_a_tiny_job(tmp_path: Path) -> None:
-    rows = [(f"{i:03}", f"{'the movie was good ' * (i % 5 + 1)}{i}", "1") for i in range(600)]
-    corpus = write_tsv(tmp_path / "corpus.tsv", rows)
-    arguments = ["extract", str(corpus), "--model", str(tiny_model()), "--shard-rows", "12",
-                 "--words", "--tokens", "--layers", "all", "--out"]  # fmt: skip
-    moments = _kill_moments([*arguments, "golden"], tmp_path, 13, seed=5)
-    killed, shards = _kill_until_done([*arguments, "out"], tmp_path, Path("out"), moments)
-    assert killed >= 2
-    assert any(0 < n for n in shards)
+    rows = [(f"{i:03}", f"{'the movie was good ' * (i % 5 + 1)}{i}", "1") for i in range(900)]
+    write_tsv(tmp_path / "corpus.tsv", rows)
+    arguments = ["extract", "corpus.tsv", "--model", str(tiny_model()), "--shard-rows", "12",
+                 "--words", "--tokens", "--layers", "all"]  # fmt: skip
+    found = _kill_until_done(arguments, tmp_path, kills=12, share=0.16, seed=5)
+    assert len(found) > 5
+    assert len(set(found)) > 3, "the kills were to fall between different shards"
     assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
 
 
 def test_kill_9_of_the_default_model(tmp_path: Path) -> None:
     for name in ("reviews_ko.tsv", "reviews_en.tsv"):
         lines = (ROOT / "data" / name).read_text("utf-8").splitlines(keepends=True)
-        (tmp_path / name).write_text("".join(lines[:49]), "utf-8")
-    arguments = ["extract", "reviews_ko.tsv", "reviews_en.tsv", "--shard-rows", "12",
-                 "--max-length", "48", "--words", "--tokens", "--out"]  # fmt: skip
-    moments = _kill_moments([*arguments, "golden"], tmp_path, 7, seed=6)
-    killed, _ = _kill_until_done([*arguments, "out"], tmp_path, Path("out"), moments)
-    assert killed >= 2
+        (tmp_path / name).write_text("".join(lines[:61]), "utf-8")
+    arguments = ["extract", "reviews_ko.tsv", "reviews_en.tsv", "--shard-rows", "8",
+                 "--max-length", "64", "--words", "--tokens"]  # fmt: skip
+    found = _kill_until_done(arguments, tmp_path, kills=8, share=0.3, seed=6)
+    assert len(found) > 3
     assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
 
 
@@ -396,7 +409,7 @@ def test_signals_end_the_job_at_once_and_it_resumes(
     assert stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
     assert not (folder / out).exists()
     for part in parts.iterdir():
-        jobs.read_footer(part)
+        read_footer(part)
 
 
 def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(
@@ -414,8 +427,9 @@ def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(
         assert second.returncode == 7
         assert "is being written by another process" in second.stderr
         assert "Traceback" not in second.stderr
-        with pytest.raises(LockedError, match="another process"), fsio.exclusive(
-            folder / "locked.incomplete"
+        with (
+            pytest.raises(LockedError, match="another process"),
+            fsio.exclusive(folder / "locked.incomplete"),
         ):
             pass
     finally:
@@ -748,7 +762,9 @@ def test_a_job_that_stops_at_bad_values_keeps_its_shards(
         return vectors
 
     monkeypatch.setattr(Encoder, "encode_shard", spoiled)
-    with pytest.raises(EncodeError, match=r"mean_2: NaN or infinite values in 1 vectors \(rows 8\)"):
+    with pytest.raises(
+        EncodeError, match=r"mean_2: NaN or infinite values in 1 vectors \(rows 8\)"
+    ):
         run(corpus, tmp_path / "out", **SMALL)
     assert run(corpus, tmp_path / "out", **SMALL).resumed_shards == 1
     assert tree_hash(tmp_path / "out") == golden

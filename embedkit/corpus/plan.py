@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedkit.corpus.source import Source, compression_of
-from embedkit.corpus.tables import Dialect, Table, open_table
+from embedkit.corpus.source import Source, compression_of, is_parquet, is_wide
+from embedkit.corpus.tables import Dialect, ParquetTable, Table, open_table
 from embedkit.errors import CorpusError, UsageError, did_you_mean
 from embedkit.fsio import file_sha256
 
 __all__ = ["FORMATS", "CorpusPlan", "InputFile", "hash_inputs", "plan_corpus"]
 
 FORMATS = ("auto", "tsv", "csv", "lines", "jsonl", "parquet")
+QUOTING = ("auto", "none", "csv")
+UNICODE = ("none", "nfc", "nfkc")
 
 _SUFFIXES = {
     ".tsv": "tsv",
@@ -28,6 +31,7 @@ _SUFFIXES = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
+_MARKS = '\t\r\n",;|'
 _PACKED = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
@@ -57,16 +61,21 @@ class InputFile:
         """Describe a file that exists.
 
         Raises:
-            CorpusError: it does not exist or is a folder.
+            CorpusError: it does not exist, or is a folder, a pipe or a device.
         """
-        if path.is_dir():
-            raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
         try:
             status = path.stat()
         except OSError as error:
             raise CorpusError(
                 f"{path} cannot be opened: {error.strerror}.{_neighbour(path)}"
             ) from error
+        if stat.S_ISDIR(status.st_mode):
+            raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
+        if not stat.S_ISREG(status.st_mode):
+            raise CorpusError(
+                f"{path} is a pipe or a device, which cannot be read twice. Give a file, or pipe "
+                "into: embedkit extract - --out FOLDER"
+            )
         return cls(path, name or str(path), status.st_size, status.st_mtime_ns)
 
     def check_unchanged(self) -> None:
@@ -159,14 +168,15 @@ def plan_corpus(
     """
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
-    _check_encoding(encoding)
+    _check_choices(format=(format, FORMATS), quoting=(quoting, QUOTING), unicode=(unicode, UNICODE))
+    encoding = _settled_encoding(encoding)
     dialect, notices = _dialect(files[0], format, encoding, quoting, header)
     columns = _common_columns(files, dialect)
     guess = _Guess(columns, files[0].name, notices)
     text = guess.text(text)
     text_pair = guess.given(text_pair, "--text-pair")
     taken = {text, text_pair}
-    return CorpusPlan(
+    plan = CorpusPlan(
         files=tuple(files),
         dialect=dialect,
         columns=columns,
@@ -182,6 +192,8 @@ def plan_corpus(
         seed=seed,
         notices=tuple(notices),
     )
+    _check_types(plan)
+    return plan
 
 
 def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
@@ -279,10 +291,10 @@ def _suffix(file: InputFile) -> str:
 
 
 def _sniff(file: InputFile, encoding: str) -> str:
+    if is_parquet(file.path):
+        return "parquet"
     with Source(file.path, encoding=encoding) as source:
         head = source.head().lstrip()
-    if head.startswith(b"PAR1"):
-        return "parquet"
     if head.startswith(b"{"):
         return "jsonl"
     return "tsv" if b"\t" in head.split(b"\n", 1)[0] else "lines"
@@ -290,8 +302,8 @@ def _sniff(file: InputFile, encoding: str) -> str:
 
 def _first_line(file: InputFile, encoding: str) -> str:
     with Source(file.path, encoding=encoding) as source:
-        line = next(source.lines(), None)
-    return line.data.decode(encoding, "replace") if line else ""
+        line = next((line for line in source.lines() if line.data), None)
+        return line.data.decode(source.encoding, "replace") if line else ""
 
 
 def _csv_delimiter(first: str) -> str:
@@ -317,14 +329,34 @@ def _common_columns(files: Sequence[InputFile], dialect: Dialect) -> tuple[str, 
     return columns or ("text",)
 
 
-def _check_encoding(encoding: str) -> None:
+def _check_types(plan: CorpusPlan) -> None:
+    for _, table in plan.open_tables():
+        if isinstance(table, ParquetTable):
+            for name in plan.wanted:
+                table.check_type(name, text=name in (plan.text, plan.text_pair))
+
+
+def _check_choices(**given: tuple[str, Sequence[str]]) -> None:
+    for option, (value, choices) in given.items():
+        if value not in choices:
+            raise UsageError(
+                f"--{option} {value}: expected {', '.join(choices)}.{did_you_mean(value, choices)}"
+            )
+
+
+def _settled_encoding(encoding: str) -> str:
+    """The encoding as given, if lines and cells can be found in its bytes."""
     try:
-        codecs.lookup(encoding)
-    except LookupError as error:
-        raise UsageError(
-            f"--encoding {encoding}: not an encoding that Python knows. "
-            "Usual ones: utf-8, cp949, euc-kr, shift_jis, utf-16."
-        ) from error
+        if codecs.lookup(encoding).name == "utf-8-sig":
+            return "utf-8"  # a byte order mark is dropped at the start of every file anyway
+        if is_wide(encoding) or _MARKS.encode(encoding, "surrogateescape") == _MARKS.encode():
+            return encoding
+    except (LookupError, UnicodeError):
+        pass
+    raise UsageError(
+        f"--encoding {encoding}: not an encoding of text that can be read. "
+        "Usual ones: utf-8, cp949, euc-kr, shift_jis, utf-16."
+    )
 
 
 def _neighbour(path: Path) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.tables import BadRow, Row, Table, is_text
-from embedkit.errors import CorpusError
+from embedkit.corpus.tables import BadRow, Row, Table, check_encoding, has_surrogate, is_text
 
 __all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
 
@@ -143,9 +142,9 @@ class CorpusReader:
                 row = counts.records
                 counts.records += 1
                 in_file += 1
-                if isinstance(raw, BadRow) and raw.reason == "invalid_encoding":
-                    undecodable += 1
-                    self._check_encoding(undecodable, in_file, table)
+                undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
+                if in_file == _TRIAL:
+                    self._check_encoding(table, undecodable, in_file)
                 if self.plan.limit is not None and row >= self.plan.limit:
                     counts.left_out["limit"] += 1
                     continue
@@ -153,8 +152,14 @@ class CorpusReader:
                 if item is not None:
                     yield item
             counts.blank_lines += table.blank
-            self._check_encoding(undecodable, in_file, table, last=True)
+            if in_file < _TRIAL:
+                self._check_encoding(table, undecodable, in_file)
             self.file_number, self._table = number + 1, None
+
+    def _check_encoding(self, table: Table, bad: int, seen: int) -> None:
+        # judged on the first records of a file, or on all of a shorter one; Parquet has no choice
+        if self.plan.dialect.format != "parquet":
+            check_encoding(table.path, self.plan.dialect.encoding, bad=bad, seen=seen)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         name = self.plan.files[number].name
@@ -218,15 +223,6 @@ class CorpusReader:
                     self.counts.fields_with_quotes += 1
                     self.counts.fields_csv_quoted += _looks_quoted(cell)
 
-    def _check_encoding(self, bad: int, seen: int, table: Table, *, last: bool = False) -> None:
-        # judged on the first records of a file, or on all of a shorter one
-        if bad * 2 > seen and (seen == _TRIAL or (last and seen <= _TRIAL)):
-            raise CorpusError(
-                f"{table.path}: {bad} of the first {seen} records are not "
-                f"{self.plan.dialect.encoding}. Give its encoding, for instance --encoding cp949 "
-                "(Korean) or shift_jis (Japanese)."
-            )
-
 
 def _problem(cells: list[str | None], *, paired: bool) -> tuple[str, str] | None:
     """Why the record cannot be embedded: (reason, detail), or ``None``."""
@@ -238,17 +234,9 @@ def _problem(cells: list[str | None], *, paired: bool) -> tuple[str, str] | None
         if not cell.strip():
             return f"empty_{name}", f"the {name} is empty" + (" space" if cell else "")
     for cell in cells:
-        if cell is not None and not cell.isascii() and _has_surrogate(cell):
+        if cell is not None and has_surrogate(cell):
             return "lone_surrogate", "half of a surrogate pair cannot be stored as text"
     return None
-
-
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _looks_quoted(cell: str) -> bool:

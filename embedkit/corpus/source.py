@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from embedkit.errors import CorpusError
 
-__all__ = ["MAX_RECORD_BYTES", "Line", "Source", "compression_of", "is_wide"]
+__all__ = ["MAX_RECORD_BYTES", "Line", "Source", "compression_of", "is_parquet", "is_wide"]
 
 MAX_RECORD_BYTES = 16 << 20
 """A longer record is rejected and reading goes on at the next line."""
@@ -46,7 +46,7 @@ class Line:
     Attributes:
         number: 1-based line number in the file.
         offset: position of its first byte in the decompressed stream.
-        length: bytes, the line end included: that is what ``data`` lacks.
+        length: bytes, the line end included.
         data: the bytes; only the first 200 where ``too_long``.
         too_long: the line exceeds :data:`MAX_RECORD_BYTES`.
     """
@@ -73,6 +73,12 @@ def compression_of(path: Path) -> str | None:
             f"Unpack it first, or pipe it: unpack-command {path.name} | embedkit extract - ..."
         )
     return kind
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the file begins as Parquet files do."""
+    with _opened(path) as stream:
+        return stream.read(4) == b"PAR1"
 
 
 class Source:
@@ -118,6 +124,10 @@ class Source:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._stream.close()
         self._file.close()
 

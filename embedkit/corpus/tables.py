@@ -8,6 +8,7 @@ Cells are text; numbers keep their literal form (``007``, ``1e5``); nothing is i
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,14 +21,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.corpus.source import MAX_RECORD_BYTES, Line, Source
-from embedkit.errors import CorpusError, did_you_mean
+from embedkit.errors import CorpusError
 
-__all__ = ["BadRow", "Dialect", "Row", "Table", "open_table"]
+__all__ = [
+    "BadRow",
+    "Dialect",
+    "ParquetTable",
+    "Row",
+    "Table",
+    "check_encoding",
+    "has_surrogate",
+    "is_text",
+    "open_table",
+]
 
 Cell = str | None
 
 _JSON_PEEK = 1_000
 _PARQUET_BATCH = 4_096
+_LONE_CR = "\ud800"  # stands for it in the csv module, which would end the record; no text has it
+_LINE_ENDS = ("", "\n", "\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +99,13 @@ def open_table(path: Path, dialect: Dialect) -> Table:
     if dialect.format == "parquet":
         return ParquetTable(path)
     source = Source(path, encoding=dialect.encoding)
-    if dialect.format == "jsonl":
-        return JsonLinesTable(source, dialect)
-    return DelimitedTable(source, dialect)
+    try:
+        if dialect.format == "jsonl":
+            return JsonLinesTable(source)
+        return DelimitedTable(source, dialect)
+    except BaseException:
+        source.close()
+        raise
 
 
 class DelimitedTable:
@@ -98,7 +115,8 @@ class DelimitedTable:
         self.path = source.path
         self.blank = 0
         self._source = source
-        self._dialect = dialect
+        # the source may have transcoded the file
+        self._dialect = dataclasses.replace(dialect, encoding=source.encoding)
         self._parser = _CsvParser if dialect.quoting == "csv" else _PlainParser
         self._lines = _Pushback(source.lines())
         self.columns = self._header()
@@ -110,7 +128,7 @@ class DelimitedTable:
 
     def close(self) -> None:
         """Close the file."""
-        self._source.__exit__()
+        self._source.close()
 
     def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the wanted columns of every record."""
@@ -131,13 +149,13 @@ class DelimitedTable:
             return parsed.bad(reason, f"expected {width} cells, got {len(cells)}")
         try:
             chosen = tuple(_decoded(cells[i], self._dialect.encoding) for i in indexes)
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
             where = f"{self._dialect.encoding}: {error.reason} at byte {error.start} of the cell"
             return parsed.bad("invalid_encoding", where)
         return Row(parsed.line, parsed.offset, parsed.length, chosen)
 
     def _header(self) -> list[str]:
-        first = next((p for p in self._parser(self._lines, self._dialect) if p is not None), None)
+        first = self._first()
         if first is None:
             if self._dialect.header and self._dialect.format != "lines":
                 raise CorpusError(f"{self.path} is empty: not even a header line.")
@@ -151,13 +169,20 @@ class DelimitedTable:
             return [str(i) for i in range(len(first.cells))]
         try:
             names = [_decoded(cell, self._dialect.encoding) for cell in first.cells]
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
             raise CorpusError(
                 f"{self.path}: the header is not {self._dialect.encoding}. "
                 "Give the right --encoding."
             ) from error
         _check_names(names, self.path)
         return names
+
+    def _first(self) -> _Parsed | BadRow | None:
+        for parsed in self._parser(self._lines, self._dialect):
+            if parsed is not None:
+                return parsed
+            self.blank += 1
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +245,7 @@ class _CsvParser:
 
     A record that breaks the rules is rejected and reading goes on at the physical line after the
     one on which it began, so that one stray quote costs one record and not the rest of the file.
+    Line ends inside quotes stay as they are, and a lone carriage return is text, quoted or not.
     """
 
     def __init__(self, lines: _Pushback, dialect: Dialect) -> None:
@@ -252,7 +278,7 @@ class _CsvParser:
                 elif not cells:
                     yield None
                 else:
-                    yield _Parsed(taken, cells)
+                    yield _Parsed(taken, [cell.replace(_LONE_CR, "\r") for cell in cells])
 
     def _feed(self) -> Iterator[str]:
         total = 0
@@ -266,7 +292,7 @@ class _CsvParser:
                 raise _RunawayError
             # undecodable bytes pass through as lone surrogates and are found cell by cell
             text = line.data.decode(self._dialect.encoding, "surrogateescape")
-            yield text + "\n"
+            yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
 
     def _reject(self, reason: str, detail: str) -> BadRow:
         first, *rest = self._taken
@@ -281,11 +307,11 @@ class _RunawayError(Exception):
 class JsonLinesTable:
     """One JSON object per line."""
 
-    def __init__(self, source: Source, dialect: Dialect) -> None:
+    def __init__(self, source: Source) -> None:
         self.path = source.path
         self.blank = 0
         self._source = source
-        self._encoding = dialect.encoding
+        self._encoding = source.encoding
         self._lines = _Pushback(source.lines())
         peeked = list(islice(self._lines, _JSON_PEEK))
         self._lines.back(peeked)
@@ -298,7 +324,7 @@ class JsonLinesTable:
 
     def close(self) -> None:
         """Close the file."""
-        self._source.__exit__()
+        self._source.close()
 
     def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the wanted keys of every object; an absent key is a null cell."""
@@ -309,12 +335,18 @@ class JsonLinesTable:
                 self.blank += 1
             else:
                 try:
-                    record = self._parse(line)
+                    cells = self._cells(line, wanted)
                 except _BadJsonError as error:
                     yield _Parsed((line,), ()).bad(error.reason, error.detail)
                 else:
-                    cells = tuple(_json_cell(record.get(name)) for name in wanted)
                     yield Row(line.number, line.offset, line.length, cells)
+
+    def _cells(self, line: Line, wanted: Sequence[str]) -> tuple[Cell, ...]:
+        record = self._parse(line)
+        try:
+            return tuple(_json_cell(record.get(name)) for name in wanted)
+        except RecursionError as error:
+            raise _BadJsonError("bad_json", "nested too deeply") from error
 
     def _parse(self, line: Line) -> dict[str, Any]:
         try:
@@ -338,16 +370,19 @@ class JsonLinesTable:
     def _peek_columns(self, lines: Sequence[Line]) -> list[str]:
         filled = [line for line in lines if line.data.strip()]
         names: dict[str, None] = {}
+        objects = undecodable = 0
         for line in filled:
             try:
                 names.update(dict.fromkeys(self._parse(line)))
-            except _BadJsonError:
-                continue
-        if filled and not names:
+                objects += 1
+            except _BadJsonError as error:
+                undecodable += error.reason == "invalid_encoding"
+        check_encoding(self.path, self._encoding, bad=undecodable, seen=len(filled))
+        if filled and (not objects or _opens_document(filled[0].data.strip())):
             raise CorpusError(
-                f"{self.path} is not JSON Lines: none of its first {len(filled)} lines is a JSON "
-                "object. A pretty-printed document or an array must be rewritten with one object "
-                f"per line: jq -c '.[]' {self.path.name} > lines.jsonl."
+                f"{self.path} is not JSON Lines: it has {objects} JSON objects in its first "
+                f"{len(filled)} lines. A pretty-printed document or an array must be rewritten "
+                f"with one object per line: jq -c '.[]' {self.path.name} > lines.jsonl."
             )
         return list(names)
 
@@ -385,8 +420,6 @@ class ParquetTable:
 
     def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the wanted columns of every row."""
-        for name in wanted:
-            self._check_type(name)
         names = list(dict.fromkeys(wanted))
         try:
             for batch in self._file.iter_batches(batch_size=_PARQUET_BATCH, columns=names):
@@ -407,10 +440,19 @@ class ParquetTable:
                 return BadRow(None, None, 0, "invalid_encoding", f"utf-8: {error.reason}", raw)
         return Row(None, None, 0, tuple(cells))
 
-    def _check_type(self, name: str) -> None:
+    def check_type(self, name: str, *, text: bool) -> None:
+        """Raise a :class:`CorpusError` if the column cannot serve as text, or as one value."""
         kind = self._file.schema_arrow.field(name).type
-        if pa.types.is_nested(kind):
-            raise CorpusError(f"{self.path}: column {name!r} is {kind}; one value a row is needed.")
+        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if text and not (_is_string(inner) or pa.types.is_null(inner)):
+            raise CorpusError(
+                f"{self.path}: column {name!r} is {kind}; a text must be a string. Name another "
+                "column with --text or --text-pair, or convert it first."
+            )
+        if pa.types.is_nested(inner) or _is_bytes(inner):
+            raise CorpusError(
+                f"{self.path}: column {name!r} is {kind}; a string, a number or a date is needed."
+            )
 
 
 Table = DelimitedTable | JsonLinesTable | ParquetTable
@@ -419,12 +461,26 @@ Table = DelimitedTable | JsonLinesTable | ParquetTable
 def _arrow_cells(column: pa.Array) -> list[bytes | _NotText | None]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if _is_string(column.type):
         # as bytes: one undecodable value must cost one row and not the batch
         values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
         return list(values)
     return [None if v is None else _NotText(v) for v in column.to_pylist()]
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -434,7 +490,6 @@ def _check_names(names: Sequence[str], path: Path) -> None:
             raise CorpusError(
                 f"{path}: columns {seen[name]} and {position} are both named {name!r}. Rename one, "
                 "or skip the header line and use --no-header with column numbers."
-                f"{did_you_mean(name, ())}"
             )
         seen[name] = position
 
@@ -442,7 +497,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 def _decoded(cell: bytes | str, encoding: str) -> str:
     if isinstance(cell, bytes):
         return cell.decode(encoding)
-    if cell.isascii():
+    if not has_surrogate(cell):
         return cell
     return cell.encode(encoding, "surrogateescape").decode(encoding)
 
@@ -455,9 +510,23 @@ def _too_long(line: Line, length: int) -> BadRow:
 def _json_cell(value: object) -> Cell:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, bool):
-        return _NotText("true" if value else "false")
-    return _NotText(json.dumps(value, ensure_ascii=False))
+    return _NotText(_json_literal(value))
+
+
+def _json_literal(value: object) -> str:
+    if isinstance(value, _NotText):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_json_literal, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{_json_literal(name)}: {_json_literal(item)}" for name, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _opens_document(line: bytes) -> bool:
+    """Whether an array or object begins on the line and goes on: ``[``, ``{`` or ``[{…},``."""
+    return line in (b"[", b"{") or (line.startswith(b"[") and line.endswith(b","))
 
 
 def _refuse_constant(name: str) -> float:
@@ -471,6 +540,26 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise _BadJsonError("duplicate_key", f"{twice!r} stands twice")
     return record
+
+
+def check_encoding(path: Path, encoding: str, *, bad: int, seen: int) -> None:
+    """Raise a :class:`CorpusError` if most of the records seen are in another encoding."""
+    if bad * 2 > seen:
+        raise CorpusError(
+            f"{path}: {bad} of the first {seen} records are not {encoding}. Give its encoding, "
+            "for instance --encoding cp949 (Korean) or shift_jis (Japanese)."
+        )
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether half of a surrogate pair is in the text, which then cannot be written as UTF-8."""
+    if text.isascii():
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def is_text(cell: Cell) -> bool:

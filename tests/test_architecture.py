@@ -1,0 +1,129 @@
+"""The shape of the code: one direction of imports, quick start, no traces of a machine."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store_fixtures import ROOT
+
+PACKAGE = ROOT / "embedkit"
+
+ORDER = [
+    "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
+    "pooling", "model", "packed", "encoder", "schema", "store", "jobs", "tables", "extraction",
+    "verification", "inspection", "estimate", "progress", "render", "cli",
+]  # fmt: skip
+"""A module imports only from those before it; what is not listed here is found by a test."""
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+)
+ENTRIES = ("embedkit", "embedkit.__main__")
+
+
+def _file(module: str) -> Path:
+    path = ROOT.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Modules of embedkit that a module imports when it runs, wherever the statement stands."""
+    tree = ast.parse(_file(module).read_text("utf-8"))
+    for block in ast.walk(tree):
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test):
+            block.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("embedkit"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("embedkit"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else str(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+
+
+def _rank(module: str) -> int:
+    return ORDER.index(module.split(".")[1])
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in ENTRIES])
+def test_imports_go_one_way(module: str) -> None:
+    wrong = [
+        found
+        for found in _imports(module)
+        if found != "embedkit"
+        and _rank(found) >= _rank(module)
+        and found.split(".")[:2] != module.split(".")[:2]
+    ]
+    assert wrong == []
+
+
+def test_every_module_has_its_place() -> None:
+    assert {m.split(".")[1] for m in MODULES if m not in ENTRIES} <= set(ORDER)
+    assert list(_imports("embedkit.extraction"))  # the reader of imports finds some
+
+
+HEAVY = ("torch", "transformers", "tokenizers", "pyarrow", "pandas", "sklearn")
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import embedkit", HEAVY),
+        ("import embedkit.cli", HEAVY),
+        ("import embedkit; embedkit.load", HEAVY[:3]),
+        ("import embedkit.verification, embedkit.inspection, embedkit.render", HEAVY[:3]),
+        ("import sys; sys.argv = ['embedkit', '--help']\nfrom embedkit.cli import main\n"
+         "try: main()\nexcept SystemExit: pass", HEAVY),
+        ("import sys; sys.argv = ['embedkit', 'extract', '--help']\nfrom embedkit.cli import main\n"
+         "try: main()\nexcept SystemExit: pass", HEAVY),
+    ],
+)  # fmt: skip
+def test_nothing_heavy_is_loaded_early(code: str, heavy: tuple[str, ...]) -> None:
+    script = f"{code}\nimport sys\nprint('LOADED', [m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "embedkit.__main__"])
+def test_all_lists_what_exists(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert loaded.__all__
+    assert len(set(loaded.__all__)) == len(loaded.__all__)
+    for name in loaded.__all__:
+        assert getattr(loaded, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = loaded.nothing
+
+
+def test_one_default_model() -> None:
+    from embedkit import checkpoint, cli
+
+    assert cli.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
+
+
+def test_the_files_name_no_machine() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    places = tuple(f"/{name}/".encode() for name in ("work", "root"))
+    named = [
+        name
+        for name in listed.stdout.splitlines()
+        if (ROOT / name).is_file() and any(place in (ROOT / name).read_bytes() for place in places)
+    ]
+    assert named == []

@@ -1,0 +1,119 @@
+"""What ``info`` tells, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit.errors import DamagedError, UsageError
+from embedkit.inspection import _health, describe_dataset, describe_model
+from tests.store_fixtures import (
+    N_ACCEPTED,
+    load_quickly,
+    quick,  # noqa: F401 - a fixture
+    run,
+    tiny_model,
+    write_tsv,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    corpus = write_tsv(folder / "corpus.tsv")
+    return run(corpus, folder / "out", words="mean", tokens=True, poolings=["cls", "mean"]).out
+
+
+def test_dataset(made: Path) -> None:
+    info = describe_dataset(made)
+    assert [t[:3] for t in info.tables] == [
+        ("sentences", 4, N_ACCEPTED), ("words", 4, info.tables[1][2]), ("tokens", 4, 91),
+    ]  # fmt: skip
+    for folder, _, _, size in info.tables:
+        assert size == sum(p.stat().st_size for p in (made / folder).iterdir())
+    assert info.health_rows == N_ACCEPTED
+    assert info.duplicate_texts == 1
+    assert [h.name for h in info.health] == ["cls_2", "mean_2"]
+    X = embedkit.load(made, view="mean_2").X.astype(np.float64)
+    norms = np.linalg.norm(X, axis=1)
+    unit = X / norms[:, None]
+    cosines = (unit @ unit.T)[~np.eye(len(X), dtype=bool)]
+    health = info.health[1]
+    assert (health.norm_mean, health.norm_min, health.norm_max) == pytest.approx(
+        (norms.mean(), norms.min(), norms.max())
+    )
+    assert health.anisotropy == pytest.approx(cosines.mean())
+    assert (health.zeros, health.not_finite, health.width) == (0, 0, 16)
+
+
+def test_health_of_sick_vectors() -> None:
+    vectors = np.array([[3, 4], [0, 0], [np.nan, 1], [-3, -4], [np.inf, 0]], np.float32)
+    health = _health("v", 2, vectors)
+    assert (health.zeros, health.not_finite) == (1, 2)
+    assert (health.norm_min, health.norm_max) == (0, 5)
+    assert health.anisotropy == pytest.approx(-1)
+    empty = _health("v", 2, vectors[:0])
+    assert np.isnan([empty.norm_mean, empty.anisotropy]).all()
+
+
+def test_a_dataset_without_rows_or_texts(tmp_path: Path) -> None:
+    empty = describe_dataset(run(write_tsv(tmp_path / "c.tsv", []), tmp_path / "out").out)
+    assert empty.health_rows == 0
+    assert empty.duplicate_texts == 0
+    bare = run(write_tsv(tmp_path / "d.tsv"), tmp_path / "bare", store_text=False).out
+    assert describe_dataset(bare).duplicate_texts is None
+
+
+def test_checkpoint() -> None:
+    encoder = load_quickly(str(tiny_model()))
+    info = describe_model(encoder)
+    assert (info.model_type, info.n_layers, info.width, info.positions) == ("bert", 2, 16, 24)
+    assert info.source == "folder"
+    assert info.has_pooler
+    embeddings = (info.vocabulary + 24 + 2) * 16 + 32
+    layer = 4 * (16 * 16 + 16) + 2 * 16 * 24 + 24 + 16 + 4 * 16
+    pooler = 16 * 16 + 16
+    assert info.parameters == embeddings + 2 * layer + pooler
+    top = {name: count for depth, name, _, count in info.parts if depth == 0}
+    assert top == {"embeddings": embeddings, "encoder": 2 * layer, "pooler": pooler}
+    assert not describe_model(load_quickly(str(tiny_model(pooler=False)))).has_pooler
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_damage_is_told(made: Path, tmp_path: Path, damage: str) -> None:
+    out = Path(shutil.copytree(made, tmp_path / "out"))
+    part = out / "sentences/part-00002.parquet"
+    content = part.read_bytes()
+    part.unlink()
+    if damage == "short":
+        part.write_bytes(content[:300])
+    with pytest.raises(DamagedError, match="embedkit verify"):
+        describe_dataset(out)
+
+
+def test_views_that_are_not_stored(made: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no view 'mean_0'; it has cls_2, mean_2"):
+        embedkit.load(made, view="mean_0")
+    with pytest.raises(UsageError, match="is not a view"):
+        embedkit.load(made, view="average")
+    assert embedkit.load(made, view="mean_-1").views == ("mean_2",)
+    assert embedkit.load(made).views == ("mean_2",)
+    assert repr(embedkit.load(made)).endswith("view=['mean_2'], X=(10, 16))")
+
+
+def test_columns_that_are_not_stored(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.tsv"
+    corpus.write_text("document\ngood\nbad\n")
+    data = embedkit.load(run(corpus, tmp_path / "out", store_text=False).out)
+    with pytest.raises(UsageError, match=r"no column 'label'; it has row, id, n_tokens"):
+        _ = data.y
+    with pytest.raises(UsageError, match="no column 'text'"):
+        _ = data.text
+    assert data.ids.tolist() == ["0", "1"]
+    assert len(data) == 2
