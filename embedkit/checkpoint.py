@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.errors import ModelError, did_you_mean
+from embedkit.errors import ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
-__all__ = ["DEFAULT_MODEL", "MODEL_TYPES", "Checkpoint", "find_checkpoint"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "MODEL_TYPES",
+    "Checkpoint",
+    "find_checkpoint",
+    "quiet_transformers",
+]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -220,28 +226,24 @@ def _check_packaged(checkpoint: Checkpoint) -> None:
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
     """The cached snapshot if it is complete, else a download; with its commit."""
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         HFValidationError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    offline = offline or huggingface_hub.constants.HF_HUB_OFFLINE
+    offline = offline or constants.HF_HUB_OFFLINE
     at = f" at revision {revision}" if revision else ""
     try:
-        cached = Path(
-            huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True)
-        )
-        if (cached / "config.json").is_file() and _has_weights(cached):
-            return cached, cached.name
-    except LocalEntryNotFoundError:
-        pass
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError as error:
         raise ModelError(
             f"--model {name}: neither a folder nor a name on the hub (owner/name)."
             f"{_near_folder(Path(name))}"
         ) from error
+    if isinstance(cached, str) and _has_weights(Path(cached).parent):
+        return Path(cached).parent, Path(cached).parent.name
     if offline:
         raise ModelError(
             f"--model {name}{at}: not in the cache of this machine, and offline mode forbids "
@@ -249,8 +251,12 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         )
     try:
         info = huggingface_hub.HfApi().model_info(name, revision=revision)
-        chosen = _files_to_fetch([s.rfilename for s in info.siblings or ()])
-        folder = huggingface_hub.snapshot_download(name, revision=info.sha, allow_patterns=chosen)
+        side, weights = _files_to_fetch([s.rfilename for s in info.siblings or ()])
+        # the weights last: a snapshot that has them is complete, however a download ended
+        folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=side)
+        commit = Path(folder).name
+        if weights:
+            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
             f"--model {name}{at}: the hub knows no such checkpoint, or it is private "
@@ -259,18 +265,19 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
             f"--model {name}{at}: not in the cache of this machine, and the hub cannot be reached "
-            f"({_first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
+            f"({first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
         ) from error
-    return Path(folder), str(info.sha)
+    return Path(folder), commit
 
 
-def _files_to_fetch(files: Iterable[str]) -> list[str]:
-    """Configuration, tokenizer and one kind of weights; never code or other frameworks' files."""
-    files = list(files)
-    side = [f for f in files if "/" not in f and f.endswith(_SIDE_FILES)]
-    side += [f for f in files if f == "1_Pooling/config.json"]
-    tensors = [f for f in files if "/" not in f and f.endswith(".safetensors")]
-    return side + (tensors or [f for f in files if "/" not in f and f.endswith(".bin")])
+def _files_to_fetch(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Configuration and tokenizer, one kind of weights; never code or other frameworks' files."""
+    top = [file for file in files if "/" not in file]
+    side = [file for file in top if file.endswith(_SIDE_FILES)]
+    side += [file for file in files if file == "1_Pooling/config.json"]
+    tensors = [f for f in top if f.startswith("model") and f.endswith(".safetensors")]
+    pickles = [f for f in top if f.startswith("pytorch_model") and f.endswith(".bin")]
+    return side, tensors or pickles
 
 
 def _has_weights(folder: Path) -> bool:
@@ -295,11 +302,6 @@ def _near_folder(path: Path) -> str:
     if not parent.is_dir():
         return ""
     return did_you_mean(path.name, (p.name for p in parent.iterdir() if p.is_dir()))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
 def quiet_transformers() -> None:

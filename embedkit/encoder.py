@@ -28,7 +28,16 @@ from embedkit.tokenization import (
 )
 from embedkit.views import LayerSpec, Pooling, View, parse_view
 
-__all__ = ["BATCH_TOKENS", "Encoder", "ShardVectors", "choose_device"]
+__all__ = [
+    "BATCH_TOKENS",
+    "Encoder",
+    "ShardVectors",
+    "choose_device",
+    "choose_max_length",
+    "choose_precision",
+    "l2_normalize",
+    "plan_batches",
+]
 
 Floats = NDArray[np.float32]
 

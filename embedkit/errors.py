@@ -34,6 +34,7 @@ __all__ = [
     "StorageError",
     "UsageError",
     "did_you_mean",
+    "first_line",
 ]
 
 EXIT_REJECTS = 3
@@ -100,3 +101,9 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(given, [str(name) for name in known], n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says in its first line, without the full stop."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(". :")

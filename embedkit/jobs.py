@@ -110,31 +110,39 @@ class JobFolder:
     def finished(self, number: int) -> Footer | None:
         """The footer of a shard that is there, whole and of this job; ``None`` to make it."""
         path = self.layout.part("sentences", number)
-        if not path.is_file():
-            return None
         try:
+            digest = self._recorded_digest(number)
+            if fsio.file_sha256(path) != digest:
+                return None
             footer = read_footer(path)
             if footer.fingerprint != self._job.fingerprint or footer.shard != number:
                 return None
-            _read_all_pages(path)
-            for folder, digest in footer.companions.items():
-                part = self.layout.part(folder, number)
-                if fsio.file_sha256(part) != digest:
+            digests = {"sentences": digest, **footer.companions}
+            for folder, expected in footer.companions.items():
+                if fsio.file_sha256(self.layout.part(folder, number)) != expected:
                     return None
         except (ValueError, OSError, pa.ArrowException):
             return None
-        self._note(number, footer)
+        self._note(number, footer, digests)
         return footer
 
     def commit(
         self, number: int, footer: Footer, sentences: pa.Buffer, others: Mapping[str, pa.Buffer]
     ) -> None:
-        """Make one shard durable. Its sentence file comes last and makes it count."""
+        """Make one shard durable. Its sentence file comes last and makes it count.
+
+        The file's hash is written before it: the footer vouches for the other tables of the shard,
+        but no file can vouch for all of its own bytes.
+        """
         for folder, data in others.items():
             fsio.make_folder(self.layout.root / folder)
             self._write(folder, number, data)
+        digest = hashlib.sha256(memoryview(sentences)).hexdigest()
+        fsio.make_folder(self.layout.digests)
+        record = self.layout.digest(number)
+        fsio.write_durably(record, digest.encode(), scratch=self.layout.scratch)
         self._write("sentences", number, sentences)
-        self._note(number, footer)
+        self._note(number, footer, {"sentences": digest, **footer.companions})
 
     def finish(self, *, n_shards: int, totals: dict[str, Any], names: dict[str, Any]) -> Manifest:
         """Write the manifest and give the folder its final name.
@@ -153,7 +161,9 @@ class JobFolder:
             names=names,
         )
         fsio.write_durably(self.layout.manifest, manifest.to_bytes(), scratch=self.layout.scratch)
-        fsio.remove_tree(self.layout.scratch)
+        for folder in (self.layout.digests, self.layout.scratch):
+            if folder.is_dir():
+                fsio.remove_tree(folder)  # the manifest has all hashes now
         if not _is_free(self._out):
             if not self._overwrite:
                 raise OutputExistsError(
@@ -169,13 +179,26 @@ class JobFolder:
         path = self.layout.part(folder, number)
         fsio.write_durably(path, memoryview(data), scratch=self.layout.scratch)
 
-    def _note(self, number: int, footer: Footer) -> None:
-        for folder in ("sentences", *footer.companions):
+    def _recorded_digest(self, number: int) -> str:
+        """What the sentence file of a shard must hash to.
+
+        Raises:
+            OSError: nothing was recorded.
+        """
+        if self.layout.manifest.is_file():  # the hashes may be gone: it was about to be renamed
+            name = f"sentences/{self.layout.part('sentences', number).name}"
+            files = read_manifest(self.layout.root).files
+            if name in files:
+                return str(files[name]["sha256"])
+        return self.layout.digest(number).read_text("ascii")
+
+    def _note(self, number: int, footer: Footer, digests: Mapping[str, str]) -> None:
+        for folder, digest in digests.items():
             path = self.layout.part(folder, number)
             self._files[f"{folder}/{path.name}"] = {
                 "rows": pq.read_metadata(path).num_rows,
                 "bytes": path.stat().st_size,
-                "sha256": fsio.file_sha256(path),
+                "sha256": digest,
             }
         environment = dict(footer.job["environment"])
         key = json.dumps(environment, sort_keys=True)
@@ -224,6 +247,8 @@ def _discard(layout: Layout) -> None:
     for folder in _TABLES:
         if (layout.root / folder).is_dir():
             fsio.remove_tree(layout.root / folder)
+    if layout.digests.is_dir():
+        fsio.remove_tree(layout.digests)
     for file in (layout.manifest, layout.rejects, layout.job):
         fsio.remove_file(file)
 
@@ -283,13 +308,6 @@ def _remove_replaced(out: Path) -> None:
     replaced = Layout(out).replaced
     if replaced.is_dir():
         fsio.remove_tree(replaced)
-
-
-def _read_all_pages(path: Path) -> None:
-    """Decode every page, so that its checksum is compared."""
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        for group in range(file.num_row_groups):
-            file.read_row_group(group)
 
 
 def _canonical(value: object) -> bytes:

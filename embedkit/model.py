@@ -7,6 +7,7 @@ it by the transformers forward.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit.checkpoint import Checkpoint, quiet_transformers
-from embedkit.errors import ModelError
+from embedkit.errors import ModelError, first_line
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
 
@@ -157,8 +158,15 @@ def load_model(
             ignore_mismatched_sizes=True,  # they are named below
             output_loading_info=True,
         )
+    except pickle.UnpicklingError as error:  # its own message advises to load the file anyway
+        raise ModelError(
+            f"{checkpoint.name}: the weights cannot be loaded: {checkpoint.weights[0]} is damaged, "
+            "or holds something else than tensors, which could run code."
+        ) from error
     except Exception as error:  # the loader raises what its many formats raise
-        raise ModelError(f"{checkpoint.name}: the weights cannot be loaded ({error}).") from error
+        raise ModelError(
+            f"{checkpoint.name}: the weights cannot be loaded ({first_line(error)})."
+        ) from error
     missing = set(report["missing_keys"])
     without_pooler = {key for key in missing if not key.startswith("pooler.")}
     wrong = without_pooler | {str(key[0]) for key in report["mismatched_keys"]}

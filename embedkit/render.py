@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
@@ -209,7 +210,8 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def json_text(value: object) -> str:
-    """Readable JSON."""
+    """Readable JSON; numbers that JSON cannot write become null."""
+    value = _without_nan(value)
     return json.dumps(value, ensure_ascii=False, indent=1, default=str)
 
 
@@ -255,3 +257,11 @@ def _reasons(counts: dict[str, int]) -> str:
     if not counts:
         return ""
     return " (" + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()) + ")"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

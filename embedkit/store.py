@@ -67,6 +67,15 @@ class Layout:
         """The dataset that ``--overwrite`` replaces, from the first of its renames to its end."""
         return self.private / "replaced"
 
+    @property
+    def digests(self) -> Path:
+        """While the job runs: the hash of every sentence file, one small file each."""
+        return self.private / "digests"
+
+    def digest(self, number: int) -> Path:
+        """Where the hash of a sentence file is."""
+        return self.digests / f"{number:05d}"
+
     def part(self, folder: str, number: int) -> Path:
         """A shard file, such as ``sentences/part-00000.parquet``."""
         return self.root / folder / f"part-{number:05d}.parquet"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embedkit.alignment import align
 from embedkit.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import ModelError, UsageError, first_line
 
 __all__ = [
     "MAX_CHARS",
@@ -26,7 +26,12 @@ __all__ = [
     "TokenizedText",
     "TokenizerSettings",
     "Window",
+    "explain",
     "load_tokenizer",
+    "open_tokenizer",
+    "vocabulary_slice",
+    "window_owner",
+    "window_starts",
     "word_spans",
 ]
 
@@ -454,13 +459,13 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
         )
     except ImportError as error:
         raise ModelError(
-            f"{checkpoint.name}: its tokenizer needs another package ({_line(error)}). For the "
-            "Japanese BERT models: pip install fugashi unidic-lite ipadic."
+            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
+            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
         ) from error
     except Exception as error:  # the loader raises what its many formats raise
         raise ModelError(
             f"{checkpoint.name}: no tokenizer can be loaded from {checkpoint.folder} "
-            f"({_line(error)})."
+            f"({first_line(error)})."
         ) from error
     vocabulary = int(checkpoint.config.get("vocab_size") or _HUGE)
     if max(tokenizer.get_vocab().values(), default=0) >= vocabulary:
@@ -594,11 +599,6 @@ def _longest_first(n_a: int, n_b: int, room: int, *, fast: bool) -> tuple[int, i
         longer = shorter + room % 2
         return (longer, shorter) if n_a > n_b or not fast else (shorter, longer)
     return (longer, shorter) if n_a > n_b else (shorter, longer)
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(". :")
 
 
 def open_tokenizer(

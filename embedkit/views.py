@@ -14,7 +14,15 @@ from enum import StrEnum
 
 from embedkit.errors import UsageError, did_you_mean
 
-__all__ = ["LayerSpec", "Pooling", "View", "parse_layers", "parse_view", "views_of"]
+__all__ = [
+    "LayerSpec",
+    "Pooling",
+    "View",
+    "parse_layers",
+    "parse_poolings",
+    "parse_view",
+    "views_of",
+]
 
 _COMBINATIONS = ("sum", "mean", "concat")
 _ONE = re.compile(r"[+-]?\d+")

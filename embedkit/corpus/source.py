@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
@@ -111,14 +111,16 @@ class Source:
             raise
 
     def _readable(self, compression: str | None, encoding: str) -> io.BufferedReader:
-        stream = io.BufferedReader(self._file, _HEAD)
+        raw: Any = io.BufferedReader(self._file, _HEAD)
         if compression:
-            packed = pa.CompressedInputStream(pa.PythonFile(stream), compression)
             # pyarrow reports a truncated archive; gzip does too, python-zstandard does not
-            stream = io.BufferedReader(cast(io.RawIOBase, packed), _HEAD)
+            raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
+            raw = io.BufferedReader(raw, _HEAD)
         if is_wide(encoding):
-            stream = io.BufferedReader(_Transcoded(stream, encoding, self.path), _HEAD)
-        return stream
+            raw = io.BufferedReader(
+                cast(io.RawIOBase, _Transcoded(raw, encoding, self.path)), _HEAD
+            )
+        return cast(io.BufferedReader, raw)
 
     def __enter__(self) -> Source:
         return self

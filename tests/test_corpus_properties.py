@@ -1,0 +1,245 @@
+"""What must hold for any corpus: texts to the letter, places in the file, counts, no crash."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from embedkit.errors import CorpusError
+from tests.corpus_fixtures import Folder, Outcome
+
+ENDS = st.sampled_from(["\n", "\r\n"])
+AWKWARD = "\"\r\x0b\x0c\x1c\x1a\x85\u2028\u2029\ufeff\u200b\u3000 ,;|'\\[]é배👍"
+
+
+def texts(without: str) -> st.SearchStrategy[str]:
+    """Any text that is not blank, often of characters that readers stumble over.
+
+    NUL is tested elsewhere: many of them make a file binary.
+    """
+    without += "\0"
+    letters = st.one_of(
+        st.sampled_from([mark for mark in AWKWARD if mark not in without]),
+        st.characters(exclude_categories=["Cs"], exclude_characters=without),
+    )
+    return st.text(letters, min_size=1, max_size=12).filter(str.strip)
+
+
+@contextmanager
+def a_folder() -> Iterator[Folder]:
+    with tempfile.TemporaryDirectory(prefix="embedkit-test-") as path:
+        yield Folder(Path(path))
+
+
+def read(data: bytes | str, name: str, **options: Any) -> Outcome:
+    with a_folder() as folder:
+        return folder.read(data, name, **options)
+
+
+@given(st.lists(st.tuples(texts("\t\n"), ENDS)), ENDS, st.booleans(), st.booleans())
+def test_tsv_gives_back_every_text_and_its_place(
+    rows: list[tuple[str, str]], end: str, mark: bool, closed: bool
+) -> None:
+    lines = [f"{number}\t{text}\t0" for number, (text, _) in enumerate(rows)]
+    ends = [end, *(row_end for _, row_end in rows)]
+    data = "".join(line + e for line, e in zip(["id\ttext\tlabel", *lines], ends, strict=True))
+    data = ("\ufeff" if mark else "") + (data if closed else data.removesuffix(ends[-1]))
+    got = read(data, "corpus.tsv")
+    assert got.texts == [text for text, _ in rows]
+    assert got.lines == list(range(2, len(rows) + 2))
+    raw = data.encode()
+    for record, line in zip(got.records, lines, strict=True):
+        assert record.offset is not None
+        assert raw[record.offset :].split(b"\n")[0].removesuffix(b"\r") == line.encode()
+
+
+@given(
+    st.lists(texts(""), max_size=8),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+@example(["a\rb", "\r", "x\r\ny", "x\n\ry", 'a"\r"b', "\na"], "\n", csv.QUOTE_MINIMAL)
+def test_csv_gives_back_what_a_writer_wrote(rows: list[str], end: str, quoting: Any) -> None:
+    """Line feeds, CRLF and lone carriage returns in a text come back as they were.
+
+    A writer of LF lines leaves a lone carriage return unquoted. The csv module alone would refuse
+    to read that; here it is text, except before the line feed that ends the record.
+    """
+    rows = [text for text in rows if text.strip()]
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator=end, quoting=quoting)
+    writer.writerow(["id", "text", "label"])
+    places = []
+    for number, text in enumerate(rows):
+        before = stream.getvalue()
+        places.append((before.count("\n") + 1, len(before.encode())))
+        writer.writerow([number, text, "0"])
+    got = read(stream.getvalue(), "corpus.csv")
+    assert got.texts == rows
+    assert [(r.line, r.offset) for r in got.records] == places
+
+
+@given(st.lists(texts("").filter(lambda text: not text.isnumeric())), st.booleans())
+def test_json_lines_gives_back_every_text(rows: list[str], ascii_only: bool) -> None:
+    lines = [json.dumps({"id": i, "text": t}, ensure_ascii=ascii_only) for i, t in enumerate(rows)]
+    data = "\n".join(lines)
+    got = read(data, "corpus.jsonl")
+    assert got.texts == rows
+    assert [r.offset for r in got.records] == [
+        len("\n".join([*lines[:i], ""]).encode()) for i in range(len(rows))
+    ]
+
+
+LINES = {
+    b"id\ttext": "",  # only the first line is a header
+    b"text of one cell": "too_few_cells",
+    b"%d\tgood": "",
+    b'%d\t"good': "",
+    b"%d\t\xea\xb0\x80\r": "",
+    b"%d\t": "empty_text",
+    b"%d\t \x0b\xe3\x80\x80": "empty_text",
+    b"%d\tone\ttwo": "too_many_cells",
+    b"%d\t\xb9\xe8": "invalid_encoding",
+    b"\xb9\xe8\tid": "invalid_encoding",
+    b"": "blank",
+    b"\r": "blank",
+}
+
+
+@given(
+    st.lists(st.sampled_from(sorted(LINES)), max_size=30), st.integers(0, 10), st.integers(0, 12)
+)
+def test_every_line_is_counted_once(lines: list[bytes], min_chars: int, limit: int) -> None:
+    kinds = [LINES[line] for line in lines]
+    records = [kind for kind in kinds if kind != "blank"]
+    data = b"id\ttext\n" + b"".join(line.replace(b"%d", b"1") + b"\n" for line in lines)
+    if records.count("invalid_encoding") * 2 > len(records):
+        with pytest.raises(CorpusError, match="records are not utf-8"):
+            read(data, "corpus.tsv", limit=limit)
+        return
+    got = read(data, "corpus.tsv", limit=limit, min_chars=min_chars)  # checks that it adds up
+    counts = got.reader.counts
+    assert counts.records == len(records)
+    assert counts.blank_lines == kinds.count("blank")
+    assert counts.rejected == Counter(kind for kind in records[:limit] if kind)
+    assert counts.left_out["limit"] == max(0, len(records) - limit)
+    assert counts.accepted + counts.left_out["min_chars"] == records[:limit].count("")
+
+
+BYTES = st.one_of(
+    st.binary(max_size=300),
+    st.lists(
+        st.sampled_from([b"\t", b",", b"\n", b"\r", b'"', b"{", b"[", b"a", b'"text"', b":", b"}",
+                         b"\xeb\xb0\xb0", b"\xff", b"\xb9\xe8", b"\x1b$B", b"1", b" ", b"\\ud83d"]),
+        max_size=60,
+    ).map(b"".join),
+)  # fmt: skip
+MAGIC = [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\x1f\x8b\x08\x00", b"BZh9", b"\x28\xb5\x2f\xfd",
+         b"PK\x03\x04", b"PAR1", b"id\ttext\n", b'{"text": "a"}\n']  # fmt: skip
+
+
+def refusal(data: bytes, name: str, **options: Any) -> str:
+    """Read a file; the message if it is refused. Every other error is a crash."""
+    try:
+        read(data, name, **options)
+    except CorpusError as error:
+        return str(error)
+    return ""
+
+
+@given(
+    st.sampled_from(MAGIC),
+    BYTES,
+    st.sampled_from(["a.tsv", "a.csv", "a.txt", "a.jsonl", "a.parquet", "a"]),
+    st.sampled_from(["utf-8", "cp949", "utf-16", "utf-32-be", "shift_jis", "utf-7", "iso2022_jp"]),
+    st.booleans(),
+)
+def test_any_bytes_are_read_or_refused(
+    magic: bytes, data: bytes, name: str, encoding: str, header: bool
+) -> None:
+    refused = refusal(magic + data, name, encoding=encoding, header=header)
+    assert len(refused) < 3_000
+    assert refused.endswith((".", "'?")) or not refused
+
+
+def _packed_files() -> dict[str, bytes]:
+    table = pa.table({"text": ["배를 타고", "a" * 300, None], "label": [1, 2, 3]})
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    rows = b"id\ttext\n" + b"".join(b"%d\ttext %d\n" % (i, i * i) for i in range(200))
+    return {
+        "a.parquet": stream.getvalue(),
+        "a.tsv.gz": gzip.compress(rows, mtime=0),
+        "a.tsv.bz2": bz2.compress(rows),
+        "a.tsv.zst": pa.compress(rows, "zstd", asbytes=True),
+    }
+
+
+PACKED = _packed_files()
+
+
+FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=4)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@given(FLIPS, st.floats(0, 1))
+def test_a_damaged_file_is_read_or_refused(
+    name: str, flips: list[tuple[float, int]], keep: float
+) -> None:
+    data = bytearray(PACKED[name])
+    for place, change in flips:
+        data[int(place * len(data))] ^= change
+    refused = refusal(bytes(data[: int(keep * len(data))]), name)
+    assert name in refused or not refused
+
+
+CLEAN = st.lists(st.tuples(texts("\t\n\r"), texts("\t\n\r")), min_size=1, max_size=20)
+
+
+@given(CLEAN)
+def test_tsv_agrees_with_the_csv_module(rows: list[tuple[str, str]]) -> None:
+    lines = ["label\ttext", *("\t".join(row) for row in rows)]
+    oracle = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    got = read("\n".join(lines), "corpus.tsv")
+    assert [[r.label, r.text] for r in got.records] == oracle[1:]
+
+
+@given(CLEAN)
+def test_tsv_agrees_with_pyarrow(rows: list[tuple[str, str]]) -> None:
+    data = "".join(f"{label}\t{text}\n" for label, text in [("label", "text"), *rows])
+    oracle = pyarrow.csv.read_csv(
+        io.BytesIO(data.encode()),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter="\t", quote_char=False, newlines_in_values=False
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={"label": pa.string(), "text": pa.string()}, strings_can_be_null=False
+        ),
+    )
+    got = read(data, "corpus.tsv")
+    assert [{"label": r.label, "text": r.text} for r in got.records] == oracle.to_pylist()
+
+
+@given(CLEAN)
+def test_csv_agrees_with_the_csv_module(rows: list[tuple[str, str]]) -> None:
+    stream = io.StringIO(newline="")
+    csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC).writerows([("label", "text"), *rows])
+    oracle = list(csv.reader(io.StringIO(stream.getvalue(), newline=""), strict=True))
+    got = read(stream.getvalue(), "corpus.csv")
+    assert [[r.label, r.text] for r in got.records] == oracle[1:]
