@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
 
@@ -84,7 +84,7 @@ def result_text(result: ExtractResult) -> str:
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
         resumed = f", {result.resumed_shards} shards were there" if result.resumed_shards else ""
         lines = [
-            f"wrote {result.out}: {totals['accepted']:,} rows × {len(manifest.views)} views, "
+            f"wrote {result.out}: {totals['accepted']:,} rows × {_count(manifest.views, 'view')}, "
             f"{bytes_text(size)}, in {duration_text(result.seconds)} "
             f"({speed:,.0f} tokens/s{resumed})"
         ]
@@ -251,6 +251,10 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
 
 
 def _reasons(counts: dict[str, int]) -> str:

@@ -169,6 +169,16 @@ def test_a_text_that_cannot_be_guessed(folder: Folder) -> None:
         folder.plan("a\tb\n")
 
 
+@pytest.mark.parametrize(
+    "data", ["a" * 100_000 + "\tb\n", "\t".join(map(str, range(9_999))) + "\n"]
+)
+def test_a_line_that_is_no_header_does_not_flood_the_message(folder: Folder, data: str) -> None:
+    with pytest.raises(CorpusError, match=r"which column is the text\? It has .{500} … \(\d+ col"):
+        folder.plan(data)
+    with pytest.raises(CorpusError, match=r"--text x: .* it has .{500} … \(\d+ columns\)\.$"):
+        folder.plan(data, text="x")
+
+
 def test_all_wanted_columns_are_delivered(folder: Folder) -> None:
     data = "a\tb\tc\td\te\n1\t2\t3\t4\t5\n"
     got = folder.read(data, text="e", text_pair="b", id="c", label="a", keep=["d", "a"])

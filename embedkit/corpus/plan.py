@@ -32,6 +32,7 @@ _SUFFIXES = {
     ".pq": "parquet",
 }
 _MARKS = '\t\r\n",;|'
+_SHOWN = 500
 _PACKED = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
@@ -215,7 +216,7 @@ class _Guess:
         if name is not None and name not in self._columns:
             raise CorpusError(
                 f"{option} {name}: {self._file} has no such column; it has "
-                f"{', '.join(self._columns)}.{did_you_mean(name, self._columns)}"
+                f"{_listed(self._columns)}.{did_you_mean(name, self._columns)}"
             )
         return name
 
@@ -228,7 +229,7 @@ class _Guess:
         found = self._find(_TEXT_NAMES)
         if found is None:
             raise CorpusError(
-                f"{self._file}: which column is the text? It has {', '.join(self._columns)}. "
+                f"{self._file}: which column is the text? It has {_listed(self._columns)}. "
                 "Name one with --text, and --text-pair for the second text of a pair."
             )
         self._notices.append(f"text column: {found} (choose another with --text)")
@@ -322,8 +323,8 @@ def _common_columns(files: Sequence[InputFile], dialect: Dialect) -> tuple[str, 
             columns = found
         elif found != columns and not (dialect.format == "jsonl" and set(found) == set(columns)):
             raise CorpusError(
-                f"{file.name} has the columns {', '.join(found)}, but {files[0].name} has "
-                f"{', '.join(columns)}. Extract them one by one, or give files of one kind."
+                f"{file.name} has the columns {_listed(found)}, but {files[0].name} has "
+                f"{_listed(columns)}. Extract them one by one, or give files of one kind."
             )
     assert columns is not None
     return columns or ("text",)
@@ -357,6 +358,12 @@ def _settled_encoding(encoding: str) -> str:
         f"--encoding {encoding}: not an encoding of text that can be read. "
         "Usual ones: utf-8, cp949, euc-kr, shift_jis, utf-16."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names for a message; the first line of a file that is no table may be very long."""
+    text = ", ".join(names)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
 
 
 def _neighbour(path: Path) -> str:

@@ -39,6 +39,7 @@ Cell = str | None
 
 _JSON_PEEK = 1_000
 _PARQUET_BATCH = 4_096
+_PARQUET_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last by column names
 _LONE_CR = "\ud800"  # stands for it in the csv module, which would end the record; no text has it
 _LINE_ENDS = ("", "\n", "\r\n")
 
@@ -271,6 +272,8 @@ class _CsvParser:
                 )
             except csv.Error as error:
                 yield self._reject("bad_quoting", str(error))
+            except UnicodeDecodeError as error:
+                yield self._reject("invalid_encoding", f"{error.encoding}: {error.reason}")
             else:
                 taken = tuple(self._taken)
                 if taken[0].too_long:
@@ -290,7 +293,8 @@ class _CsvParser:
                     yield ""
                     return
                 raise _RunawayError
-            # undecodable bytes pass through as lone surrogates and are found cell by cell
+            # undecodable bytes pass through as lone surrogates and are found cell by cell;
+            # only encodings with escape sequences may fail here
             text = line.data.decode(self._dialect.encoding, "surrogateescape")
             yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
 
@@ -402,9 +406,9 @@ class ParquetTable:
         self.blank = 0
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
-        except (pa.ArrowInvalid, OSError) as error:
+            self.columns = list(self._file.schema_arrow.names)
+        except _PARQUET_ERRORS as error:
             raise CorpusError(f"{path} is not a readable Parquet file: {error}.") from error
-        self.columns = list(self._file.schema_arrow.names)
         self._done = 0
         _check_names(self.columns, path)
 
@@ -427,7 +431,7 @@ class ParquetTable:
                 for values in zip(*(columns[name] for name in wanted), strict=True):
                     self._done += 1
                     yield self._row(values)
-        except (pa.ArrowInvalid, OSError) as error:
+        except _PARQUET_ERRORS as error:
             raise CorpusError(f"{self.path} cannot be read to its end: {error}.") from error
 
     def _row(self, values: tuple[bytes | _NotText | None, ...]) -> Row | BadRow:
@@ -488,8 +492,8 @@ def _check_names(names: Sequence[str], path: Path) -> None:
     for position, name in enumerate(names, 1):
         if name in seen:
             raise CorpusError(
-                f"{path}: columns {seen[name]} and {position} are both named {name!r}. Rename one, "
-                "or skip the header line and use --no-header with column numbers."
+                f"{path}: columns {seen[name]} and {position} are both named {name[:100]!r}. "
+                "Rename one, or skip the header line and use --no-header with column numbers."
             )
         seen[name] = position
 
