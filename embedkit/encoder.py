@@ -318,9 +318,8 @@ def _unique_sequences(texts: Sequence[TokenizedText], *, special_tokens: bool) -
         result.per_text.append(len(text.windows))
         for window in text.windows:
             kept = _counted(text, window, special_tokens=special_tokens)
-            owned = b"" if window.owned is None else window.owned.tobytes()
-            mark = owned + b"|" + (b"" if kept is None else kept.tobytes())
-            key = (window.ids.tobytes(), window.type_ids.tobytes(), mark)
+            counted = b"all" if kept is None else kept.tobytes()
+            key = (window.ids.tobytes(), window.type_ids.tobytes(), counted)
             index = found.setdefault(key, len(result.windows))
             if index == len(result.windows):
                 result.windows.append(window)

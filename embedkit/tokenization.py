@@ -412,13 +412,8 @@ def window_owner(length: int, size: int, starts: Sequence[int]) -> NDArray[np.in
     """For each of ``length`` tokens, the window in which it stands farthest from an edge."""
     token = np.arange(length)
     first = np.asarray(starts)[:, None]
-    context = np.minimum(token - first, first + size - 1 - token)
-    # the edges of the text are no loss of context: nothing stands beyond them
-    context[0] = np.where(token < size, size - 1 - token, -1)
-    context[-1] = np.where(token >= starts[-1], token - starts[-1], -1)
-    if len(starts) == 1:
-        return np.zeros(length, np.int64)
-    return np.asarray(np.argmax(context, axis=0))
+    # the first and last token of the text need no rule: they are farthest in the outer windows
+    return np.asarray(np.argmax(np.minimum(token - first, first + size - 1 - token), axis=0))
 
 
 def word_spans(text: str) -> Ints:

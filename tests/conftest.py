@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when huggingface_hub is imported
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -86,17 +87,20 @@ def multilingual_folder() -> Path:
     if given := os.environ.get("EMBEDKIT_TEST_MULTILINGUAL"):
         return Path(given)
     folder = Path(tempfile.gettempdir(), "embedkit-multilingual")
-    if (folder / "complete").is_file():
+    if folder.is_dir():
         return folder
     tool = SHARED / "tools" / "make_multilingual_model.py"
     if not tool.is_file():
         pytest.skip(f"the multilingual model is built by {tool}, which is not here")
-    done = subprocess.run(
-        [sys.executable, str(tool), str(folder)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"the multilingual model cannot be built: {done.stderr.strip()[-300:]}")
-    (folder / "complete").touch()
+    with tempfile.TemporaryDirectory() as scratch:
+        built = Path(scratch, "model")
+        done = subprocess.run(
+            [sys.executable, str(tool), str(built)], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"the multilingual model cannot be built: {done.stderr.strip()[-300:]}")
+        with contextlib.suppress(OSError):  # another run has just put it there
+            built.rename(folder)
     return folder
 
 

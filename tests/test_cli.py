@@ -224,7 +224,7 @@ def test_extract_ends_with_the_lines_that_open_the_dataset(here: Path, embedkit_
         "  import pandas as pd; df = pd.read_parquet('my out/sentences')",
         "  import embedkit; data = embedkit.load('my out', view='mean_2'); X = data.X",
     ]
-    assert lines[0].startswith("wrote my out: 10 rows × 1 views")
+    assert lines[0].startswith("wrote my out: 10 rows × 1 view, ")
     assert "note: text column: document (choose another with --text)" in found.err
 
 

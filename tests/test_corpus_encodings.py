@@ -164,11 +164,12 @@ def test_an_encoding_that_cannot_be_read(folder: Folder, encoding: str) -> None:
 
 @pytest.mark.parametrize("quoting", ["none", "csv"])
 def test_an_encoding_with_states(folder: Folder, quoting: str) -> None:
-    rows = "id\ttext\n1\t日本\n2\t語\n".encode("iso2022_jp") + b"3\t\x1b$B\xff\xff\n4\t\x1b\xff\n"
-    got = folder.read(rows, encoding="iso2022_jp", quoting=quoting)
-    # Python decodes the last text, and cannot encode what comes of it
-    assert got.texts == ["日本", "語", b"\x1b\xff".decode("iso2022_jp")]
-    assert got.reasons == [(4, "invalid_encoding")]
+    good = "id\ttext\n1\t日本\n2\t語\n3\ta\n".encode("iso2022_jp")
+    bad = b"4\t\x1b$B\xff\xff\n5\t\x1b\n6\t\xfe\x1b\xff\n"
+    odd = b"7\t\x1b\xff\n"  # Python decodes this, and cannot encode what comes of it
+    got = folder.read(good + bad + odd, encoding="iso2022_jp", quoting=quoting)
+    assert got.texts == ["日本", "語", "a", b"\x1b\xff".decode("iso2022_jp")]
+    assert got.reasons == [(line, "invalid_encoding") for line in (5, 6, 7)]
 
 
 def test_binary_files_are_refused(folder: Folder) -> None:

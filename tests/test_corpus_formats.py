@@ -70,6 +70,8 @@ def test_a_bad_json_line_costs_one_record(
     ("value", "literal"),
     [
         ("7", "7"),
+        ("-0", "-0"),
+        ("9" * 5_000, "9" * 5_000),
         ("1e5", "1e5"),
         ("1.50", "1.50"),
         ("12345678901234567890123", "12345678901234567890123"),
@@ -120,6 +122,21 @@ def test_a_json_document_is_refused(folder: Folder, document: str, name: str) ->
 def test_keys_may_come_in_any_order_or_late(folder: Folder) -> None:
     got = folder.read('{"text": "a"}\n{"id": "x", "text": "b"}\n', "corpus.jsonl")
     assert [(r.id, r.text) for r in got.records] == [("0", "a"), ("x", "b")]
+
+
+def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None:
+    line, last = '{"text": "a"}\n', '{"text": "b", "id": "x"}\n'
+    assert folder.read(line * 999 + last, "corpus.jsonl").records[-1].id == "x"
+    with pytest.raises(CorpusError, match=r"--id id: .* has no such column; it has text\."):
+        folder.plan(line * 1_000 + last, "corpus.jsonl", id="id")
+
+
+def test_few_long_lines_are_held_in_memory(folder: Folder) -> None:
+    long = '{"text": "%s"}\n' % ("a" * 6_000_000)  # noqa: UP031 - braces
+    got = folder.read(long * 2 + '{"text": "b", "id": "x"}\n', "corpus.jsonl")
+    assert (got.reader.plan.columns, len(got.records)) == (("text", "id"), 3)
+    got = folder.read(long * 3 + '{"text": "b", "id": "x"}\n', "corpus.jsonl")
+    assert (got.reader.plan.columns, len(got.records)) == (("text",), 4)
 
 
 # --- Parquet -------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_no_file() -> None:
 
 def test_several_files_are_one_corpus(folder: Folder) -> None:
     paths = [
-        folder.write("id\ttext\n1\ta\n2\t\n", "a.tsv"),
+        folder.write("id\ttext\n1\ta\n\n2\t\n", "a.tsv"),
         folder.write("id\ttext\n", "b.tsv"),
         folder.write("\ufeffid\ttext\r\n\r\n1\tb\r\n", "c.tsv"),
     ]
@@ -80,8 +80,8 @@ def test_several_files_are_one_corpus(folder: Folder) -> None:
         (0, 0, 2, "a"),
         (2, 2, 3, "b"),
     ]
-    assert [(r.row, r.file, r.line) for r in got.rejects] == [(1, str(paths[0]), 3)]
-    assert got.reader.counts.blank_lines == 1
+    assert [(r.row, r.file, r.line) for r in got.rejects] == [(1, str(paths[0]), 4)]
+    assert got.reader.counts.blank_lines == 2
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,7 @@ def test_a_missing_column(folder: Folder, options: dict[str, Any], message: str)
         ("id\tdocument\tlabel", ("document", "id", "label")),
         ("Review\tTarget\tUID", ("Review", "UID", "Target")),
         ("title\ttext", ("text", None, None)),
+        ("TEXT\ttext", ("TEXT", None, None)),
         ("anything", ("anything", None, None)),
         ("label", ("label", None, None)),
     ],

@@ -18,6 +18,7 @@ from embedkit.views import LayerSpec, Pooling, View, parse_layers, views_of
 from tests.models import FAMILIES, TEXTS, Plain, combined, distance, expected
 
 PAIRS = (*TEXTS[3:], *TEXTS[:3])
+LONG_AND_SHORT = (TEXTS[2], TEXTS[3], TEXTS[6], TEXTS[8], TEXTS[9], TEXTS[13])
 COMBINATIONS = "all,sum:1..2,mean:-2..-1,concat:0..-1"
 TOLERANCE = 1e-5
 HOMONYMS = ("배를 타고 여행을 간다.", "추석에 먹은 배가 맛있었다.")
@@ -188,12 +189,12 @@ def test_windows(
 ) -> None:
     encoder, plain = encoder_of(family), plain_of(family)
     tokenized, ours = run(
-        encoder, TEXTS, max_length=max_length, stride=stride, on_long="window",
+        encoder, LONG_AND_SHORT, max_length=max_length, stride=stride, on_long="window",
         special_tokens=special_tokens,
     )  # fmt: skip
     views, specs = everything(encoder)
     start = 0
-    for i, text in enumerate(TEXTS):
+    for i, text in enumerate(LONG_AND_SHORT):
         ids = plain.tokenizer(text, add_special_tokens=False)["input_ids"]
         cls, sep = plain.tokenizer.cls_token_id, plain.tokenizer.sep_token_id
         windows = brute_force_windows(len(ids), max_length - 2, stride)

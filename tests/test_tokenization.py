@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -143,8 +146,6 @@ def test_limits_of_tokenizer_json_do_not_count(
     family: str, tiny: Callable[[str], Path], tokenizer_of: Callable[[str], TextTokenizer],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    import shutil
-
     from tokenizers import Tokenizer
 
     folder = tmp_path / "model"
@@ -278,6 +279,29 @@ def test_cased_wordpieces_are_what_their_offsets_say(
         ):
             if not special and token != "[UNK]":
                 assert text[a:b] == token.removeprefix("##")
+
+
+def test_a_token_may_begin_with_the_space_before_its_word(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny("roberta"), folder)
+    stored = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    stored["post_processor"]["trim_offsets"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(stored), "utf-8")
+    path = folder / "tokenizer_config.json"
+    config = {**json.loads(path.read_text("utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(config), "utf-8")
+    tokenizer, text = load_tokenizer(find_checkpoint(str(folder)), notify=print), "배 good  ab 배"
+    (encoded,) = tokenizer.encode([text], settings=NO_LIMIT, offsets=True)
+    assert encoded.spans is not None
+    assert encoded.word is not None
+    words: dict[int, str] = {}
+    for word, (start, end) in zip(encoded.word.tolist(), encoded.spans, strict=True):
+        words[word] = words.get(word, "") + text[start:end]
+    assert words[0].startswith("배")
+    assert words[1] == " good"
+    assert {words[2].strip(), words[3].strip()[:1]} == {"ab", "배"}
 
 
 def test_words_of_a_pair_are_numbered_on(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
@@ -519,8 +543,6 @@ def test_more_tokens_than_embeddings(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(
     tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "fugashi", None)
     with pytest.raises(ModelError, match=r"its tokenizer needs another package .*fugashi.*pip"):
         load_tokenizer(find_checkpoint(str(tiny("japanese"))), notify=print)

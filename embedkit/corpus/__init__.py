@@ -2,8 +2,8 @@
 
 The readers are embedkit's own because no fast reader gives all of: quotes taken literally, one
 reject per undecodable row, physical line numbers, lone carriage returns kept, no phantom rows and
-no type inference. An encoder reads some thousand texts a second; these readers deliver several
-hundred thousand.
+no type inference. An encoder reads some thousand texts a second on a CPU; these readers
+deliver about a hundred thousand.
 """
 
 from embedkit.corpus.plan import CorpusPlan, InputFile, hash_inputs, plan_corpus

@@ -38,6 +38,7 @@ __all__ = [
 Cell = str | None
 
 _JSON_PEEK = 1_000
+_JSON_PEEK_BYTES = 16 << 20
 _PARQUET_BATCH = 4_096
 _PARQUET_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last by column names
 _LONE_CR = "\ud800"  # stands for it in the csv module, which would end the record; no text has it
@@ -317,7 +318,7 @@ class JsonLinesTable:
         self._source = source
         self._encoding = source.encoding
         self._lines = _Pushback(source.lines())
-        peeked = list(islice(self._lines, _JSON_PEEK))
+        peeked = list(_first_lines(self._lines))
         self._lines.back(peeked)
         self.columns = self._peek_columns(peeked)
 
@@ -526,6 +527,16 @@ def _json_literal(value: object) -> str:
         pairs = (f"{_json_literal(name)}: {_json_literal(item)}" for name, item in value.items())
         return f"{{{', '.join(pairs)}}}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _first_lines(lines: Iterator[Line]) -> Iterator[Line]:
+    """The first lines of a file, fewer where they are long: they are held in memory."""
+    held = 0
+    for line in islice(lines, _JSON_PEEK):
+        yield line
+        held += len(line.data)
+        if held > _JSON_PEEK_BYTES:
+            return
 
 
 def _opens_document(line: bytes) -> bool:
