@@ -132,7 +132,7 @@ def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None
 
 
 def test_few_long_lines_are_held_in_memory(folder: Folder) -> None:
-    long = '{"text": "%s"}\n' % ("a" * 6_000_000)  # noqa: UP031 - braces
+    long = '{"text": "%s"}\n' % ("a" * 6_000_000)
     got = folder.read(long * 2 + '{"text": "b", "id": "x"}\n', "corpus.jsonl")
     assert (got.reader.plan.columns, len(got.records)) == (("text", "id"), 3)
     got = folder.read(long * 3 + '{"text": "b", "id": "x"}\n', "corpus.jsonl")
