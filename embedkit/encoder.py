@@ -217,7 +217,7 @@ class Encoder:
         """
         if isinstance(texts, str):
             raise TypeError("texts is one string; give a list of texts: encode([text])")
-        parsed = list(dict.fromkeys(parse_view(name, n_layers=self.n_layers) for name in views))
+        parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(max_length=length, prefix=prefix)
@@ -458,14 +458,10 @@ class _ShardRun:
         first: NDArray[np.int64],
         per_text: NDArray[np.int64],
     ) -> Floats:
-        counts = self._counts[used]
-        if pooling is Pooling.MAX:
-            values = np.where(counts[:, None] > 0, values, -np.inf).astype(np.float32)
-            values = np.maximum.reduceat(values, first)
-            values[np.add.reduceat(counts, first) == 0] = 0
-            return values
+        if pooling is Pooling.MAX:  # every one of several windows has tokens that count
+            return np.asarray(np.maximum.reduceat(values, first), np.float32)
         sums = np.add.reduceat(values, first)
-        total = np.add.reduceat(counts, first) if pooling is Pooling.MEAN else per_text
+        total = np.add.reduceat(self._counts[used], first) if pooling is Pooling.MEAN else per_text
         return np.asarray(sums / np.maximum(total, 1).astype(np.float32)[:, None], np.float32)
 
     def _token_rows(

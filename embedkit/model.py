@@ -73,9 +73,10 @@ class PlainModel:
         owner, _, name = (path or "").rpartition(".")
         self._stack = (model.get_submodule(owner), name) if path else None
         self._all_layers = list(getattr(*self._stack)) if self._stack else []
-        with torch.inference_mode():  # transformers hooks the layers that it finds in the first
-            one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)  # call, so that all
-            model(input_ids=one, output_hidden_states=[0])  # must still be there
+        # the first call makes transformers hook the layers that it finds: all must be there
+        with torch.inference_mode():
+            one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+            model(input_ids=one, output_hidden_states=[0])
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer) -> None:

@@ -47,6 +47,7 @@ def fold(text: str) -> str:
         ("", "", []),
         ("a a a", "a a a", ["a", "a", "a"]),
         ("猫が好き", "猫 が [UNK]", ["猫", "が", "好き"]),
+        ("a1 x 2", "a 2 x 1", ["a", "1", "x", "2"]),  # the 2 is not what stands after the a
         ("b a", "missing a", ["b", "a"]),  # a token that is not in the text counts as unknown
     ],
 )

@@ -322,6 +322,7 @@ def test_a_view_named_twice(encoder: Encoder) -> None:
     )
     assert list(ours.views) == ["mean_3"]
     assert list(ours.tokens) == ["3"]
+    assert np.array_equal(ours.views["mean_3"], views["mean_3"])
 
 
 def test_nothing_to_encode(encoder: Encoder) -> None:
