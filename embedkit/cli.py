@@ -209,7 +209,7 @@ def extract(
     """
     from embedkit.extraction import plan_extract, run_plan
     from embedkit.progress import ProgressBar
-    from embedkit.render import json_text, plan_text, result_text
+    from embedkit.render import json_text, plan_text, result_text, stages_text
 
     notify = _notifier(quiet)
     with plan_extract(
@@ -235,6 +235,8 @@ def extract(
                 progress=bar.update,
                 notify=notify,
             )
+    if verbose:
+        click.echo(stages_text(result), err=True)
     if as_json:
         click.echo(json_text({"out": str(result.out), **result.manifest.totals}))
     elif not quiet:
@@ -270,7 +272,7 @@ def info(
 
     encoder = Encoder.load(
         what, revision=revision, offline=offline, device="cpu", precision="fp32",
-        notify=_notifier(quiet),
+        forward="transformers", notify=_notifier(quiet),
     )  # fmt: skip
     model = describe_model(encoder)
     click.echo(json_text(plain(model)) if as_json else model_text(model))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from embedkit.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
 from embedkit.errors import EncodeError, ModelError, UsageError
 from embedkit.model import PRECISIONS, PackedBatch, PlainModel, load_model
+from embedkit.packed import ROWS, PackedModel, fastest
 from embedkit.pooling import combine_layers, first_tokens, max_tokens, sum_tokens
 from embedkit.tokenization import (
     TextTokenizer,
@@ -31,18 +32,19 @@ from embedkit.views import LayerSpec, Pooling, View, parse_view
 __all__ = [
     "BATCH_TOKENS",
     "Encoder",
+    "PendingShard",
     "ShardVectors",
     "choose_device",
     "choose_max_length",
     "choose_precision",
+    "cut_batches",
     "l2_normalize",
-    "plan_batches",
 ]
 
 Floats = NDArray[np.float32]
 
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
-"""Tokens of a batch, padding included, by kind of device."""
+BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
+"""Tokens of a batch by kind of device: on CPU so few that its activations stay in the cache."""
 
 _ENCODE_ROWS = 4_096
 
@@ -65,6 +67,19 @@ class ShardVectors:
     splits: int
 
 
+@dataclass(frozen=True, slots=True)
+class PendingShard:
+    """A shard whose batches have been given to the device.
+
+    Attributes:
+        result: waits for the vectors; may be called once, from any thread.
+        nbytes: bytes that they take.
+    """
+
+    result: Callable[[], ShardVectors]
+    nbytes: int
+
+
 class Encoder:
     """A checkpoint with its tokenizer, ready to turn texts into vectors.
 
@@ -74,14 +89,14 @@ class Encoder:
         model: runs the layers.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         max_length: tokens per sequence where a call does not say.
-        batch_tokens: tokens per batch, padding included.
+        batch_tokens: tokens per batch, with what padding the forward needs.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         tokenizer: TextTokenizer,
-        model: PlainModel,
+        model: PlainModel | PackedModel,
         *,
         precision: str,
         max_length: int,
@@ -105,6 +120,7 @@ class Encoder:
         max_length: int | None = None,
         batch_tokens: int | None = None,
         offline: bool = False,
+        forward: str = "auto",
         notify: Callable[[str], None] = lambda _: None,
     ) -> Encoder:
         """Load a checkpoint by hub id or folder.
@@ -116,20 +132,25 @@ class Encoder:
             precision: ``fp32``, ``bf16``, ``fp16`` or ``auto``; by default fp32 on CPU and bf16
                 on CUDA.
             max_length: tokens per sequence; by default what the checkpoint states.
-            batch_tokens: tokens per batch, padding included; by default by device.
+            batch_tokens: tokens per batch, with what padding the forward needs; by default
+                by device.
             offline: never ask the hub.
+            forward: ``auto``, the padding-free forward where it applies and agrees with the
+                plain one; or ``transformers``, always the plain one.
             notify: called with sentences for the user.
 
         Raises:
             ModelError: the checkpoint cannot be found or used.
             UsageError: the device, precision or length cannot be had.
         """
+        if forward not in ("auto", "transformers"):
+            raise UsageError(f"forward={forward!r}: expected 'auto' or 'transformers'.")
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
         chosen = choose_precision(precision, where)
         tokenizer = load_tokenizer(checkpoint, notify=notify)
         length = choose_max_length(checkpoint, tokenizer, max_length)
-        backend = load_model(
+        plain = load_model(
             checkpoint,
             pad_id=tokenizer.pad_id,
             device=where,
@@ -139,7 +160,7 @@ class Encoder:
         return cls(
             checkpoint,
             tokenizer,
-            backend,
+            fastest(plain, checkpoint, notify=notify) if forward == "auto" else plain,
             precision=chosen,
             max_length=length,
             batch_tokens=batch_tokens or BATCH_TOKENS.get(where.type, BATCH_TOKENS["cpu"]),
@@ -246,7 +267,28 @@ class Encoder:
         special_tokens: bool = True,
         on_tokens: Callable[[int], None] = lambda _: None,
     ) -> ShardVectors:
-        """Run tokenized texts through the model.
+        """Run tokenized texts through the model and wait for their vectors.
+
+        Arguments and errors as for :meth:`start_shard`.
+        """
+        return self.start_shard(
+            texts,
+            views=views,
+            token_layers=token_layers,
+            special_tokens=special_tokens,
+            on_tokens=on_tokens,
+        ).result()
+
+    def start_shard(
+        self,
+        texts: Sequence[TokenizedText],
+        *,
+        views: Sequence[View],
+        token_layers: Sequence[LayerSpec] = (),
+        special_tokens: bool = True,
+        on_tokens: Callable[[int], None] = lambda _: None,
+    ) -> PendingShard:
+        """Run tokenized texts through the model; on CUDA the work goes on when this returns.
 
         Sequences are sorted by length, equal ones run once, and batches are filled up to
         ``batch_tokens``. Of a text in several windows, ``mean`` and ``max`` run over all its
@@ -267,11 +309,12 @@ class Encoder:
         if any(view.pooling is Pooling.POOLER for view in views):
             self.require_pooler()
         if not texts or not (views or token_layers):
-            return self._empty(views, token_layers)
+            empty = self._empty(views, token_layers)
+            return PendingShard(lambda: empty, nbytes=0)
         sequences = _unique_sequences(texts, special_tokens=special_tokens)
         run = _ShardRun(self, sequences, views, token_layers, on_tokens)
         run.all_batches()
-        return run.collect(texts)
+        return PendingShard(lambda: run.collect(texts), nbytes=run.nbytes)
 
     def require_pooler(self) -> None:
         """Raise a :class:`ModelError` if the checkpoint has no pooler weights."""
@@ -340,7 +383,7 @@ def _counted(
 
 
 class _ShardRun:
-    """Buffers of one shard while its batches run."""
+    """One shard: its sequences in order of length on the model's device, and its results."""
 
     def __init__(
         self,
@@ -357,77 +400,147 @@ class _ShardRun:
         self._token_layers = list(dict.fromkeys(token_layers))
         self._on_tokens = on_tokens
         self._splits = 0
-        self._lengths = np.array([len(w.ids) for w in sequences.windows], np.int64)
-        self._counts = np.array(
-            [len(w.ids) if k is None else len(k)
-             for w, k in zip(sequences.windows, sequences.kept, strict=True)], np.int64,
-        )  # fmt: skip
-        n = len(sequences.windows)
-        self._vectors = _block(n, {v.name: v.layer.width(encoder.width) for v in views})
-        self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
-        total = int(self._starts[-1])
-        self._tokens = _block(total, {s.name: s.width(encoder.width) for s in token_layers})
         specs = {*(v.layer for v in views), *token_layers}
         self._specs = sorted(specs, key=lambda s: (s.layers[-1], s.layers, s.combination or ""))
         self._layers = sorted({layer for spec in specs for layer in spec.layers})
+        self._last_use = {layer: spec.layers[-1] for spec in self._specs for layer in spec.layers}
+        self._first_only = self._wants_first_only()
+        self._lay_out()
+        n = len(sequences.windows)
+        widths = {v.name: v.layer.width(encoder.width) for v in self._views}
+        self._vectors = _block(n, widths, self._model.device)
+        widths = {s.name: s.width(encoder.width) for s in self._token_layers}
+        self._tokens = _block(int(self._starts[-1]), widths, self._model.device)
+        buffers = (*self._vectors.values(), *self._tokens.values())
+        self.nbytes = sum(tensor.nbytes for tensor in buffers)
+        self._launched: torch.cuda.Event | None = None
+
+    def _wants_first_only(self) -> bool:
+        """Whether of the highest layer nothing but the first tokens is asked for."""
+        users = [spec for spec in self._specs if self._layers[-1] in spec.layers]
+        poolings = {view.pooling for view in self._views if view.layer in users}
+        return (
+            all(len(spec.layers) == 1 for spec in users)
+            and not any(spec in self._token_layers for spec in users)
+            and poolings <= {Pooling.CLS, Pooling.POOLER}
+        )
+
+    def _lay_out(self) -> None:
+        """Put the sequences one after the other, longest first, ties in input order."""
+        windows, kept = self._sequences.windows, self._sequences.kept
+        lengths = np.array([len(w.ids) for w in windows], np.int64)
+        self._counts = np.array(
+            [len(w.ids) if k is None else len(k) for w, k in zip(windows, kept, strict=True)],
+            np.int64,
+        )
+        order = np.argsort(-lengths, kind="stable")
+        self._lengths = lengths[order]
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])  # in input order
+        self._begins = np.concatenate([[0], np.cumsum(self._lengths)])  # in order of length
+        self._counted = np.concatenate([[0], np.cumsum(self._counts[order])])
+        whole = all(k is None for k in kept)
+        rows = np.arange(self._begins[-1])
+        if not whole:
+            pieces = [
+                begin + (np.arange(length) if (k := kept[i]) is None else k)
+                for i, begin, length in zip(order, self._begins[:-1], self._lengths, strict=True)
+            ]
+            rows = np.concatenate(pieces)
+        self._ids = self._sent(np.concatenate([windows[i].ids for i in order]))
+        self._types = self._sent(np.concatenate([windows[i].type_ids for i in order]))
+        self._offsets = self._sent(self._begins)
+        self._rows = self._sent(rows)
+        self._bags = self._sent(self._counted)
+        self._places = self._sent(order)
+        if self._token_layers:
+            shift = np.repeat(self._starts[order] - self._begins[:-1], self._lengths)
+            self._token_places = self._sent(np.arange(self._begins[-1]) + shift)
+
+    def _sent(self, values: NDArray[Any]) -> torch.Tensor:
+        """An array of integers on the model's device; the host does not wait for the copy."""
+        tensor = torch.from_numpy(values.astype(np.int64))
+        if self._model.device.type == "cuda":
+            return tensor.pin_memory().to(self._model.device, non_blocking=True)
+        return tensor
 
     def all_batches(self) -> None:
-        for chosen in plan_batches(self._lengths, self._budget):
-            self._run(chosen)
+        for start, stop in cut_batches(self._lengths, self._budget, padded=self._model.pads):
+            self._run(start, stop)
+        if self._model.device.type == "cuda":
+            self._launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._launched.record(torch.cuda.current_stream(self._model.device))
 
-    def _run(self, chosen: NDArray[np.int64]) -> None:
+    def _run(self, start: int, stop: int) -> None:
         """Run one batch; halve it by sequences, always in the same way, if memory runs out."""
         try:
-            self._forward(chosen)
+            self._forward(start, stop)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            if len(chosen) == 1:
+            if stop - start == 1:
                 raise EncodeError(
-                    f"memory does not suffice for one sequence of {self._lengths[chosen[0]]} "
+                    f"memory does not suffice for one sequence of {self._lengths[start]} "
                     "tokens. Use a smaller --max-length, or another device."
                 ) from error
         else:
-            self._on_tokens(int(self._lengths[chosen].sum()))
+            self._on_tokens(int(self._begins[stop] - self._begins[start]))
             return
         self._splits += 1
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
-        middle = len(chosen) // 2
-        self._run(chosen[:middle])
-        self._run(chosen[middle:])
+        middle = (start + stop) // 2
+        self._run(start, middle)
+        self._run(middle, stop)
 
-    def _forward(self, chosen: NDArray[np.int64]) -> None:
-        windows = [self._sequences.windows[i] for i in chosen]
+    def _forward(self, start: int, stop: int) -> None:
+        begin, end = int(self._begins[start]), int(self._begins[stop])
         batch = PackedBatch(
-            ids=torch.from_numpy(np.concatenate([w.ids for w in windows]).astype(np.int64)),
-            type_ids=torch.from_numpy(
-                np.concatenate([w.type_ids for w in windows]).astype(np.int64)
-            ),
-            lengths=torch.from_numpy(self._lengths[chosen]),
+            ids=self._ids[begin:end],
+            type_ids=self._types[begin:end],
+            offsets=self._offsets[start : stop + 1] - begin,
+            lengths=tuple(self._lengths[start:stop].tolist()),
         )
-        rows, bags = self._counted_rows(chosen, batch)
-        pooler = _BatchPooler(self, batch, chosen, rows, bags)
-        self._model.forward(batch, self._layers, pooler.on_layer)
+        counted = slice(int(self._counted[start]), int(self._counted[stop]))
+        rows = self._rows[counted] - begin
+        bags = self._bags[start:stop] - counted.start
+        held: dict[int, torch.Tensor] = {}
 
-    def _counted_rows(
-        self, chosen: NDArray[np.int64], batch: PackedBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        offsets = batch.offsets.numpy()
-        kept = [self._sequences.kept[i] for i in chosen]
-        if all(k is None for k in kept):
-            rows = np.arange(int(batch.lengths.sum()))
-        else:
-            rows = np.concatenate(
-                [
-                    start + (np.arange(length) if k is None else k)
-                    for start, length, k in zip(offsets, self._lengths[chosen], kept, strict=True)
-                ]
-            )
-        counts = self._counts[chosen]
-        device = self._model.device
-        bags = np.cumsum(counts) - counts
-        return torch.from_numpy(rows).to(device), torch.from_numpy(bags).to(device)
+        def on_layer(layer: int, hidden: torch.Tensor) -> None:
+            held[layer] = hidden
+            firsts = batch.offsets[:-1]
+            if self._first_only and layer == self._layers[-1]:
+                firsts = torch.arange(stop - start, device=hidden.device)
+            for spec in self._specs:
+                if spec.layers[-1] != layer:
+                    continue
+                states = combine_layers([held[i] for i in spec.layers], spec.combination)
+                for view in self._views:
+                    if view.layer == spec:
+                        pooled = self._pool(view.pooling, states, rows, bags, firsts)
+                        self._vectors[view.name].index_copy_(0, self._places[start:stop], pooled)
+                if spec in self._token_layers:
+                    places = self._token_places[begin:end]
+                    self._tokens[spec.name].index_copy_(0, places, states.float())
+            for unused in [i for i in held if self._last_use[i] <= layer]:
+                del held[unused]
+
+        self._model.forward(batch, self._layers, on_layer, first_only=self._first_only)
+
+    def _pool(
+        self,
+        pooling: Pooling,
+        states: torch.Tensor,
+        rows: torch.Tensor,
+        bags: torch.Tensor,
+        firsts: torch.Tensor,
+    ) -> torch.Tensor:
+        if pooling is Pooling.MEAN:  # sums; divided when the windows of a text are together
+            return sum_tokens(states, rows, bags)
+        if pooling is Pooling.MAX:
+            return max_tokens(states, rows, bags)
+        if pooling is Pooling.POOLER:
+            return self._model.pool(states[firsts])
+        return first_tokens(states, firsts)
 
     def collect(self, texts: Sequence[TokenizedText]) -> ShardVectors:
         """Put the sequences' results back to the texts they belong to."""
@@ -435,7 +548,7 @@ class _ShardRun:
         per_text = np.array(self._sequences.per_text, np.int64)
         first = np.cumsum(per_text) - per_text
         views = {}
-        gathered = _gathered(self._vectors, used)
+        gathered = _gathered(self._on_host(self._vectors), used)
         for view in self._views:
             values = gathered[view.name]
             if len(used) == len(texts):
@@ -446,9 +559,21 @@ class _ShardRun:
             views[view.name] = values
         tokens = {}
         if self._token_layers:
-            index = self._token_rows(texts, used)
-            tokens = _gathered(self._tokens, index)
+            tokens = _gathered(self._on_host(self._tokens), self._token_rows(texts, used))
         return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
+
+    def _on_host(self, matrices: dict[str, torch.Tensor]) -> dict[str, Floats]:
+        """The results as arrays. From a device they are copied beside its further work."""
+        if self._launched is None:
+            return {name: matrix.numpy() for name, matrix in matrices.items()}
+        copies = {n: torch.empty(m.shape, pin_memory=True) for n, m in matrices.items()}
+        stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._launched)
+            for name, copy in copies.items():
+                copy.copy_(matrices[name], non_blocking=True)
+        stream.synchronize()
+        return {name: copy.numpy() for name, copy in copies.items()}
 
     def _over_windows(
         self,
@@ -483,107 +608,60 @@ class _ShardRun:
         return np.concatenate(pieces)
 
 
-def _block(rows: int, widths: dict[str, int]) -> dict[str, Floats]:
-    """Empty ``(rows, width)`` matrices that share one piece of memory.
+def _block(rows: int, widths: dict[str, int], device: torch.device) -> dict[str, torch.Tensor]:
+    """Empty ``(rows, width)`` float32 matrices that share one piece of memory.
 
     One large piece goes back to the system when the shard is done; many pieces of a few megabytes
     would be scattered over the heap between the model's own temporaries and make it grow.
     """
-    memory = np.empty(rows * sum(widths.values()), np.float32)
-    matrices = {}
-    start = 0
-    for name, width in widths.items():
-        matrices[name] = memory[start : start + rows * width].reshape(rows, width)
-        start += rows * width
-    return matrices
+    memory = torch.empty(rows * sum(widths.values()), dtype=torch.float32, device=device)
+    ends = np.cumsum([rows * width for width in widths.values()])
+    return {
+        name: memory[end - rows * width : end].view(rows, width)
+        for (name, width), end in zip(widths.items(), ends.tolist(), strict=True)
+    }
 
 
-def _gathered(matrices: dict[str, Floats], index: NDArray[np.int64]) -> dict[str, Floats]:
+def _gathered(arrays: dict[str, Floats], index: NDArray[np.int64]) -> dict[str, Floats]:
     """Rows ``index`` of every matrix; the matrices themselves where that is all rows in order."""
-    rows = len(next(iter(matrices.values()))) if matrices else 0
+    rows = len(next(iter(arrays.values()))) if arrays else 0
     if np.array_equal(index, np.arange(rows)):
-        return matrices
-    result = _block(len(index), {name: m.shape[1] for name, m in matrices.items()})
-    for name, matrix in matrices.items():
-        np.take(matrix, index, axis=0, out=result[name])
+        return arrays
+    widths = {name: array.shape[1] for name, array in arrays.items()}
+    result = {n: t.numpy() for n, t in _block(len(index), widths, torch.device("cpu")).items()}
+    for name, array in arrays.items():
+        np.take(array, index, axis=0, out=result[name])
     return result
 
 
-class _BatchPooler:
-    """Takes the layers of one batch as they come and fills the shard's buffers."""
-
-    def __init__(
-        self,
-        run: _ShardRun,
-        batch: PackedBatch,
-        chosen: NDArray[np.int64],
-        rows: torch.Tensor,
-        bags: torch.Tensor,
-    ) -> None:
-        self._run = run
-        self._chosen = chosen
-        self._rows = rows
-        self._bags = bags
-        self._offsets = batch.offsets.to(rows.device)
-        self._lengths = batch.lengths.numpy()
-        self._held: dict[int, torch.Tensor] = {}
-        self._last_use = {
-            layer: spec.layers[-1] for spec in run._specs for layer in spec.layers
-        }  # specs ascend by their highest layer, so the last assignment is the latest use
-
-    def on_layer(self, layer: int, hidden: torch.Tensor) -> None:
-        self._held[layer] = hidden
-        for spec in self._run._specs:
-            if spec.layers[-1] == layer:
-                states = combine_layers([self._held[i] for i in spec.layers], spec.combination)
-                self._sentences(spec, states)
-                if spec.name in self._run._tokens and spec in self._run._token_layers:
-                    self._token_rows(spec, states)
-        self._held = {i: h for i, h in self._held.items() if self._last_use[i] > layer}
-
-    def _sentences(self, spec: LayerSpec, states: torch.Tensor) -> None:
-        run = self._run
-        for view in run._views:
-            if view.layer == spec:
-                run._vectors[view.name][self._chosen] = self._pool(view.pooling, states).cpu()
-
-    def _pool(self, pooling: Pooling, states: torch.Tensor) -> torch.Tensor:
-        if pooling is Pooling.MEAN:  # sums; divided when the windows of a text are together
-            return sum_tokens(states, self._rows, self._bags)
-        if pooling is Pooling.MAX:
-            return max_tokens(states, self._rows, self._bags)
-        if pooling is Pooling.POOLER:
-            return self._run._model.pool(states[self._offsets])
-        return first_tokens(states, self._offsets)
-
-    def _token_rows(self, spec: LayerSpec, states: torch.Tensor) -> None:
-        buffer = self._run._tokens[spec.name]
-        values = states.float().cpu().numpy()
-        start = 0
-        for index, length in zip(self._chosen, self._lengths, strict=True):
-            at = self._run._starts[index]
-            buffer[at : at + length] = values[start : start + length]
-            start += length
-
-
-def plan_batches(lengths: NDArray[np.int64], budget: int) -> list[NDArray[np.int64]]:
-    """Fill batches with sequences of similar length.
+def cut_batches(lengths: NDArray[np.int64], budget: int, *, padded: bool) -> list[tuple[int, int]]:
+    """Cut sequences in order of length into batches.
 
     Args:
-        lengths: ``(n,)`` tokens of each sequence.
-        budget: most tokens of a batch, padding to its longest sequence included; a sequence that
-            alone exceeds it makes a batch by itself.
+        lengths: ``(n,)`` tokens of each sequence, longest first.
+        budget: most tokens of a batch; a sequence that alone exceeds it makes a batch by itself.
+        padded: whether the forward pads to the longest sequence of the batch, which counts then.
+            One that does not fills a batch up to a multiple of :data:`~embedkit.packed.ROWS`;
+            of the cuts that use seven eighths of the budget, the one that needs least of that.
 
     Returns:
-        Indexes into ``lengths`` for each batch, longest sequences first, ties in input order.
+        Start and stop of each batch.
     """
-    order = np.argsort(-lengths, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(lengths)])
     batches = []
     start = 0
-    while start < len(order):
-        longest = max(int(lengths[order[start]]), 1)
-        stop = start + max(budget // longest, 1)
-        batches.append(order[start:stop])
+    while start < len(lengths):
+        if padded:
+            stop = min(start + budget // max(int(lengths[start]), 1), len(lengths))
+        else:
+            stop = int(np.searchsorted(ends, ends[start] + budget, side="right")) - 1
+        stop = max(stop, start + 1)
+        if not padded and stop < len(lengths):
+            tokens = ends[start + 1 : stop + 1] - ends[start]
+            waste = (-tokens % ROWS) / tokens
+            waste[tokens < budget * 7 // 8] = 1
+            stop -= int(np.argmin(waste[::-1]))
+        batches.append((start, stop))
         start = stop
     return batches
 

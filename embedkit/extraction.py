@@ -2,7 +2,8 @@
 
 The whole input is read and parsed on every run, also on one that resumes: that is cheap beside
 the encoder, it lets records be counted exactly, and nothing but the shards themselves has to say
-where an earlier run stopped.
+where an earlier run stopped. Reading and tokenizing run ahead of the encoder, and writing behind
+it, in threads of their own; a shard is made by one thread at a time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,9 +34,10 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
-from embedkit.encoder import Encoder, ShardVectors, l2_normalize
+from embedkit.encoder import Encoder, PendingShard, ShardVectors, l2_normalize
 from embedkit.errors import CorpusError, UsageError, did_you_mean
 from embedkit.jobs import Job, JobFolder, already_complete, open_job
+from embedkit.pipeline import Clock, StageTime, Writers, ahead
 from embedkit.pooling import SUBTOKENS
 from embedkit.schema import RESERVED, STORAGE, Footer, cast_for_storage, shard_bytes
 from embedkit.store import Manifest, read_manifest
@@ -50,6 +53,7 @@ FORMAT_VERSION = 1
 _SHARD_BYTES = 64 << 20
 _MAX_SHARD_ROWS = 16_384
 _TYPICAL_TOKENS = 32
+_BYTES_WAITING = 192 << 20
 
 Storage = Literal["float32", "float16", "compact"]
 
@@ -126,7 +130,7 @@ class ExtractResult:
         tokens_fresh: tokens that this run encoded.
         resumed_shards: shards that an earlier run had finished.
         was_complete: the dataset was already there, and nothing was done.
-        notices: sentences for the user.
+        stages: how busy reading, tokenizing, encoding and writing were.
     """
 
     out: Path
@@ -135,7 +139,7 @@ class ExtractResult:
     tokens_fresh: int
     resumed_shards: int
     was_complete: bool = False
-    notices: tuple[str, ...] = field(default=())
+    stages: tuple[StageTime, ...] = ()
 
 
 def extract(
@@ -321,11 +325,27 @@ def run_plan(
         run = _Run(plan, job, folder, progress, notify)
         manifest = run.all_shards(started)
     seconds = time.monotonic() - started
-    return ExtractResult(plan.out, manifest, seconds, run.fresh, run.resumed)
+    return ExtractResult(plan.out, manifest, seconds, run.fresh, run.resumed, stages=run.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What is known of a shard before it is encoded; ``done`` if an earlier run made it."""
+
+    number: int
+    records: list[Record]
+    texts: list[TokenizedText]
+    done: Footer | None
+
+    @property
+    def tokens(self) -> int:
+        if self.done is not None:
+            return self.done.ledger["tokens_kept"]
+        return sum(text.n_kept for text in self.texts)
 
 
 class _Run:
-    """The loop over shards."""
+    """The shards of one job, from records to files."""
 
     def __init__(
         self,
@@ -341,29 +361,74 @@ class _Run:
         self._progress = progress
         self._notify = notify
         self._reader = CorpusReader(plan.corpus)
-        self._ledger: dict[str, int] = {}
-        self._done = self._seen = 0
+        self._clock = Clock()
+        self._ledger: Counter[str] = Counter()
+        self._done = self._seen = self._expected = 0
         self.fresh = 0
         self.resumed = 0
+        self.stages: tuple[StageTime, ...] = ()
 
     def all_shards(self, started: float) -> Manifest:
         layout = self._folder.layout
         rejects = layout.scratch / "rejects.partial"
         self._log("started", 0.0)
         number = 0
-        with rejects.open("w", encoding="utf-8", newline="\n") as sink:
-            for number, records in enumerate(self._shards(sink)):
-                self._shard(number, records)
+        writers: Writers[dict[str, int]] = Writers(bytes_waiting=_BYTES_WAITING)
+        with (
+            rejects.open("w", encoding="utf-8", newline="\n") as sink,
+            writers,
+            ahead(self._prepared(sink)) as shards,
+        ):
+            for shard in shards:
+                number = shard.number
+                if shard.done is not None:
+                    self._pass_over(shard, shard.done)
+                else:
+                    self._encode(shard, writers)
+            for ledger in writers.results():
+                self._ledger.update(ledger)
             with fsio.storage_errors(layout.rejects):
                 sink.flush()
         for file in self._plan.corpus.files:
             file.check_unchanged()
         fsio.publish_file(rejects, layout.rejects)
+        self.stages = self._clock.stages(
+            {"read": 1, "tokenize": 1, "encode": 1, "write": writers.threads}
+        )
         self._log("finished", time.monotonic() - started)
         self._tell_about_texts()
         return self._folder.finish(
             n_shards=number + 1, totals=self._totals(), names=_names(self._plan)
         )
+
+    def _prepared(self, rejects: Any) -> Iterator[_Shard]:
+        """Shards read and tokenized, in order; those of an earlier run checked instead."""
+        plan = self._plan
+        shards = self._shards(rejects)
+        number = 0
+        while True:
+            with self._clock("read"):
+                records = next(shards, None)
+                done = None if records is None else self._folder.finished(number)
+            if records is None:
+                return
+            texts = []
+            if done is not None:
+                self._check_rows(done, records)
+            else:
+                with self._clock("tokenize"):
+                    texts = plan.encoder.tokenizer.encode(
+                        [r.text for r in records],
+                        [str(r.text_pair) for r in records] if plan.corpus.text_pair else None,
+                        settings=plan.tokenizer,
+                        offsets=plan.needs_offsets,
+                    )
+            shard = _Shard(number, records, texts, done)
+            self._seen += shard.tokens
+            share = share_read(self._reader)
+            self._expected = int(self._seen / share) if 0 < share < 1 else self._seen
+            yield shard
+            number += 1
 
     def _shards(self, rejects: Any) -> Iterator[list[Record]]:
         """Lists of ``shard_rows`` accepted records; at least one, even if it is empty."""
@@ -381,42 +446,38 @@ class _Run:
         if records or not yielded:
             yield records
 
-    def _shard(self, number: int, records: list[Record]) -> None:
-        done = self._folder.finished(number)
-        if done is not None:
-            self._check_rows(done, records)
-            self.resumed += 1
-            self._done += done.ledger["tokens_kept"]
-            self._seen += done.ledger["tokens_kept"]
-            self._add(done.ledger)
-            self._report(number)
-            return
+    def _pass_over(self, shard: _Shard, done: Footer) -> None:
+        self.resumed += 1
+        self._done += shard.tokens
+        self._ledger.update(done.ledger)
+        self._report(shard.number)
+
+    def _encode(self, shard: _Shard, writers: Writers[dict[str, int]]) -> None:
         plan = self._plan
-        texts = plan.encoder.tokenizer.encode(
-            [r.text for r in records],
-            [str(r.text_pair) for r in records] if plan.corpus.text_pair else None,
-            settings=plan.tokenizer,
-            offsets=plan.needs_offsets,
-        )
-        self._seen += sum(t.n_kept for t in texts)
-        shard_tokens = sum(t.n_kept for t in texts)
-        before = self._done
+        before, shard_tokens = self._done, shard.tokens
 
         def on_tokens(count: int) -> None:
             self._done = min(self._done + count, before + shard_tokens)
             self.fresh += count
-            self._report(number)
+            self._report(shard.number)
 
-        vectors = plan.encoder.encode_shard(
-            texts,
-            views=plan.views,
-            token_layers=plan.token_layers,
-            special_tokens=plan.special_tokens,
-            on_tokens=on_tokens,
-        )
+        with self._clock("encode"):
+            vectors = plan.encoder.start_shard(
+                shard.texts,
+                views=plan.views,
+                token_layers=plan.token_layers,
+                special_tokens=plan.special_tokens,
+                on_tokens=on_tokens,
+            )
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
-        self._commit(number, records, texts, vectors)
-        self._report(number)
+        writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
+        self._report(shard.number)
+
+    def _write(self, shard: _Shard, pending: PendingShard) -> dict[str, int]:
+        """Build the files of a shard and make them durable; returns its counts."""
+        vectors = pending.result()
+        with self._clock("write"):
+            return self._commit(shard.number, shard.records, shard.texts, vectors)
 
     def _commit(
         self,
@@ -424,7 +485,7 @@ class _Run:
         records: list[Record],
         texts: list[TokenizedText],
         vectors: ShardVectors,
-    ) -> None:
+    ) -> dict[str, int]:
         plan = self._plan
         rows = np.array([r.row for r in records], np.int64)
         ledger = ledger_of(texts, plan.encoder.tokenizer, limit=plan.tokenizer.max_length)
@@ -457,7 +518,7 @@ class _Run:
         own = footer(len(rows), companions)
         sentences = shard_bytes(scalars, views, footer=own, storage=plan.storage)
         self._folder.commit(number, own, sentences, others)
-        self._add(ledger)
+        return ledger
 
     def _other_tables(
         self,
@@ -501,14 +562,9 @@ class _Run:
                 f"the corpus now gives {ends[0]} to {ends[1]}. Start over with --overwrite."
             )
 
-    def _add(self, ledger: Any) -> None:
-        for name, count in ledger.items():
-            self._ledger[name] = self._ledger.get(name, 0) + count
-
     def _report(self, number: int) -> None:
-        share = share_read(self._reader)
-        total = self._seen if share >= 1 else int(self._seen / share) if share > 0 else self._seen
-        self._progress(Progress(self._done, max(total, self._done), self.fresh, number))
+        total = max(self._expected, self._done)
+        self._progress(Progress(self._done, total, self.fresh, number))
 
     def _totals(self) -> dict[str, Any]:
         counts = self._reader.counts
@@ -523,7 +579,7 @@ class _Run:
             "not_nfc": counts.not_nfc,
             "fields_with_quotes": counts.fields_with_quotes,
             "fields_csv_quoted": counts.fields_csv_quoted,
-            "ledger": self._ledger,
+            "ledger": dict(self._ledger),
         }
 
     def _tell_about_texts(self) -> None:
@@ -551,6 +607,7 @@ class _Run:
             "seconds": round(seconds, 3),
             "tokens_encoded": self.fresh,
             "shards_found": self.resumed,
+            "stages": {stage.name: round(stage.seconds, 3) for stage in self.stages},
         }
         with fsio.storage_errors(self._folder.layout.log), self._folder.layout.log.open("a") as log:
             log.write(json.dumps(entry) + "\n")
@@ -649,6 +706,7 @@ def _environment(encoder: Encoder) -> dict[str, Any]:
         "tokenizers": tokenizers.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "forward": encoder.model.name,
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

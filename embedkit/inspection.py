@@ -114,7 +114,15 @@ class DatasetInfo:
 
 
 def describe_model(encoder: Encoder) -> ModelInfo:
-    """Describe a loaded checkpoint."""
+    """Describe a loaded checkpoint.
+
+    Args:
+        encoder: loaded with ``forward="transformers"``, which keeps the modules as they are.
+    """
+    from embedkit.model import PlainModel  # loads torch, which a dataset does not need
+
+    if not isinstance(encoder.model, PlainModel):
+        raise TypeError('expected an encoder loaded with forward="transformers"')
     checkpoint, tokenizer = encoder.checkpoint, encoder.tokenizer
     pooler = encoder.model.pooler
     pooler_parameters = sum(p.numel() for p in pooler.parameters()) if pooler is not None else 0

@@ -8,9 +8,11 @@ finished folder, and deleted after it has its final name; nothing outside of the
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,7 +99,7 @@ def open_job(
 
 
 class JobFolder:
-    """A job under way."""
+    """A job under way. Several threads may check and commit shards, each its own."""
 
     def __init__(self, layout: Layout, out: Path, job: Job, *, overwrite: bool) -> None:
         self.layout = layout
@@ -106,6 +108,7 @@ class JobFolder:
         self._overwrite = overwrite
         self._files: dict[str, dict[str, Any]] = {}
         self._environments: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
 
     def finished(self, number: int) -> Footer | None:
         """The footer of a shard that is there, whole and of this job; ``None`` to make it."""
@@ -155,7 +158,7 @@ class JobFolder:
         manifest = Manifest(
             fingerprint=self._job.fingerprint,
             job=self._job.settings,
-            environments=list(self._environments.values()),
+            environments=sorted(self._environments.values(), key=lambda e: int(e["shards"][0])),
             totals=totals,
             files=dict(sorted(self._files.items())),
             names=names,
@@ -202,8 +205,9 @@ class JobFolder:
             }
         environment = dict(footer.job["environment"])
         key = json.dumps(environment, sort_keys=True)
-        entry = self._environments.setdefault(key, {"environment": environment, "shards": []})
-        entry["shards"].append(number)
+        with self._lock:
+            entry = self._environments.setdefault(key, {"environment": environment, "shards": []})
+            bisect.insort(entry["shards"], number)
 
     def _refuse_extra_files(self, n_shards: int) -> None:
         """Whatever else lies among the shards, readers that open the folder would take for one."""

@@ -2,13 +2,14 @@
 
 Whatever runs the layers takes a :class:`PackedBatch` (ids in) and calls back with the hidden
 states of each layer asked for, packed without padding (hidden states out). :class:`PlainModel` does
-it by the transformers forward.
+it by the transformers forward, for every architecture; :mod:`embedkit.packed` does it without any
+padding for those that it knows.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,23 +42,30 @@ class PackedBatch:
     """Sequences for the model, one after the other without padding.
 
     Attributes:
-        ids: ``(tokens,)`` int64.
-        type_ids: ``(tokens,)`` int64 segment ids.
-        lengths: ``(sequences,)`` int64 tokens of each sequence.
+        ids: ``(tokens,)`` int64, on the model's device.
+        type_ids: ``(tokens,)`` int64 segment ids, on the model's device.
+        offsets: ``(sequences + 1,)`` int64, on the model's device: where each sequence begins,
+            and where the last one ends.
+        lengths: tokens of each sequence, on the host, so that nothing waits for the device.
     """
 
     ids: Tensor
     type_ids: Tensor
-    lengths: Tensor
+    offsets: Tensor
+    lengths: tuple[int, ...]
 
-    @property
-    def offsets(self) -> Tensor:
-        """``(sequences,)`` int64, where each sequence begins."""
-        return torch.cumsum(self.lengths, 0) - self.lengths
+    @classmethod
+    def of(cls, ids: Tensor, type_ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
+        """A batch from its tokens and the lengths of its sequences."""
+        ends = torch.tensor([0, *lengths], device=ids.device).cumsum(0)
+        return cls(ids, type_ids, ends, tuple(lengths))
 
 
 class PlainModel:
     """The transformers forward, with padding added and removed inside."""
+
+    name = "transformers"
+    pads = True
 
     def __init__(
         self, model: Any, checkpoint: Checkpoint, *, pad_id: int, pooler: nn.Module | None
@@ -67,34 +75,54 @@ class PlainModel:
         self.device = next(model.parameters()).device
         self.pooler = pooler
         self.module = model
+        self.dtype = next(model.parameters()).dtype
+        self.n_parameters = sum(p.numel() for p in model.parameters())
+        self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
         self._pad_id = pad_id
         self._takes_types = "token_type_ids" in _forward_arguments(model)
         path = _CUTTABLE.get(checkpoint.model_type)
         owner, _, name = (path or "").rpartition(".")
         self._stack = (model.get_submodule(owner), name) if path else None
-        self._all_layers = list(getattr(*self._stack)) if self._stack else []
+        self.all_layers = list(getattr(*self._stack)) if self._stack else []
         # the first call makes transformers hook the layers that it finds: all must be there
         with torch.inference_mode():
             one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
             model(input_ids=one, output_hidden_states=[0])
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, layers: Collection[int], on_layer: OnLayer) -> None:
+    def forward(
+        self,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool = False,
+    ) -> None:
         """Run the batch and call ``on_layer(layer, hidden)`` for each layer asked for, ascending.
 
         ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. Layers above the
         highest one asked for are not computed where the architecture allows.
+
+        Args:
+            batch: the sequences.
+            layers: 0 is the embedding output.
+            on_layer: receives the hidden states.
+            first_only: of the highest layer, only the first token of every sequence is wanted:
+                its ``hidden`` is ``(sequences, width)``.
         """
         order = sorted(layers)
         self._run_only(max(order[-1], 1))
-        mask = _mask(batch.lengths).to(self.device)
+        lengths = torch.tensor(batch.lengths, device=self.device)
+        mask = (torch.arange(max(batch.lengths), device=self.device) < lengths.unsqueeze(1)).long()
         inputs = {"input_ids": self._padded(batch.ids, mask, self._pad_id), "attention_mask": mask}
         if self._takes_types:
             inputs["token_type_ids"] = self._padded(batch.type_ids, mask, 0)
         output = self.module(**inputs, output_hidden_states=order)
         kept = mask.bool()
         for layer in order:
-            on_layer(layer, output.hidden_states[layer][kept])
+            hidden = output.hidden_states[layer]
+            first = first_only and layer == order[-1]
+            on_layer(layer, hidden[:, 0] if first else hidden[kept])
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
@@ -111,11 +139,11 @@ class PlainModel:
         if self._stack:
             module, name = self._stack
             if len(getattr(module, name)) != count:
-                setattr(module, name, nn.ModuleList(self._all_layers[:count]))
+                setattr(module, name, nn.ModuleList(self.all_layers[:count]))
 
     def _padded(self, values: Tensor, mask: Tensor, fill: int) -> Tensor:
         padded = torch.full(mask.shape, fill, dtype=torch.int64, device=self.device)
-        padded[mask.bool()] = values.to(self.device)
+        padded[mask.bool()] = values
         return padded
 
 
@@ -188,11 +216,6 @@ def load_model(
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
     model.eval().to(device)
     return PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler and pooler.eval().to(device))
-
-
-def _mask(lengths: Tensor) -> Tensor:
-    longest = int(lengths.max())
-    return (torch.arange(longest) < lengths.unsqueeze(1)).long()
 
 
 def _forward_arguments(model: Any) -> set[str]:

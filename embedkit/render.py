@@ -11,6 +11,7 @@ from unicodedata import east_asian_width
 
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.inspection import open_lines
+from embedkit.pipeline import bottleneck
 
 if TYPE_CHECKING:
     from embedkit.estimate import Estimate
@@ -27,6 +28,7 @@ __all__ = [
     "plain",
     "plan_text",
     "result_text",
+    "stages_text",
     "table_text",
 ]
 
@@ -45,6 +47,19 @@ def plan_text(plan: ExtractPlan) -> str:
         "shards": f"{plan.shard_rows} records each, batches of {encoder.batch_tokens} tokens",
     }
     return visible("\n".join(f"{name:8} {line}" for name, line in lines.items()))
+
+
+def stages_text(result: ExtractResult) -> str:
+    """How busy each stage was, and which one the others waited for."""
+    if not result.stages:
+        return ""
+    lines = [
+        f"{stage.name:8} busy {stage.share:4.0%}  {duration_text(stage.seconds)}"
+        + (f" in {stage.threads} threads" if stage.threads > 1 else "")
+        for stage in result.stages
+    ]
+    slowest = bottleneck(result.stages)
+    return "\n".join([*lines, f"bottleneck: {slowest.name}"])
 
 
 def estimate_text(plan: ExtractPlan, cost: Estimate) -> str:

@@ -20,11 +20,12 @@ from embedkit.encoder import (
     ShardVectors,
     choose_device,
     choose_precision,
+    cut_batches,
     l2_normalize,
-    plan_batches,
 )
 from embedkit.errors import EncodeError, ModelError, UsageError
-from embedkit.model import load_model
+from embedkit.model import PlainModel, load_model
+from embedkit.packed import PackedModel
 from embedkit.tokenization import TokenizerSettings
 from embedkit.views import parse_layers, parse_view
 from tests.models import TEXTS, Plain, build_old, distance
@@ -133,19 +134,21 @@ def test_pooling_is_not_mixed_up_between_views(encoder: Encoder) -> None:
         assert distance(vectors, single[name]).max() <= TOLERANCE
 
 
-@given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 600))
+@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 600), st.booleans())
 def test_batches_hold_every_sequence_once_within_the_budget(
-    lengths: list[int], budget: int
+    lengths: list[int], budget: int, padded: bool
 ) -> None:
-    batches = plan_batches(np.array(lengths, np.int64), budget)
-    order = [int(i) for batch in batches for i in batch]
-    assert sorted(order) == list(range(len(lengths)))
-    assert order == sorted(order, key=lambda i: (-lengths[i], i))
-    for batch in batches:
-        longest = max(lengths[i] for i in batch)
-        assert longest * len(batch) <= budget or len(batch) == 1
-    for batch in batches[:-1]:  # none could take one more
-        assert max(lengths[batch[0]], 1) * (len(batch) + 1) > budget
+    lengths.sort(reverse=True)
+    batches = cut_batches(np.array(lengths, np.int64), budget, padded=padded)
+    assert [i for start, stop in batches for i in range(start, stop)] == list(range(len(lengths)))
+
+    def cost(start: int, stop: int) -> int:
+        return lengths[start] * (stop - start) if padded else sum(lengths[start:stop])
+
+    for start, stop in batches:
+        assert cost(start, stop) <= budget or stop - start == 1
+    for start, stop in batches[:-1]:  # none could take one more, or fewer are no worse
+        assert cost(start, stop + 1) > budget or (not padded and cost(start, stop) > budget * 3 / 4)
 
 
 # what is computed, and how often
@@ -156,7 +159,7 @@ def test_batches_hold_every_sequence_once_within_the_budget(
 def test_layers_above_the_highest_are_not_computed(
     family: str, layers: str, needed: int, tiny: Callable[[str], Path]
 ) -> None:
-    encoder = Encoder.load(str(tiny(family)), device="cpu")
+    encoder = Encoder.load(str(tiny(family)), device="cpu", forward="transformers")
     calls = []
     for number, layer in enumerate(layers_of(encoder)):
         layer.register_forward_hook(lambda *_, n=number: calls.append(n))
@@ -166,6 +169,7 @@ def test_layers_above_the_highest_are_not_computed(
 
 def layers_of(encoder: Encoder) -> list[torch.nn.Module]:
     """The transformer layers of the model."""
+    assert isinstance(encoder.model, PlainModel)
     module = encoder.model.module
     return list(
         module.transformer.layer if hasattr(module, "transformer") else module.encoder.layer
@@ -227,12 +231,12 @@ class Limited:
         self.error = error
         self.sizes: list[int] = []
 
-    def __call__(self, batch: Any, layers: Any, on_layer: Any) -> None:
-        size = int(batch.lengths.max()) * len(batch.lengths)
+    def __call__(self, batch: Any, layers: Any, on_layer: Any, **options: Any) -> None:
+        size = max(batch.lengths) * len(batch.lengths)
         if size > self.limit:
             raise self.error()
         self.sizes.append(size)
-        self.real(batch, layers, on_layer)
+        self.real(batch, layers, on_layer, **options)
 
 
 MEMORY_ERRORS: list[Callable[[], Exception]] = [
@@ -285,11 +289,16 @@ def test_other_errors_are_not_taken_for_memory(
 
 @pytest.mark.parametrize("on_long", ["truncate", "window"])
 @pytest.mark.parametrize("view", ["mean_-1", "max_-1", "max_0", "cls_-1", "pooler"])
-def test_nan_reaches_the_vector(tiny_bert: Path, view: str, on_long: str) -> None:
-    encoder = Encoder.load(str(tiny_bert), device="cpu")
+@pytest.mark.parametrize("packed", [True, False])
+def test_nan_reaches_the_vector(tiny_bert: Path, view: str, on_long: str, packed: bool) -> None:
+    encoder = Encoder.load(str(tiny_bert), device="cpu", forward="transformers")
+    plain = encoder.model
+    assert isinstance(plain, PlainModel)
     bad = encoder.tokenizer.hf.convert_tokens_to_ids("猫")
     with torch.no_grad():
-        encoder.model.module.get_input_embeddings().weight[bad] = float("nan")
+        plain.module.get_input_embeddings().weight[bad] = float("nan")
+    if packed:
+        encoder.model = PackedModel(plain, encoder.checkpoint)
     texts = encoder.tokenizer.encode(
         ["a 猫 a", "a a a", "a " * 20], settings=TokenizerSettings(8, on_long=on_long, stride=2)
     )

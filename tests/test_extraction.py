@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit import extraction
-from embedkit.encoder import Encoder
+from embedkit.encoder import Encoder, PendingShard
 from embedkit.errors import CorpusError, DamagedError, EncodeError, ModelError, UsageError
 from embedkit.extraction import Progress
 from embedkit.tokenization import word_spans
@@ -402,14 +402,15 @@ def test_a_flipped_byte_of_a_vector_page_is_noticed(
 def test_numbers_that_cannot_be_stored_are_refused(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, where: str
 ) -> None:
-    genuine = Encoder.encode_shard
+    genuine = Encoder.start_shard
 
-    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> Any:
-        vectors = genuine(self, *args, **kwargs)
-        next(iter(getattr(vectors, where).values()))[2, 5] = value
-        return vectors
+    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
+        vectors = genuine(self, *args, **kwargs).result()
+        values = next(iter(getattr(vectors, where).values()))
+        values[min(2, len(values) - 1), 5] = value
+        return PendingShard(lambda: vectors, nbytes=0)
 
-    monkeypatch.setattr(Encoder, "encode_shard", spoiled)
+    monkeypatch.setattr(Encoder, "start_shard", spoiled)
     reason = "beyond float16" if np.isfinite(value) else "NaN or infinite"
     row = "3" if where == "views" else "1"
     with pytest.raises(EncodeError, match=rf"{reason}.*rows {row}\)"):

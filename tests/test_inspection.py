@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import embedkit
+from embedkit.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
 from embedkit.inspection import _health, describe_dataset, describe_model
 from tests.store_fixtures import (
@@ -19,6 +20,8 @@ from tests.store_fixtures import (
     tiny_model,
     write_tsv,
 )
+
+REAL_LOAD = Encoder.load  # the fixture puts a cached one in its place
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -71,7 +74,7 @@ def test_a_dataset_without_rows_or_texts(tmp_path: Path) -> None:
 
 
 def test_checkpoint() -> None:
-    encoder = load_quickly(str(tiny_model()))
+    encoder = REAL_LOAD(str(tiny_model()), device="cpu", forward="transformers")
     info = describe_model(encoder)
     assert (info.model_type, info.n_layers, info.width, info.positions) == ("bert", 2, 16, 24)
     assert info.source == "folder"
@@ -82,7 +85,10 @@ def test_checkpoint() -> None:
     assert info.parameters == embeddings + 2 * layer + pooler
     top = {name: count for depth, name, _, count in info.parts if depth == 0}
     assert top == {"embeddings": embeddings, "encoder": 2 * layer, "pooler": pooler}
-    assert not describe_model(load_quickly(str(tiny_model(pooler=False)))).has_pooler
+    bare = REAL_LOAD(str(tiny_model(pooler=False)), device="cpu", forward="transformers")
+    assert not describe_model(bare).has_pooler
+    with pytest.raises(TypeError, match=r'expected an encoder loaded with forward="transformers"'):
+        describe_model(load_quickly(str(tiny_model())))
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])

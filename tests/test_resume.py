@@ -19,7 +19,7 @@ import pytest
 
 import embedkit
 from embedkit import extraction, fsio
-from embedkit.encoder import Encoder
+from embedkit.encoder import Encoder, PendingShard
 from embedkit.errors import (
     CorpusError,
     DamagedError,
@@ -759,17 +759,17 @@ def test_a_job_that_stops_at_bad_values_keeps_its_shards(
 ) -> None:
     from embedkit.errors import EncodeError
 
-    genuine = Encoder.encode_shard
+    genuine = Encoder.start_shard
     calls = []
 
-    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> Any:
-        vectors = genuine(self, *args, **kwargs)
+    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
+        vectors = genuine(self, *args, **kwargs).result()
         calls.append(1)
         if len(calls) == 2:
             vectors.views["mean_2"][1, 3] = np.nan
-        return vectors
+        return PendingShard(lambda: vectors, nbytes=0)
 
-    monkeypatch.setattr(Encoder, "encode_shard", spoiled)
+    monkeypatch.setattr(Encoder, "start_shard", spoiled)
     with pytest.raises(
         EncodeError, match=r"mean_2: NaN or infinite values in 1 vectors \(rows 8\)"
     ):
