@@ -43,7 +43,7 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Tokens of a batch by kind of device: on CPU so few that its activations stay in the cache."""
 
 _ENCODE_ROWS = 4_096

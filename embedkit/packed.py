@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -139,9 +140,24 @@ class PackedModel:
         anything of that one but keys, values and the rows of first tokens.
         Arguments as for :meth:`PlainModel.forward <embedkit.model.PlainModel.forward>`.
         """
+        widen = self.device.type == "cpu"
+        finite = self._run(batch, layers, on_layer, first_only=first_only, widen=widen)
+        if widen and not finite:  # a masked key that is NaN would spoil the sequence before it
+            self._run(batch, layers, on_layer, first_only=first_only, widen=False)
+
+    def _run(
+        self,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool,
+        widen: bool,
+    ) -> bool:
+        """As :meth:`forward`; returns whether, on CPU, all that was computed is finite."""
         highest = max(layers)
         tokens = len(batch.ids)
-        spans = _Spans(batch)
+        spans = _Spans(batch, widen=widen)
         hidden = self._embed(batch)
         if 0 in layers:
             first = first_only and highest == 0
@@ -149,10 +165,11 @@ class PackedModel:
         for number, layer in enumerate(self._layers[:highest], 1):
             if first_only and number == highest:
                 on_layer(number, layer.first_tokens(hidden, spans)[: len(batch.lengths)])
-                return
+                break
             hidden = layer(hidden, spans, self._attend)
             if number in layers:
                 on_layer(number, hidden[:tokens])
+        return not widen or bool(hidden.sum().isfinite())
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         e = self._embeddings
@@ -182,7 +199,8 @@ class PackedModel:
 class _Spans:
     """Where the sequences of a batch stand, in the forms that attention wants."""
 
-    def __init__(self, batch: PackedBatch) -> None:
+    def __init__(self, batch: PackedBatch, *, widen: bool) -> None:
+        self.widen = widen
         self.offsets = batch.offsets
         self.starts = batch.offsets[:-1]
         self.longest = max(batch.lengths)
@@ -247,15 +265,42 @@ def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def _attend_runs(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
     """Self-attention inside each sequence, ``(tokens, 3 * width)`` → ``(tokens, width)``."""
     width = qkv.shape[1] // 3
+    size = width // heads
     context = qkv.new_empty(len(qkv), width)
     for start, count, length in spans.runs:
+        keys = key_length(length) if spans.widen else length
+        rows = qkv[start:]
+        missing = (count - 1) * length + keys - len(rows)
+        if missing > 0:
+            rows = torch.cat([rows, rows.new_zeros(missing, 3 * width)])
+        strides = (length * 3 * width, size, 3 * width, 1)
+        origin = rows.storage_offset()
+        query = rows.as_strided((count, heads, length, size), strides, origin)
+        key = rows.as_strided((count, heads, keys, size), strides, origin + width)
+        value = rows.as_strided((count, heads, keys, size), strides, origin + 2 * width)
+        mask = None if keys == length else _mask(length, keys, qkv.dtype)
+        result = scaled_dot_product_attention(query, key, value, attn_mask=mask)
         end = start + count * length
-        view = qkv[start:end].view(count, length, 3, heads, width // heads)
-        query, key, value = view.permute(2, 0, 3, 1, 4).unbind(0)
-        result = scaled_dot_product_attention(query, key, value)
-        context[start:end] = result.transpose(1, 2).reshape(count * length, width)
+        context[start:end].view(count, length, heads, size).copy_(result.transpose(1, 2))
     context[spans.tokens :] = 0
     return context
+
+
+def key_length(length: int) -> int:
+    """Keys and values that attention on CPU reads for a sequence of so many tokens.
+
+    The kernel is up to twice as fast when their number is a multiple of its vector width. What
+    follows a sequence stands there anyway, and a mask takes it out again without cost.
+    """
+    return length if length < 5 or length % 16 < 3 else -(-length // 16) * 16
+
+
+@lru_cache(maxsize=1024)
+def _mask(length: int, keys: int, dtype: torch.dtype) -> Tensor:
+    """``(1, 1, 1, keys)``: 0 for the keys of the sequence, minus infinity for those after it."""
+    mask = torch.zeros(1, 1, 1, keys, dtype=dtype)
+    mask[..., length:] = -math.inf
+    return mask
 
 
 def _attend_varlen(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
