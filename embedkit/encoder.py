@@ -20,6 +20,7 @@ from embedkit.errors import EncodeError, ModelError, UsageError
 from embedkit.model import PRECISIONS, PackedBatch, PlainModel, load_model
 from embedkit.packed import ROWS, PackedModel, fastest
 from embedkit.pooling import combine_layers, first_tokens, max_tokens, sum_tokens
+from embedkit.precision import GAIN, PrecisionTrial, choose_precision, time_products
 from embedkit.tokenization import (
     TextTokenizer,
     TokenizedText,
@@ -36,7 +37,6 @@ __all__ = [
     "ShardVectors",
     "choose_device",
     "choose_max_length",
-    "choose_precision",
     "cut_batches",
     "l2_normalize",
 ]
@@ -129,8 +129,9 @@ class Encoder:
             model: hub id or folder.
             revision: branch, tag or commit of a hub checkpoint.
             device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-            precision: ``fp32``, ``bf16``, ``fp16`` or ``auto``; by default fp32 on CPU and bf16
-                on CUDA.
+            precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (see
+                :func:`~embedkit.precision.choose_precision`); by default fp32 on CPU and bf16 on
+                CUDA.
             max_length: tokens per sequence; by default what the checkpoint states.
             batch_tokens: tokens per batch, with what padding the forward needs; by default
                 by device.
@@ -147,7 +148,7 @@ class Encoder:
             raise UsageError(f"forward={forward!r}: expected 'auto' or 'transformers'.")
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
-        chosen = choose_precision(precision, where)
+        chosen = choose_precision(precision, where, trial=lambda: _trial(checkpoint, notify))
         tokenizer = load_tokenizer(checkpoint, notify=notify)
         length = choose_max_length(checkpoint, tokenizer, max_length)
         plain = load_model(
@@ -692,17 +693,14 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_precision(name: str | None, device: torch.device) -> str:
-    """The precision to compute in; by default and by ``auto`` fp32 on CPU and bf16 on CUDA.
-
-    Raises:
-        UsageError: the name is unknown.
-    """
-    if name in (None, "auto"):
-        return "bf16" if device.type == "cuda" else "fp32"
-    if name not in PRECISIONS:
-        raise UsageError(f"--precision {name}: expected auto, {', '.join(PRECISIONS)}.")
-    return str(name)
+def _trial(checkpoint: Checkpoint, notify: Callable[[str], None]) -> PrecisionTrial:
+    inner = int(checkpoint.config.get("intermediate_size", 4 * checkpoint.width))
+    trial = time_products(width=checkpoint.width, inner=inner)
+    chosen = "bf16" if trial.speedup >= GAIN else "fp32"
+    notify(
+        f"precision: {chosen}; here bf16 takes {trial.bf16 / trial.fp32:.2f} of the time of fp32"
+    )
+    return trial
 
 
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:

@@ -36,7 +36,7 @@ from embedkit.corpus import (
 )
 from embedkit.encoder import Encoder, PendingShard, ShardVectors, l2_normalize
 from embedkit.errors import CorpusError, UsageError, did_you_mean
-from embedkit.jobs import Job, JobFolder, already_complete, open_job
+from embedkit.jobs import Job, JobFolder, already_complete, open_job, recorded_precision
 from embedkit.pipeline import Clock, StageTime, Writers, ahead
 from embedkit.pooling import SUBTOKENS
 from embedkit.schema import RESERVED, STORAGE, Footer, cast_for_storage, shard_bytes
@@ -276,6 +276,8 @@ def plan_extract(
         _check_kept(plan.keep, RESERVED)
         for notice in plan.notices:
             notify(notice)
+        if precision == "auto":
+            precision = recorded_precision(target) or precision
         encoder = Encoder.load(
             model, revision=revision, device=device, precision=precision, offline=offline,
             max_length=max_length, batch_tokens=batch_tokens, notify=notify,

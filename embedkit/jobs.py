@@ -27,7 +27,7 @@ from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 from embedkit.schema import Footer, read_footer
 from embedkit.store import Layout, Manifest, is_dataset, read_manifest
 
-__all__ = ["Job", "JobFolder", "already_complete", "open_job"]
+__all__ = ["Job", "JobFolder", "already_complete", "open_job", "recorded_precision"]
 
 _TABLES = ("sentences", "words", "tokens")
 
@@ -68,6 +68,21 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
         f"{out} exists and was made otherwise. Choose another --out, or replace it with "
         f"--overwrite. It differs in:\n{_difference(manifest.job, job.settings)}"
     )
+
+
+def recorded_precision(out: Path) -> str | None:
+    """The precision that a dataset at ``out``, finished or not, is computed in; ``None`` if none.
+
+    A precision chosen by timing may come out otherwise the next time; the job that is there
+    decides.
+    """
+    for path, key in ((Layout(out).manifest, "job"), (_unfinished(out).job, "settings")):
+        try:
+            precision = json.loads(path.read_text("utf-8"))[key]["vectors"]["precision"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return str(precision)
+    return None
 
 
 @contextmanager

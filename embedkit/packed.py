@@ -111,7 +111,8 @@ class PackedModel:
         config = checkpoint.config
         self.n_layers, self.width = plain.n_layers, plain.width
         self.device, self.dtype, self.pooler = plain.device, plain.dtype, plain.pooler
-        self.pool = plain.pool
+        self._pool_plainly = plain.pool
+        self._dense = _pooler_product(plain.pooler)
         self._heads = int(config["num_attention_heads"])
         self._eps = float(config.get("layer_norm_eps", 1e-12))
         self._embeddings = plain.module.embeddings
@@ -170,6 +171,14 @@ class PackedModel:
             if number in layers:
                 on_layer(number, hidden[:tokens])
         return not widen or bool(hidden.sum().isfinite())
+
+    @torch.inference_mode()
+    def pool(self, first: Tensor) -> Tensor:
+        """As :meth:`PlainModel.pool <embedkit.model.PlainModel.pool>`."""
+        if self._dense is None:
+            return self._pool_plainly(first)
+        rows = _filled(first) if self.device.type == "cpu" else first
+        return self._dense(rows).tanh()[: len(first)].float()
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         e = self._embeddings
@@ -374,6 +383,14 @@ def _joined(parts: Sequence[nn.Linear]) -> Linear:
     return packed_linear(torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts]))
 
 
+def _pooler_product(pooler: nn.Module | None) -> Linear | None:
+    """The product of BERT's pooler, which tanh follows; ``None`` for any other."""
+    dense, activation = getattr(pooler, "dense", None), getattr(pooler, "activation", None)
+    if not isinstance(dense, nn.Linear) or not isinstance(activation, nn.Tanh):
+        return None
+    return packed_linear(dense.weight, dense.bias)
+
+
 def _has_onednn(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -401,6 +418,9 @@ def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> f
     first: list[Tensor] = []
     packed.forward(batch, layers[-1:], lambda _, h: first.append(h.float()), first_only=True)
     pairs = [(ours[i], theirs[i]) for i in layers]
-    pairs.append((first[0], theirs[packed.n_layers][batch.offsets[:-1]]))
+    last = theirs[packed.n_layers][batch.offsets[:-1]]
+    pairs.append((first[0], last))
+    if packed.pooler is not None:
+        pairs.append((packed.pool(last.to(packed.dtype)), plain.pool(last.to(packed.dtype))))
     differences = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs]
     return max(math.inf if math.isnan(d) else d for d in differences)

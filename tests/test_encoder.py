@@ -19,7 +19,6 @@ from embedkit.encoder import (
     Encoder,
     ShardVectors,
     choose_device,
-    choose_precision,
     cut_batches,
     l2_normalize,
 )
@@ -481,14 +480,6 @@ def test_load_model_alone(tiny_bert: Path) -> None:
     )  # fmt: skip
     assert (model.n_layers, model.width) == (3, 24)
     assert not model.module.training
-
-
-def test_precision() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [choose_precision(None, d) for d in (cpu, cuda)] == ["fp32", "bf16"]
-    assert choose_precision("fp16", cpu) == "fp16"
-    with pytest.raises(UsageError, match="--precision fp8: expected auto, fp32, bf16, fp16"):
-        choose_precision("fp8", cpu)
 
 
 def test_device() -> None:

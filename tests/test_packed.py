@@ -1,0 +1,322 @@
+"""The padding-free forward against the plain one, and against itself in other company."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit import packed as packed_module
+from embedkit.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoder import Encoder
+from embedkit.model import PRECISIONS, PackedBatch, PlainModel, load_model
+from embedkit.packed import PackedModel, can_pack, fastest, key_length, length_runs
+from embedkit.tokenization import TokenizerSettings
+from embedkit.views import parse_view
+from tests.models import FAMILIES, TEXTS, save_model
+
+PACKED = ("bert", "roberta", "xlm-roberta", "electra", "japanese")
+LENGTHS: list[Sequence[int]] = [
+    (1,), (2,), (31,), (1,) * 7, (12,) * 5, (45,) * 3, (40, 3, 2, 1), (100, 17, 16, 15, 5, 5, 4),
+    (150, 1), tuple(range(60, 0, -1)),
+]  # fmt: skip
+Forward = PlainModel | PackedModel
+
+
+def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel, Checkpoint]:
+    checkpoint = find_checkpoint(folder)
+    plain = load_model(
+        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision], notify=print
+    )
+    return PackedModel(plain, checkpoint), plain, checkpoint
+
+
+def batch_of(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> PackedBatch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, vocabulary, (sum(lengths),), generator=generator)
+    types = torch.randint(0, 1, (sum(lengths),), generator=generator)
+    return PackedBatch.of(ids, types, lengths)
+
+
+def states(
+    model: Forward, batch: PackedBatch, layers: Sequence[int] = (), *, first_only: bool = False
+) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+
+    def keep(layer: int, hidden: torch.Tensor) -> None:
+        found[layer] = hidden.float().numpy().copy()
+
+    model.forward(batch, layers or range(model.n_layers + 1), keep, first_only=first_only)
+    return found
+
+
+def far(ours: Any, theirs: Any) -> float:
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+@pytest.fixture(scope="module")
+def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT of 12 layers and 12 heads with random weights."""
+    folder = tmp_path_factory.mktemp("twelve")
+    save_model(
+        folder, "bert", vocab_size=300, hidden_size=96, num_hidden_layers=12,
+        num_attention_heads=12, intermediate_size=384, max_position_embeddings=512,
+        initializer_range=0.1,
+    )  # fmt: skip
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    return str(folder)
+
+
+@pytest.fixture(params=["minilm", "twelve"])
+def models(
+    request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
+) -> tuple[PackedModel, PlainModel, Checkpoint]:
+    folder = {"minilm": str(minilm.checkpoint.folder), "twelve": twelve_layers}
+    return both(folder[request.param])
+
+
+def test_every_layer_for_every_mix_of_lengths(
+    models: tuple[PackedModel, PlainModel, Checkpoint],
+) -> None:
+    ours, plain, checkpoint = models
+    for lengths in LENGTHS:
+        batch = batch_of(lengths, int(checkpoint.config["vocab_size"]))
+        theirs = states(plain, batch)
+        for layer, hidden in states(ours, batch).items():
+            assert hidden.shape == (sum(lengths), ours.width)
+            assert far(hidden, theirs[layer]) <= 1e-5
+
+
+def test_bf16_is_as_near_to_fp32_as_plain_bf16(
+    models: tuple[PackedModel, PlainModel, Checkpoint],
+) -> None:
+    _, exact, checkpoint = models
+    ours, plain, _ = both(str(checkpoint.folder), "bf16")
+    batch = batch_of((100, 45, 45, 20, 16, 5, 1), int(checkpoint.config["vocab_size"]))
+    truth, theirs = states(exact, batch), states(plain, batch)
+    for layer, hidden in states(ours, batch).items():
+        assert far(hidden, truth[layer]) <= 1.2 * far(theirs[layer], truth[layer])
+
+
+@pytest.mark.parametrize("first_only", [False, True])
+def test_a_text_has_the_same_bits_in_any_company(
+    models: tuple[PackedModel, PlainModel, Checkpoint], first_only: bool
+) -> None:
+    """Alone, between others, first or last: nothing but the text decides."""
+    ours, _, checkpoint = models
+    vocabulary = int(checkpoint.config["vocab_size"])
+    for length in (1, 2, 5, 12, 16, 45, 100):
+        text = batch_of((length,), vocabulary, seed=length)
+        seen = []
+        for before, after in (((), ()), ((length,) * 3, ()), ((150, 60), (3, 2)), ((), (1,) * 40)):
+            others = batch_of((*before, *after), vocabulary, seed=99)
+            cut = sum(before)
+            ids = torch.cat([others.ids[:cut], text.ids, others.ids[cut:]])
+            batch = PackedBatch.of(ids, torch.zeros_like(ids), (*before, length, *after))
+            hidden = states(ours, batch, [ours.n_layers], first_only=first_only)[ours.n_layers]
+            rows = slice(len(before), len(before) + 1) if first_only else slice(cut, cut + length)
+            seen.append(hidden[rows])
+        assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+def test_encoder_gives_the_same_bits_for_any_budget_and_order(minilm: Encoder) -> None:
+    views = ["mean_-1", "cls_3", "max_1", "pooler"]
+    wanted = minilm.encode_views(TEXTS, views)
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    try:
+        for budget in (64, 300, 5_000):
+            minilm.batch_tokens = budget
+            ours = minilm.encode_views([TEXTS[i] for i in order], views)
+            for name, vectors in ours.items():
+                assert np.array_equal(vectors, wanted[name][order])
+    finally:
+        minilm.batch_tokens = 2_048
+
+
+def test_the_first_tokens_of_the_last_layer_alone(
+    models: tuple[PackedModel, PlainModel, Checkpoint],
+) -> None:
+    for model in models[:2]:
+        for lengths in LENGTHS:
+            batch = batch_of(lengths, int(models[2].config["vocab_size"]))
+            whole = states(model, batch)
+            for top in (0, 1, model.n_layers):
+                layers = sorted({0, top})
+                found = states(model, batch, layers, first_only=True)
+                assert list(found) == layers
+                starts = batch.offsets[:-1].numpy()
+                assert far(found[top], whole[top][starts]) <= 1e-5
+                if top:
+                    assert np.array_equal(found[0], whole[0])
+
+
+@pytest.mark.parametrize("views", [["cls_-1"], ["pooler"], ["cls_-1", "pooler"]])
+def test_cls_and_pooler_alone_equal_those_beside_others(minilm: Encoder, views: list[str]) -> None:
+    ours = minilm.encode_views(TEXTS, views)
+    beside = minilm.encode_views(TEXTS, [*views, "mean_-1"])
+    for name, vectors in ours.items():
+        assert far(vectors, beside[name]) <= 1e-6
+
+
+def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
+    minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    real = minilm.model.forward
+
+    def forward(*args: Any, first_only: bool) -> None:
+        asked.append(first_only)
+        real(*args, first_only=first_only)
+
+    monkeypatch.setattr(minilm.model, "forward", forward)
+    tokenized = minilm.tokenizer.encode(TEXTS[:2], settings=TokenizerSettings(32))
+    cases = {
+        ("cls_-1",): True, ("pooler",): True, ("pooler", "mean_3"): True, ("mean_-1",): False,
+        ("cls_-1", "max_-1"): False, ("cls_sum_5to6",): False, ("pooler", "cls_mean_1to6"): False,
+        ("cls_0",): True,
+    }  # fmt: skip
+    for names, expected in cases.items():
+        views = [parse_view(name, n_layers=6) for name in names]
+        minilm.encode_shard(tokenized, views=views)
+        assert asked.pop() == expected, names
+        layers = [view.layer for view in views]
+        minilm.encode_shard(tokenized, views=views, token_layers=layers)
+        assert not asked.pop()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_which_families_are_packed(family: str, encoder_of: Callable[[str], Encoder]) -> None:
+    encoder = encoder_of(family)
+    known = can_pack(encoder.checkpoint)
+    assert encoder.model.name == ("packed" if known else "transformers")
+    assert encoder.model.pads is not known
+    if family in PACKED:
+        assert known
+    if family in ("distilbert", "albert", "mpnet", "deberta", "modernbert"):
+        assert not known
+
+
+def test_the_plain_forward_can_be_asked_for(tiny_bert: Path) -> None:
+    ours = Encoder.load(str(tiny_bert), device="cpu", forward="transformers")
+    assert isinstance(ours.model, PlainModel)
+    from embedkit.errors import UsageError
+
+    with pytest.raises(UsageError, match="forward='fast': expected 'auto' or 'transformers'"):
+        Encoder.load(str(tiny_bert), forward="fast")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_act": "relu"}, {"position_embedding_type": "relative_key"}, {"is_decoder": True}],
+)
+def test_what_is_not_plain_bert_keeps_the_plain_forward(
+    minilm: Encoder, change: dict[str, Any]
+) -> None:
+    import dataclasses
+
+    checkpoint = minilm.checkpoint
+    assert can_pack(checkpoint)
+    assert not can_pack(dataclasses.replace(checkpoint, config={**checkpoint.config, **change}))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh"])
+def test_forms_of_gelu(activation: str, tmp_path: Path) -> None:
+    save_model(
+        tmp_path, "bert", vocab_size=50, hidden_size=24, num_hidden_layers=2,
+        num_attention_heads=2, intermediate_size=48, max_position_embeddings=64,
+        hidden_act=activation, initializer_range=0.5,
+    )  # fmt: skip
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]")
+    ours, plain, _ = both(str(tmp_path))
+    batch = batch_of((30, 7, 7), 50)
+    assert far(states(ours, batch)[2], states(plain, batch)[2]) <= 1e-5
+
+
+def test_a_forward_that_disagrees_is_refused_with_a_warning(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plain, checkpoint = both(str(tiny_bert))
+    assert isinstance(fastest(plain, checkpoint), PackedModel)
+    notices: list[str] = []
+    unmasked = torch.zeros(1, 1, 1, 1)  # every sequence sees what follows it
+    monkeypatch.setattr(packed_module, "_mask", lambda *_: unmasked)
+    assert fastest(plain, checkpoint, notify=notices.append) is plain
+    (notice,) = notices
+    assert notice.startswith("the fast forward differs from the plain one by ")
+    assert notice.endswith("using the plain one, which is slower")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, AttributeError])
+def test_a_forward_that_cannot_run_is_refused_with_a_warning(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def missing(*_: Any) -> None:
+        raise error("no such kernel")
+
+    _, plain, checkpoint = both(str(tiny_bert))
+    monkeypatch.setattr(packed_module, "_attend_runs", missing)
+    notices: list[str] = []
+    assert fastest(plain, checkpoint, notify=notices.append) is plain
+    assert notices == ["the fast forward cannot run here (no such kernel); using the plain one"]
+
+
+def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
+    """RoBERTa gives a padding token inside a text the padding's own position."""
+    encoder = encoder_of("roberta")
+    plain = Encoder.load(str(encoder.checkpoint.folder), device="cpu", forward="transformers")
+    pad = encoder.tokenizer.pad_id
+    ids = torch.tensor([0, 5, pad, pad, 6, 2, 0, pad, 7, 2])
+    batch = PackedBatch.of(ids, torch.zeros_like(ids), (6, 4))
+    ours, theirs = states(encoder.model, batch), states(plain.model, batch)
+    # the plain forward masks nothing but its own padding, as the packed one does
+    for layer, hidden in ours.items():
+        assert far(hidden, theirs[layer]) <= 1e-5
+
+
+@given(st.lists(st.integers(1, 6), max_size=40))
+def test_runs_hold_every_token_once(lengths: list[int]) -> None:
+    runs = length_runs(lengths)
+    assert [length for _, count, length in runs for _ in range(count)] == lengths
+    assert [start for start, _, _ in runs] == [
+        int(x) for x in np.cumsum([0, *(c * n for _, c, n in runs)])[:-1]
+    ]
+    assert all(a[2] != b[2] for a, b in itertools.pairwise(runs))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=12))
+def test_any_lengths(lengths: list[int]) -> None:
+    ours, plain = _TINY()
+    batch = batch_of(lengths, 40)
+    assert far(states(ours, batch, [3])[3], states(plain, batch, [3])[3]) <= 1e-5
+
+
+class _Tiny:
+    folder: str = ""
+    made: tuple[PackedModel, PlainModel] | None = None
+
+    def __call__(self) -> tuple[PackedModel, PlainModel]:
+        assert self.made is not None
+        return self.made
+
+
+_TINY = _Tiny()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _make_tiny(tiny: Callable[[str], Path]) -> None:
+    _TINY.made = both(str(tiny("bert")))[:2]
+
+
+@pytest.mark.parametrize("length", range(1, 130))
+def test_keys_read_are_few_more_than_there_are(length: int) -> None:
+    keys = key_length(length)
+    assert length <= keys < length + 14
+    assert keys == length or keys % 16 == 0

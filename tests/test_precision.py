@@ -1,0 +1,77 @@
+"""The choice of precision, and that a job keeps the one it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedkit import encoder as encoder_module
+from embedkit.encoder import Encoder
+from embedkit.errors import UsageError
+from embedkit.jobs import recorded_precision
+from embedkit.precision import GAIN, PrecisionTrial, choose_precision, time_products
+from tests.store_fixtures import run, tiny_model, tree_hash, write_tsv
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    assert [choose_precision(None, d) for d in (CPU, CUDA)] == ["fp32", "bf16"]
+    assert [choose_precision("auto", d) for d in (CPU, CUDA)] == ["fp32", "bf16"]
+    assert choose_precision("fp16", CPU) == "fp16"
+    with pytest.raises(UsageError, match="--precision fp8: expected auto, fp32, bf16, fp16"):
+        choose_precision("fp8", CPU)
+
+
+@pytest.mark.parametrize(("bf16", "chosen"), [(1.0, "fp32"), (0.9, "fp32"), (0.5, "bf16")])
+def test_bf16_has_to_be_worth_it(bf16: float, chosen: str) -> None:
+    trial = PrecisionTrial(fp32=1.0, bf16=bf16)
+    assert (trial.speedup >= GAIN) == (chosen == "bf16")
+    assert choose_precision("auto", CPU, trial=lambda: trial) == chosen
+    assert choose_precision("auto", CUDA, trial=lambda: trial) == "bf16"
+    assert choose_precision("fp32", CPU, trial=lambda: trial) == "fp32"
+
+
+def test_the_trial_times_this_machine() -> None:
+    trial = time_products(width=32, inner=64)
+    assert trial.fp32 > 0
+    assert trial.bf16 > 0
+
+
+def test_a_job_keeps_the_precision_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_tsv(tmp_path / "corpus.tsv")
+    speed = [2.0]
+    notices: list[str] = []
+    monkeypatch.setattr(encoder_module, "time_products", lambda **_: PrecisionTrial(speed[0], 1.0))
+
+    def go(out: str, **settings: Any) -> Any:
+        settings = {"precision": "auto", "model": str(tiny_model()), **settings}
+        return run(corpus, tmp_path / out, **settings)
+
+    golden = go("golden", notify=notices.append)
+    assert golden.manifest.job["vectors"]["precision"] == "bf16"
+    assert "precision: bf16; here bf16 takes 0.50 of the time of fp32" in notices
+
+    def stop(state: Any) -> None:
+        if state.shard == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go("out", progress=stop)
+    speed[0] = 1.0  # the machine has become busy
+    assert recorded_precision(tmp_path / "out") == "bf16"
+    result = go("out")
+    assert result.resumed_shards >= 1
+    assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
+    assert go("out").was_complete
+    assert recorded_precision(tmp_path / "other") is None
+    assert go("other").manifest.job["vectors"]["precision"] == "fp32"
+
+
+def test_auto_by_default_is_fp32_on_cpu() -> None:
+    assert Encoder.load(str(tiny_model()), device="cpu").precision == "fp32"
