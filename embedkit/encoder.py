@@ -407,9 +407,8 @@ class _ShardRun:
         self._last_use = {layer: spec.layers[-1] for spec in self._specs for layer in spec.layers}
         self._first_only = self._wants_first_only()
         self._lay_out()
-        n = len(sequences.windows)
         widths = {v.name: v.layer.width(encoder.width) for v in self._views}
-        self._vectors = _block(n, widths, self._model.device)
+        self._vectors = _block(len(self._starts) - 1, widths, self._model.device)
         widths = {s.name: s.width(encoder.width) for s in self._token_layers}
         self._tokens = _block(int(self._starts[-1]), widths, self._model.device)
         buffers = (*self._vectors.values(), *self._tokens.values())
@@ -436,7 +435,8 @@ class _ShardRun:
         )
         order = np.argsort(-lengths, kind="stable")
         self._lengths = lengths[order]
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])  # in input order
+        seats, lengths = self._seats(lengths)
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])  # of the seats' tokens
         self._begins = np.concatenate([[0], np.cumsum(self._lengths)])  # in order of length
         self._counted = np.concatenate([[0], np.cumsum(self._counts[order])])
         whole = all(k is None for k in kept)
@@ -452,10 +452,23 @@ class _ShardRun:
         self._offsets = self._sent(self._begins)
         self._rows = self._sent(rows)
         self._bags = self._sent(self._counted)
-        self._places = self._sent(order)
+        self._places = self._sent(seats[order])
         if self._token_layers:
-            shift = np.repeat(self._starts[order] - self._begins[:-1], self._lengths)
+            shift = np.repeat(self._starts[seats[order]] - self._begins[:-1], self._lengths)
             self._token_places = self._sent(np.arange(self._begins[-1]) + shift)
+
+    def _seats(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the results of each sequence go, and the tokens of each seat.
+
+        Where every text is one sequence, that is the first text that uses it, so that nothing
+        has to be moved but the copies for texts that repeat; else the sequence's own number.
+        """
+        used = np.array(self._sequences.used, np.int64)
+        whole = all(w.owned is None for w in self._sequences.windows)
+        self._in_place = whole and len(used) == len(self._sequences.per_text)
+        if not self._in_place:
+            return np.arange(len(lengths)), lengths
+        return np.unique(used, return_index=True)[1], lengths[used]
 
     def _sent(self, values: NDArray[Any]) -> torch.Tensor:
         """An array of integers on the model's device; the host does not wait for the copy."""
@@ -546,22 +559,34 @@ class _ShardRun:
     def collect(self, texts: Sequence[TokenizedText]) -> ShardVectors:
         """Put the sequences' results back to the texts they belong to."""
         used = np.array(self._sequences.used, np.int64)
-        per_text = np.array(self._sequences.per_text, np.int64)
-        first = np.cumsum(per_text) - per_text
-        views = {}
-        gathered = _gathered(self._on_host(self._vectors), used)
+        views = self._on_host(self._vectors)
+        tokens = self._on_host(self._tokens)
+        if self._in_place:
+            self._repeat(views, tokens, used)
+        else:
+            views = _gathered(views, used)
+            tokens = _gathered(tokens, self._token_rows(texts, used)) if tokens else tokens
         for view in self._views:
-            values = gathered[view.name]
-            if len(used) == len(texts):
-                if view.pooling is Pooling.MEAN:
-                    values /= np.maximum(self._counts[used], 1).astype(np.float32)[:, None]
-            else:
-                values = self._over_windows(view.pooling, values, used, first, per_text)
-            views[view.name] = values
-        tokens = {}
-        if self._token_layers:
-            tokens = _gathered(self._on_host(self._tokens), self._token_rows(texts, used))
+            values = views[view.name]
+            if len(used) != len(texts):
+                views[view.name] = self._over_windows(view.pooling, values, used)
+            elif view.pooling is Pooling.MEAN:
+                values /= np.maximum(self._counts[used], 1).astype(np.float32)[:, None]
         return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
+
+    def _repeat(
+        self, views: dict[str, Floats], tokens: dict[str, Floats], used: NDArray[np.int64]
+    ) -> None:
+        """Copy the results of texts that stand there before to those that repeat them."""
+        first = np.unique(used, return_index=True)[1][used]
+        again = np.flatnonzero(first != np.arange(len(used)))
+        for values in views.values():
+            values[again] = values[first[again]]
+        for values in tokens.values():
+            for text in again:
+                rows = slice(self._starts[text], self._starts[text + 1])
+                source = self._starts[first[text]]
+                values[rows] = values[source : source + rows.stop - rows.start]
 
     def _on_host(self, matrices: dict[str, torch.Tensor]) -> dict[str, Floats]:
         """The results as arrays. From a device they are copied beside its further work."""
@@ -581,9 +606,9 @@ class _ShardRun:
         pooling: Pooling,
         values: Floats,
         used: NDArray[np.int64],
-        first: NDArray[np.int64],
-        per_text: NDArray[np.int64],
     ) -> Floats:
+        per_text = np.array(self._sequences.per_text, np.int64)
+        first = np.cumsum(per_text) - per_text
         if pooling is Pooling.MAX:  # every one of several windows has tokens that count
             return np.asarray(np.maximum.reduceat(values, first), np.float32)
         sums = np.add.reduceat(values, first)

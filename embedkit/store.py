@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit.errors import DamagedError, UsageError, did_you_mean
+from embedkit.pages import copy_vectors
 from embedkit.views import parse_view
 
 __all__ = ["Layout", "Manifest", "VectorData", "is_dataset", "load", "read_manifest"]
@@ -201,13 +202,22 @@ class VectorData:
         """The vectors, ``(n, width)`` float32; several views side by side."""
         widths = [self.manifest.views[name] for name in self.views]
         matrix = np.empty((len(self), sum(widths)), np.float32)
+        lefts = np.cumsum([0, *widths]).tolist()
         start = 0
-        for table in self._tables(self.views):
-            left = 0
-            stop = start + table.num_rows
-            for name, width in zip(self.views, widths, strict=True):
-                matrix[start:stop, left : left + width] = _to_matrix(table.column(name), width)
-                left += width
+        for number in range(self.manifest.n_shards):
+            stop = start + self._rows(number)
+            columns = {
+                name: matrix[start:stop, left : left + width]
+                for name, left, width in zip(self.views, lefts[:-1], widths, strict=True)
+            }
+            with self._damage(number), self._open(number) as file:
+                rows = file.metadata.num_rows
+                if rows != stop - start:
+                    raise ValueError(f"{rows} rows, {stop - start} were written")
+                if not copy_vectors(self._part(number), file.metadata, columns):
+                    table = file.read(columns=list(self.views))
+                    for name, part in columns.items():
+                        part[:] = _to_matrix(table.column(name), part.shape[1])
             start = stop
         return matrix
 
@@ -248,12 +258,15 @@ class VectorData:
     def _tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The shards that the manifest lists, whole and in order."""
         for number in range(self.manifest.n_shards):
-            expected = self.manifest.files[f"sentences/{self._part(number).name}"]["rows"]
+            expected = self._rows(number)
             with self._damage(number), self._open(number) as file:
                 table = file.read(columns=list(columns))
                 if table.num_rows != expected:
                     raise ValueError(f"{table.num_rows} rows, {expected} were written")
             yield table
+
+    def _rows(self, number: int) -> int:
+        return int(self.manifest.files[f"sentences/{self._part(number).name}"]["rows"])
 
     def _open(self, number: int) -> pq.ParquetFile:
         with self._damage(number):

@@ -17,8 +17,9 @@ PACKAGE = ROOT / "embedkit"
 
 ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
-    "pooling", "model", "packed", "precision", "encoder", "schema", "store", "jobs", "tables",
-    "pipeline", "extraction", "verification", "inspection", "estimate", "progress", "render", "cli",
+    "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
+    "tables", "pipeline", "extraction", "verification", "inspection", "estimate", "progress",
+    "render", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
 

@@ -1,0 +1,99 @@
+"""What all benchmarks share: rounds in turn, medians, the machine's own rates."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+__all__ = ["describe", "disk_rate", "in_turn", "layer_flops", "product_rate", "table"]
+
+ROUNDS = 5
+
+
+def in_turn(
+    contestants: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Median seconds of each contestant; they run one after the other, round after round.
+
+    A first round warms up and does not count.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name, run in contestants.items():
+            started = time.perf_counter()
+            run()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(found) for name, found in seconds.items()}
+
+
+def layer_flops(width: int, inner: int) -> int:
+    """Floating-point operations of the four matrix products of one layer, per token."""
+    return 8 * width**2 + 4 * width * inner
+
+
+def product_rate(
+    width: int, inner: int, *, rows: int = 2_048, dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> float:  # fmt: skip
+    """FLOP/s of plain ``torch.mm`` on the four products of a layer, into memory that is there."""
+    shapes = ((width, 3 * width), (width, width), (width, inner), (inner, width))
+    arrays = [
+        tuple(torch.randn(size, dtype=dtype, device=device)
+              for size in ((rows, i), (i, o), (rows, o)))
+        for i, o in shapes
+    ]  # fmt: skip
+    times = []
+    for _ in range(15):
+        started = time.perf_counter()
+        for a, b, out in arrays:
+            torch.mm(a, b, out=out)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return rows * layer_flops(width, inner) / statistics.median(times)
+
+
+def disk_rate(folder: Path, size: int) -> float:
+    """Bytes per second of writing files of 64 MB one after the other, each made durable."""
+    block = os.urandom(1 << 20)
+    written = 0
+    with tempfile.TemporaryDirectory(dir=folder) as target:
+        started = time.perf_counter()
+        while written < size:
+            with (Path(target) / str(written)).open("wb") as file:
+                for _ in range(64):
+                    written += file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+        return written / (time.perf_counter() - started)
+
+
+def describe(packages: Sequence[str]) -> str:
+    """Date, machine and versions in one line."""
+    found = []
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return (
+        f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, "
+        f"Python {platform.python_version()}, {', '.join(found)}"
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

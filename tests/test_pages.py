@@ -1,0 +1,133 @@
+"""Reading vectors straight from pages against pyarrow, and damage that must not pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedkit.pages import copy_vectors
+from embedkit.schema import vector_column
+
+
+def write(path: Path, vectors: dict[str, Any], **options: Any) -> pq.FileMetaData:
+    columns = [vector_column(v) for v in vectors.values()]
+    schema = pa.schema(
+        [pa.field(n, c.type, nullable=False) for n, c in zip(vectors, columns, strict=True)]
+    )
+    settings: dict[str, Any] = {
+        "compression": "none", "use_dictionary": False, "write_statistics": False,
+        "write_page_checksum": True, "write_page_index": True, "row_group_size": 50,
+        "data_page_size": 1_024, **options,
+    }  # fmt: skip
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, **settings)
+    return pq.read_metadata(path)
+
+
+def random(rows: int, width: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(0, 200), width=st.integers(1, 40), group=st.integers(1, 120),
+    page=st.sampled_from([64, 500, 4_096, 1 << 20]),
+)  # fmt: skip
+def test_every_layout_is_read(tmp_path: Path, rows: int, width: int, group: int, page: int) -> None:
+    vectors = {"a": random(rows, width), "b": random(rows, 3, 1)}
+    metadata = write(tmp_path / "x", vectors, row_group_size=group, data_page_size=page)
+    ours = {name: np.zeros_like(v) for name, v in vectors.items()}
+    assert copy_vectors(tmp_path / "x", metadata, ours)
+    for name, wanted in vectors.items():
+        assert np.array_equal(ours[name], wanted)
+
+
+def test_parts_of_a_wider_matrix(tmp_path: Path) -> None:
+    vectors = {"a": random(100, 7), "b": random(100, 5, 1)}
+    metadata = write(tmp_path / "x", vectors)
+    wide = np.full((120, 14), 9, np.float32)
+    parts = {"b": wide[10:110, 1:6], "a": wide[10:110, 6:13]}
+    assert copy_vectors(tmp_path / "x", metadata, parts)
+    assert np.array_equal(wide[10:110, 1:13], np.hstack([vectors["b"], vectors["a"]]))
+    assert (np.delete(wide[10:110], range(1, 13), 1) == 9).all()
+    assert (wide[:10] == 9).all()
+    assert (wide[110:] == 9).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zstd"},
+        {"use_byte_stream_split": ["a.list.element"]},
+        {"write_page_checksum": False},
+        {"use_dictionary": True},
+        {"data_page_version": "2.0"},
+    ],
+    ids=str,
+)
+def test_other_files_are_left_to_others(tmp_path: Path, options: dict[str, Any]) -> None:
+    metadata = write(tmp_path / "x", {"a": random(60, 4)}, **options)
+    assert not copy_vectors(tmp_path / "x", metadata, {"a": np.zeros((60, 4), np.float32)})
+
+
+def test_other_columns_and_shapes_are_left_to_others(tmp_path: Path) -> None:
+    metadata = write(tmp_path / "x", {"a": random(60, 4), "h": random(60, 4).astype(np.float16)})
+    for name, shape in (("b", (60, 4)), ("a", (60, 5)), ("a", (59, 4)), ("a", (61, 4)),
+                        ("h", (60, 4))):  # fmt: skip
+        target = {name: np.zeros(shape, np.float32)}
+        assert not copy_vectors(tmp_path / "x", metadata, target)
+
+
+def test_no_flipped_bit_gives_a_wrong_number(tmp_path: Path) -> None:
+    """Whatever byte of the column is hit: an error, or left to the reader that will raise one."""
+    path = tmp_path / "x"
+    vectors = random(40, 4)
+    metadata = write(path, {"a": vectors}, data_page_size=256)
+    content = path.read_bytes()
+    chunk = metadata.row_group(0).column(0)
+    start = chunk.data_page_offset
+    raised = 0
+    for at in range(start, start + chunk.total_compressed_size):
+        for bit in (0, 6):
+            damaged = bytearray(content)
+            damaged[at] ^= 1 << bit
+            path.write_bytes(damaged)
+            ours = np.zeros_like(vectors)
+            try:
+                done = copy_vectors(path, metadata, {"a": ours})
+            except ValueError:
+                raised += 1
+            else:
+                assert not done or np.array_equal(ours, vectors), (at, bit)
+    assert raised > chunk.total_compressed_size
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    metadata = write(path, {"a": random(40, 4)})
+    content = path.read_bytes()
+    for size in (0, 4, 100, 400):
+        path.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=r"header is damaged|ends inside a page"):
+            copy_vectors(path, metadata, {"a": np.zeros((40, 4), np.float32)})
+
+
+def test_bytes_of_the_wrong_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    metadata = write(path, {"a": random(40, 4)})
+    content = bytearray(path.read_bytes())
+    start = metadata.row_group(0).column(0).data_page_offset
+    for filler in (b"\x00", b"\xff", b"\x1c", b"\x18", b"\x0b"):
+        content[start : start + 600] = filler * 600
+        path.write_bytes(content)
+        target = {"a": np.zeros((40, 4), np.float32)}
+        try:
+            assert not copy_vectors(path, metadata, target)
+        except ValueError as error:
+            assert "page" in str(error)  # noqa: PT017 - either is right
