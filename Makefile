@@ -44,7 +44,8 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/python -m benchmarks.extraction
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
+	$(BIN)/python -m benchmarks.cpu --chart benchmarks/cpu.png
 
 clean:
 	rm -rf $(OUT)

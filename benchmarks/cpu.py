@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SIBLING = ROOT.parent / "shared" / "data"
 PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "tokenizers",
             "numpy", "pandas", "pyarrow")  # fmt: skip
-SHORT_TEXTS = 1_500
+SHORT_TEXTS = 1_000
 
 
 @dataclass
@@ -141,11 +141,11 @@ def _against_peers(
     return {**seconds, "share": share}
 
 
-def base(_: argparse.Namespace, findings: Findings) -> None:
+def base(options: argparse.Namespace, findings: Findings) -> None:
     """A model of 12 layers and width 768, with random weights."""
     with base_model() as folder:
         encoder = Encoder.load(str(folder), device="cpu", precision="fp32")
-        texts = _mixed_lengths(encoder, next(iter(corpora(SIBLING).values())), 120, (8, 64))
+        texts = _mixed_lengths(encoder, next(iter(corpora(options.corpora).values())), 250, (8, 64))
         tokens = _count(encoder, texts)
         rates: list[float] = []
         seconds = in_turn({
@@ -158,6 +158,26 @@ def base(_: argparse.Namespace, findings: Findings) -> None:
           f"tokens/s, {share:.0%} of the matrix rate")  # fmt: skip
     findings.goal("12 layers of width 768: share of the matrix rate", "93 %", f"{share:.0%}",
                   share >= 0.93)  # fmt: skip
+
+
+def profile(options: argparse.Namespace, findings: Findings) -> None:
+    """Where the time of the forward pass goes."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorded
+
+    encoder = Encoder.load(device="cpu", precision="fp32")
+    view = [parse_view("mean_-1", n_layers=encoder.n_layers)]
+    for name, texts in corpora(options.corpora).items():
+        tokenized = encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
+        encoder.encode_shard(tokenized[:100], views=view)
+        with recorded(activities=[ProfilerActivity.CPU]) as events:
+            encoder.encode_shard(tokenized, views=view)
+        found = sorted(events.key_averages(), key=lambda e: -e.self_cpu_time_total)
+        total = sum(event.self_cpu_time_total for event in found)
+        rows = [(e.key.removeprefix("aten::"), f"{e.self_cpu_time_total / total:.1%}",
+                 f"{e.count:,}") for e in found[:7]]  # fmt: skip
+        print(f"\n## {name}: operations\n\n" + table(("operation", "time", "calls"), rows),
+              flush=True)  # fmt: skip
 
 
 def avoided(options: argparse.Namespace, findings: Findings) -> None:
@@ -323,7 +343,7 @@ def _texts(files: Sequence[Path], limit: int, text: str | None = None) -> list[s
 def _mixed_lengths(
     encoder: Encoder,
     texts: Sequence[str],
-    count: int = 400,
+    count: int = 250,
     between: tuple[int, int] = (10, 500),
 ) -> list[str]:
     """Texts put together from short ones, their lengths even on a logarithmic scale."""
@@ -385,8 +405,8 @@ def draw(bars: dict[str, dict[str, float]], path: Path) -> None:
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace, Findings], None]] = {
-    "short": short, "mixed": mixed, "base": base, "avoided": avoided, "dump": dump,
-    "loading": loading, "process": process,
+    "short": short, "mixed": mixed, "base": base, "profile": profile, "avoided": avoided,
+    "dump": dump, "loading": loading, "process": process,
 }  # fmt: skip
 
 

@@ -162,11 +162,13 @@ def _vector_options(command: F) -> F:
         click.option("--normalize", is_flag=True, help="Scale sentence vectors to length 1 (L2)."),
         click.option("--prefix", default="", help='Put before every text, such as "query: ".'),
         click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
-                     help="To compute in. [fp32 on CPU, bf16 on CUDA]"),
+                     help="To compute in. auto: on CPU bf16 where a short trial finds it 1.2 × as "
+                     "fast. [fp32 on CPU, bf16 on CUDA]"),
         click.option("--storage", default="float32", show_default=True,
                      type=click.Choice(["float32", "float16", "compact"]),
                      help="float16: half the size; compact: 0.43, float32 columns."),
-        click.option("--batch-tokens", type=int, help="Tokens per batch, padding included."),
+        click.option("--batch-tokens", type=int,
+                     help="Tokens per batch. [2,048 on CPU, 65,536 on CUDA]"),
         click.option("--shard-rows", type=int, help="Records per file. [about 64 MB]"),
         click.option("--no-text", is_flag=True, help="Do not write the texts to the output."),
     )):  # fmt: skip
