@@ -37,9 +37,9 @@ from embedkit.corpus import (
 from embedkit.encoder import Encoder, PendingShard, ShardVectors, l2_normalize
 from embedkit.errors import CorpusError, UsageError, did_you_mean
 from embedkit.jobs import Job, JobFolder, already_complete, open_job, recorded_precision
-from embedkit.pipeline import Clock, StageTime, Writers, ahead
 from embedkit.pooling import SUBTOKENS
 from embedkit.schema import RESERVED, STORAGE, Footer, cast_for_storage, shard_bytes
+from embedkit.stages import Clock, StageTime, Writers, ahead
 from embedkit.store import Manifest, read_manifest
 from embedkit.tables import ledger_of, sentence_columns, token_columns, word_table
 from embedkit.tokenization import TokenizedText, TokenizerSettings

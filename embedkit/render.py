@@ -11,7 +11,7 @@ from unicodedata import east_asian_width
 
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.inspection import open_lines
-from embedkit.pipeline import bottleneck
+from embedkit.stages import bottleneck
 
 if TYPE_CHECKING:
     from embedkit.estimate import Estimate

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "embedkit"
 ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
     "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
-    "tables", "pipeline", "extraction", "verification", "inspection", "estimate", "progress",
+    "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
     "render", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
