@@ -122,7 +122,7 @@ def _sorted(folder: str, length: int) -> Peer:
 
 def _onnx(folder: str, length: int) -> Peer | None:
     try:
-        import onnxruntime  # type: ignore[import-untyped]
+        import onnxruntime
         import onnxscript  # noqa: F401 - the export needs it
     except ImportError:
         return None

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Encoder", "__version__", "extract", "load", "verify"]
+__all__ = ["Encoder", "__version__", "extract", "load", "probe", "split", "train", "verify"]
 
 if TYPE_CHECKING:
+    from embedkit.classify import train
     from embedkit.encoder import Encoder
     from embedkit.extraction import extract
+    from embedkit.probe import probe
+    from embedkit.splits import split
     from embedkit.store import load
     from embedkit.verification import verify
 
@@ -28,6 +31,9 @@ _HOMES = {
     "Encoder": "embedkit.encoder",
     "extract": "embedkit.extraction",
     "load": "embedkit.store",
+    "probe": "embedkit.probe",
+    "split": "embedkit.splits",
+    "train": "embedkit.classify",
     "verify": "embedkit.verification",
 }
 

@@ -18,6 +18,14 @@ import click
 from embedkit import __version__
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
+from embedkit.options import (
+    corpus_options,
+    model_options,
+    notifier,
+    output_options,
+    show_progress,
+)
+from embedkit.results_cli import predict, probe, split, train
 
 if TYPE_CHECKING:
     from embedkit.extraction import ExtractPlan
@@ -25,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["cli", "main"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"  # checkpoint.DEFAULT_MODEL; tested
 
 _EXTRACT_EXAMPLES = """\b
 Examples:
@@ -80,63 +86,6 @@ def cli() -> None:
     """Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors."""
 
 
-def _output_options(command: F) -> F:
-    """Options that every command has."""
-    for option in reversed(
-        (
-            click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-            click.option(
-                "-q", "--quiet", is_flag=True, help="Print nothing but results and errors."
-            ),
-            click.option("-v", "--verbose", is_flag=True, help="Say more about what happens."),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def _model_options(command: F) -> F:
-    """Options that choose a checkpoint and where it runs."""
-    for option in reversed((
-        click.option("--model", default=DEFAULT_MODEL, show_default=True,
-                     help="Hub id or folder of a BERT-family checkpoint."),
-        click.option("--revision", help="Branch, tag or commit of a hub checkpoint."),
-        click.option("--offline", is_flag=True, help="Never ask the hub."),
-        click.option("--device", default="auto", show_default=True,
-                     help="auto, cpu, cuda, cuda:1."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def _corpus_options(command: F) -> F:
-    """Options that say how to read the corpus."""
-    for option in reversed((
-        click.option("--text", help="Column of the text. [guessed by its name]"),
-        click.option("--text-pair", help="Column of the second text of a pair."),
-        click.option("--id", help="Column of the id. [guessed; else row numbers]"),
-        click.option("--label", help="Column of the label. [guessed]"),
-        click.option("--keep", help="Further columns to carry along, separated by commas."),
-        click.option("--format", default="auto", show_default=True,
-                     type=click.Choice(["auto", "tsv", "csv", "lines", "jsonl", "parquet"])),
-        click.option("--encoding", default="utf-8", show_default=True),
-        click.option("--quoting", default="auto", show_default=True,
-                     type=click.Choice(["auto", "none", "csv"]),
-                     help="auto: .csv files are quoted as CSV, .tsv and .txt files not at all."),
-        click.option("--no-header", is_flag=True,
-                     help="The first line is data; columns are called 0, 1, 2 …"),
-        click.option("--unicode", default="none", show_default=True,
-                     type=click.Choice(["none", "nfc", "nfkc"]), help="Normal form of the texts."),
-        click.option("--min-chars", default=0, show_default=True, type=int,
-                     help="Leave shorter texts out (counted)."),
-        click.option("--sample", type=int, help="Only so many records, drawn at random (counted)."),
-        click.option("--seed", default=0, show_default=True, type=int, help="Seed of the draw."),
-        click.option("--limit", type=int, help="Only the first so many records (counted)."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
-
-
 def _vector_options(command: F) -> F:
     """Options that say which vectors are made and how they are stored."""
     for option in reversed((
@@ -179,14 +128,14 @@ def _vector_options(command: F) -> F:
 @cli.command(epilog=_EXTRACT_EXAMPLES)
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make. [CORPUS.vectors]")
-@_corpus_options
-@_model_options
+@corpus_options
+@model_options
 @_vector_options
 @click.option("--dry-run", is_flag=True, help="Tell rows, tokens, bytes, minutes.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier job made.")
 @click.option("--allow-env-change", is_flag=True, help="Resume with other versions or threads.")
 @click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
-@_output_options
+@output_options
 def extract(
     corpus: tuple[str, ...],
     out: Path | None,
@@ -213,7 +162,7 @@ def extract(
     from embedkit.progress import ProgressBar
     from embedkit.render import json_text, plan_text, result_text, stages_text
 
-    notify = _notifier(quiet)
+    notify = notifier(quiet)
     with plan_extract(
         corpus,
         out=out,
@@ -229,7 +178,7 @@ def extract(
             click.echo(plan_text(plan), err=True)
         if dry_run:
             return _dry_run(plan, as_json=as_json)
-        with ProgressBar(show=_show_progress(progress, quiet)) as bar:
+        with ProgressBar(show=show_progress(progress, quiet)) as bar:
             result = run_plan(
                 plan,
                 overwrite=overwrite,
@@ -252,7 +201,7 @@ def extract(
 @click.argument("what")
 @click.option("--revision", help="Branch, tag or commit of a hub checkpoint.")
 @click.option("--offline", is_flag=True, help="Never ask the hub.")
-@_output_options
+@output_options
 def info(
     what: str, revision: str | None, offline: bool, as_json: bool, quiet: bool, verbose: bool
 ) -> None:
@@ -274,7 +223,7 @@ def info(
 
     encoder = Encoder.load(
         what, revision=revision, offline=offline, device="cpu", precision="fp32",
-        forward="transformers", notify=_notifier(quiet),
+        forward="transformers", notify=notifier(quiet),
     )  # fmt: skip
     model = describe_model(encoder)
     click.echo(json_text(plain(model)) if as_json else model_text(model))
@@ -294,7 +243,7 @@ def info(
 )
 @click.option("--model", help="Where the checkpoint is now. [the name it had]")
 @click.option("--device", default="auto", show_default=True)
-@_output_options
+@output_options
 def verify(
     out: Path,
     recompute: int,
@@ -308,7 +257,7 @@ def verify(
     from embedkit.render import json_text, plain
     from embedkit.verification import require_ok, verify
 
-    found = verify(out, recompute=recompute, model=model, device=device, notify=_notifier(quiet))
+    found = verify(out, recompute=recompute, model=model, device=device, notify=notifier(quiet))
     if as_json:
         click.echo(json_text(plain(found)))
     require_ok(found, out)
@@ -333,8 +282,8 @@ def verify(
 @click.option("--vocab", metavar="FROM:TO", help="List a slice of the vocabulary instead.")
 @click.option("--max-length", type=int, help="Tokens per text. [what the checkpoint states]")
 @click.option("--prefix", default="", help="Put before the text.")
-@_model_options
-@_output_options
+@model_options
+@output_options
 def tokenize(
     text: str | None,
     pair: str | None,
@@ -357,7 +306,7 @@ def tokenize(
         raise UsageError("give either a text or --vocab FROM:TO.")
     tokenizer, settings = open_tokenizer(
         model, revision=revision, offline=offline, max_length=max_length, prefix=prefix,
-        notify=_notifier(quiet),
+        notify=notifier(quiet),
     )  # fmt: skip
     if vocab is not None:
         rows = vocabulary_slice(tokenizer, vocab)
@@ -369,18 +318,6 @@ def tokenize(
         click.echo(table_text(rows))
 
 
-def _notifier(quiet: bool) -> Callable[[str], None]:
-    def notify(message: str) -> None:
-        if not quiet:
-            click.echo(f"note: {visible(message)}", err=True)
-
-    return notify
-
-
-def _show_progress(asked: bool | None, quiet: bool) -> bool:
-    return asked if asked is not None else not quiet and sys.stderr.isatty()
-
-
 def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     from embedkit.estimate import estimate
     from embedkit.render import estimate_text, json_text, plain
@@ -388,3 +325,7 @@ def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     cost = estimate(plan)
     click.echo(json_text(plain(cost)) if as_json else estimate_text(plan, cost))
     return 0
+
+
+for _command in (split, train, probe, predict):
+    cli.add_command(_command)

@@ -14,9 +14,11 @@ from embedkit.inspection import open_lines
 from embedkit.stages import bottleneck
 
 if TYPE_CHECKING:
+    from embedkit.classify import TrainResult
     from embedkit.estimate import Estimate
     from embedkit.extraction import ExtractPlan, ExtractResult
     from embedkit.inspection import DatasetInfo, ModelInfo
+    from embedkit.probe import ProbeResult
     from embedkit.store import Manifest
 
 __all__ = [
@@ -27,7 +29,9 @@ __all__ = [
     "model_text",
     "plain",
     "plan_text",
+    "probe_text",
     "result_text",
+    "run_text",
     "stages_text",
     "table_text",
 ]
@@ -47,6 +51,56 @@ def plan_text(plan: ExtractPlan) -> str:
         "shards": f"{plan.shard_rows} records each, batches of {encoder.batch_tokens} tokens",
     }
     return visible("\n".join(f"{name:8} {line}" for name, line in lines.items()))
+
+
+def run_text(result: TrainResult) -> str:
+    """Scores of a run beside the majority, with intervals, and where it is."""
+    content = result.content
+    learner, cost = content["learner"], content["cost"]
+    what = " + ".join(content["views"]) or learner["features"]
+    lines = [f"wrote {visible(str(result.out))}: {learner['classifier']} on {visible(what)}"]
+    rows = [
+        {
+            "score": name,
+            "held out": "test" if part == "test" else "folds",
+            "value": f"{score['value']:.4f}",
+            "95 % interval": f"{score['low']:.4f} to {score['high']:.4f}",
+            "majority": f"{score['majority']:.4f}",
+        }
+        for part, found in content["scores"].items()
+        for name, score in found.items()
+    ]
+    lines.append(table_text(rows))
+    count = content["records"]["folds"]
+    lines.append(
+        f"{count:,} records in folds, fitted in {cost['fit_seconds']:.1f} s; predictions of "
+        f"held-out records: {visible(str(result.out / 'predictions.parquet'))}"
+    )
+    return "\n".join(lines)
+
+
+def probe_text(result: ProbeResult) -> str:
+    """Every view with its score and controls, and what may honestly be reported."""
+    rows = [
+        {
+            "view": visible(view.name),
+            result.measure: f"{view.score.value:.4f}",
+            "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
+            "shuffled labels": f"{view.shuffled:.4f}",
+            **({"random weights": f"{result.random.get(view.name, float('nan')):.4f}"}
+               if result.random else {}),
+            "chosen in folds": str(view.chosen),
+        }
+        for view in result.views
+    ]  # fmt: skip
+    nested = result.nested
+    return "\n".join([
+        table_text(rows),
+        f"majority {result.majority:.4f}",
+        f"view chosen inside the folds: {result.measure} {nested.value:.4f} "
+        f"({nested.low:.4f} to {nested.high:.4f}); report this, not the highest row",
+        f"{result.seconds:.0f} s; figure: {visible(str(result.out / 'figures/layers.png'))}",
+    ])  # fmt: skip
 
 
 def stages_text(result: ExtractResult) -> str:

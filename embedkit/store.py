@@ -119,8 +119,9 @@ class Manifest:
 
     @property
     def views(self) -> dict[str, int]:
-        """Width of every sentence view, by column name."""
-        return dict(self.job["vectors"]["views"])
+        """Width of every sentence view, by column name, in the order of the columns."""
+        found: dict[str, int] = self.job["vectors"]["views"]
+        return {name: found[name] for name in sorted(found, key=_column_order)}
 
     @property
     def n_shards(self) -> int:
@@ -131,6 +132,14 @@ class Manifest:
     def n_layers(self) -> int:
         """Encoder layers of the model."""
         return int(self.job["model"]["n_layers"])
+
+
+def _column_order(name: str) -> tuple[bool, int, int, str, int]:
+    """Layers ascending, within one the poolings as they are listed, the pooler last."""
+    pooling, _, layer = name.partition("_")
+    numbers = [int(x) for x in re.findall(r"\d+", layer)]
+    rank = ("cls", "mean", "max", "pooler").index(pooling)
+    return name == "pooler", max(numbers, default=0), len(numbers), layer, rank
 
 
 def is_dataset(path: Path) -> bool:
@@ -245,6 +254,14 @@ class VectorData:
         """The texts."""
         return list(self._column("text").to_pylist())
 
+    def column(self, name: str) -> list[Any]:
+        """Any column that is not a vector, as Python values; ``None`` for what is missing.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        return list(self._column(name).to_pylist())
+
     def _column(self, name: str) -> pa.ChunkedArray:
         known = self._open(0).schema_arrow.names
         if name not in known:
@@ -296,7 +313,10 @@ def _to_matrix(column: pa.ChunkedArray, width: int) -> NDArray[Any]:
 def _stored_view(name: str, manifest: Manifest, folder: Path) -> str:
     if name in manifest.views:
         return name
-    resolved = parse_view(name, n_layers=manifest.n_layers).name
+    try:
+        resolved = parse_view(name, n_layers=manifest.n_layers).name
+    except UsageError:  # a layer that the model has not; the message below says what there is
+        resolved = name
     if resolved not in manifest.views:
         raise UsageError(
             f"{folder} has no view {name!r}; it has {', '.join(manifest.views)}."

@@ -83,8 +83,8 @@ def tiny_model(*, pooler: bool = True, seed: int = 1) -> Path:
 
 
 @cache
-def _loaded(folder: str) -> Encoder:
-    return _LOAD(folder, device="cpu")
+def _loaded(folder: str, forward: str) -> Encoder:
+    return _LOAD(folder, device="cpu", forward=forward)
 
 
 _LOAD = Encoder.load
@@ -96,10 +96,11 @@ def load_quickly(
     max_length: int | None = None,
     batch_tokens: int | None = None,
     precision: str | None = None,
+    forward: str = "auto",
     **_: Any,
 ) -> Encoder:
     """As :meth:`Encoder.load` for a folder, but every checkpoint is loaded once only."""
-    once = _loaded(str(model))
+    once = _loaded(str(model), forward)
     return Encoder(
         once.checkpoint,
         once.tokenizer,

@@ -19,7 +19,9 @@ ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
     "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
     "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
-    "render", "cli",
+    "splits", "scores", "learners", "runs", "figures", "classify", "probe", "prediction", "answers",
+    "sklearn", "mteb",
+    "render", "options", "results_cli", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
 
@@ -109,9 +111,9 @@ def test_all_lists_what_exists(module: str) -> None:
 
 
 def test_one_default_model() -> None:
-    from embedkit import checkpoint, cli
+    from embedkit import checkpoint, options
 
-    assert cli.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
+    assert options.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
 
 
 def test_the_files_name_no_machine() -> None:

@@ -99,3 +99,14 @@ def test_a_parquet_file_of_others_is_no_shard() -> None:
         Footer.from_metadata(None)
     with pytest.raises(ValueError, match="not a shard of embedkit"):
         Footer.from_metadata({**FOOTER.to_metadata(), b"embedkit.rows": b"{"})
+
+
+def test_views_in_the_order_of_layers_not_of_letters() -> None:
+    from embedkit.store import Manifest
+
+    names = [f"{p}_{i}" for i in range(13) for p in ("cls", "mean", "max")] + ["pooler"]
+    stored = dict(sorted(dict.fromkeys(names, 4).items()))
+    manifest = Manifest("", {"vectors": {"views": stored}}, [], {}, {}, {})
+    assert list(manifest.views) == names
+    stored["mean_sum_9to12"] = 4
+    assert list(manifest.views)[-2:] == ["mean_sum_9to12", "pooler"]

@@ -1,0 +1,246 @@
+"""Vectors as steps of a scikit-learn pipeline.
+
+:class:`StoredVectors` looks vectors up in a dataset, so that cross-validation never encodes a text
+twice; :class:`TextEncoder` encodes texts, and keeps what it encoded on disk if told where. Both
+learn nothing from the data they are fitted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from embedkit.checkpoint import DEFAULT_MODEL
+from embedkit.errors import UsageError
+from embedkit.store import VectorData, load
+
+__all__ = ["StoredVectors", "TextEncoder"]
+
+Floats = NDArray[np.float32]
+
+
+class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Ids or row numbers → vectors of a dataset.
+
+    Args:
+        dataset: folder that ``extract`` wrote.
+        view: a stored view, or several to put side by side; by default the last mean.
+        by: what the input holds: ``id``, or ``row`` numbers.
+
+    Attributes:
+        n_features_out_: width of the result.
+    """
+
+    def __init__(
+        self, dataset: str | Path, view: str | Sequence[str] | None = None, by: str = "id"
+    ) -> None:
+        self.dataset = dataset
+        self.view = view
+        self.by = by
+
+    def fit(self, X: Any, y: Any = None) -> StoredVectors:
+        """Check that the dataset has the view.
+
+        Raises:
+            UsageError: it has not, or ``by`` is neither ``id`` nor ``row``.
+        """
+        if self.by not in ("id", "row"):
+            raise UsageError(f"by={self.by!r}: expected 'id' or 'row'.")
+        data = load(self.dataset, self.view)
+        self.n_features_out_ = sum(data.manifest.views[name] for name in data.views)
+        self._names = [f"{n}_{i}" for n in data.views for i in range(data.manifest.views[n])]
+        return self
+
+    def transform(self, X: Any) -> Floats:
+        """``(n, width)`` float32, one row for every id or row number.
+
+        Raises:
+            UsageError: the dataset has no such id or row, or an id stands there twice.
+        """
+        check_is_fitted(self, "n_features_out_")
+        view = self.view if self.view is None or isinstance(self.view, str) else tuple(self.view)
+        fingerprint = load(self.dataset).manifest.fingerprint
+        data, places = _stored(str(self.dataset), view, self.by, fingerprint)
+        wanted = _column(X)
+        keys = [str(x) for x in wanted] if self.by == "id" else [int(x) for x in wanted]
+        try:
+            index = [places[key] for key in keys]
+        except KeyError as error:
+            raise UsageError(
+                f"{self.dataset} has no {self.by} {error.args[0]!r}. Texts that were rejected or "
+                "left out have no vectors."
+            ) from error
+        if -1 in index:
+            twice = keys[index.index(-1)]
+            raise UsageError(f"{self.dataset} has id {twice!r} more than once; use by='row'.")
+        return np.asarray(data.X[index])
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Names of the columns: ``mean_6_0``, ``mean_6_1`` and so on."""
+        check_is_fitted(self, "n_features_out_")
+        return np.array(self._names, dtype=object)
+
+
+class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Texts → vectors.
+
+    Args:
+        model: hub id or folder of a checkpoint.
+        view: such as ``mean_-1``, ``cls_0`` or ``pooler``.
+        revision: branch, tag or commit of a hub checkpoint.
+        device: ``auto``, ``cpu`` or ``cuda:0``.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        max_length: tokens per text.
+        prefix: put before every text.
+        normalize: scale every vector to length 1 (L2).
+        cache: folder to keep vectors in, by all that shapes them; ``None`` keeps none.
+
+    Attributes:
+        n_features_out_: width of the result.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        view: str = "mean_-1",
+        revision: str | None = None,
+        device: str = "auto",
+        precision: str | None = None,
+        max_length: int | None = None,
+        prefix: str = "",
+        normalize: bool = False,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.model = model
+        self.view = view
+        self.revision = revision
+        self.device = device
+        self.precision = precision
+        self.max_length = max_length
+        self.prefix = prefix
+        self.normalize = normalize
+        self.cache = cache
+
+    def fit(self, X: Any, y: Any = None) -> TextEncoder:
+        """Load the checkpoint; nothing is learnt from the texts.
+
+        Raises:
+            ModelError: the checkpoint cannot be found or used.
+            UsageError: it has no such view.
+        """
+        from embedkit.views import parse_view
+
+        encoder = self._encoder()
+        view = parse_view(self.view, n_layers=encoder.n_layers)
+        self.n_features_out_ = view.layer.width(encoder.width)
+        self._name = view.name
+        return self
+
+    def transform(self, X: Any) -> Floats:
+        """``(n, width)`` float32 in the order of the texts, a list or one column of them."""
+        check_is_fitted(self, "n_features_out_")
+        if isinstance(X, str):
+            raise ValueError("X is one string; give a list of texts: transform([text])")
+        texts = [str(text) for text in _column(X)]
+        if not texts:
+            return np.zeros((0, self.n_features_out_), np.float32)
+        if self.cache is None:
+            return self._encode(texts)
+        return self._through_cache(texts, Path(self.cache))
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Names of the columns: ``mean_6_0``, ``mean_6_1`` and so on."""
+        check_is_fitted(self, "n_features_out_")
+        return np.array([f"{self._name}_{i}" for i in range(self.n_features_out_)], dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _encoder(self) -> Any:
+        return _loaded(self.model, self.revision, self.device, self.precision, self.max_length)
+
+    def _encode(self, texts: list[str]) -> Floats:
+        found = self._encoder().encode_views(
+            texts, [self.view], normalize_embeddings=self.normalize, prefix=self.prefix
+        )
+        return np.asarray(next(iter(found.values())))
+
+    def _through_cache(self, texts: list[str], folder: Path) -> Floats:
+        folder.mkdir(parents=True, exist_ok=True)
+        keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
+        with closing(sqlite3.connect(folder / f"{self._key()}.sqlite", timeout=60)) as database:
+            database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
+            known = {
+                key: row[0]
+                for key in set(keys)
+                if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
+            }
+            missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+            if missing:
+                made = self._encode(list(missing.values()))
+                new = {key: vector.tobytes() for key, vector in zip(missing, made, strict=True)}
+                with database:
+                    database.executemany("INSERT OR IGNORE INTO v VALUES (?, ?)", new.items())
+                known |= new
+        joined = b"".join(known[key] for key in keys)
+        return np.frombuffer(joined, np.float32).reshape(len(texts), -1).copy()
+
+    def _key(self) -> str:
+        """Hash of everything that shapes a vector, the text aside."""
+        encoder = self._encoder()
+        shaping = [
+            sorted(encoder.checkpoint.sha256.items()), self._name, encoder.precision,
+            encoder.max_length, encoder.model.name, str(encoder.model.device), self.prefix,
+            self.normalize,
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(shaping).encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=2)
+def _loaded(
+    model: str, revision: str | None, device: str, precision: str | None, max_length: int | None
+) -> Any:
+    """An encoder, shared by all clones of this process; estimators themselves pickle small."""
+    from embedkit.encoder import Encoder
+
+    return Encoder.load(
+        model, revision=revision, device=device, precision=precision, max_length=max_length
+    )
+
+
+@lru_cache(maxsize=8)
+def _stored(
+    dataset: str, view: str | tuple[str, ...] | None, by: str, _fingerprint: str
+) -> tuple[VectorData, dict[Any, int]]:
+    data = load(dataset, list(view) if isinstance(view, tuple) else view)
+    keys: Iterable[Any] = data.ids.tolist() if by == "id" else data.row.tolist()
+    places: dict[Any, int] = {}
+    for i, key in enumerate(keys):
+        places[key] = -1 if key in places else i
+    return data, places
+
+
+def _column(X: Any) -> list[Any]:
+    """A list, array, series or frame of one column as a list."""
+    if hasattr(X, "to_numpy"):
+        X = X.to_numpy()
+    values = np.asarray(X, dtype=object)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise ValueError(f"X has shape {values.shape}; expected one column.")
+    return list(values)

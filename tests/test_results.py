@@ -1,0 +1,454 @@
+"""From a dataset to runs: no leak, the same bits again, predictions of new texts, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import embedkit
+from embedkit.classify import cross_validate, split_for, target_of, train
+from embedkit.encoder import Encoder
+from embedkit.errors import (
+    DamagedError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+)
+from embedkit.learners import CLASSIFIERS, LearnerSettings
+from embedkit.prediction import Predictor, parse_label_names
+from embedkit.probe import probe
+from embedkit.splits import split
+from tests.store_fixtures import build_tiny, environment, load_quickly, tiny_model
+
+WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
+N = 120
+
+
+def corpus_of(path: Path, labels: Any = None, seed: int = 0) -> Path:
+    """Texts whose words tell the label most of the time; every fourth one stands there twice."""
+    random = np.random.default_rng(seed)
+    lines: list[str] = []
+    for i in range(N):
+        label = str(i % 2)
+        if i % 4 == 3 and lines:
+            text = lines[-2].split("\t")[0] if i % 8 == 7 else f"the movie {i}"
+        else:
+            text = ""
+        words = random.choice(WORDS[label if random.random() < 0.9 else str(1 - i % 2)], 3)
+        text = text or f"the {words[0]} movie was {words[1]} {words[2]} number {i}"
+        lines.append(f"{text}\t{label if labels is None else labels[i]}\t{i}")
+    path.write_text("text\tlabel\tid\n" + "\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a dataset, a split and a run, made once."""
+    folder = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        corpus = corpus_of(folder / "corpus.tsv")
+        embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()), layers="all",
+                         poolings=["cls", "mean"], shard_rows=50)  # fmt: skip
+        split(folder / "data", out=folder / "split.parquet", folds=4, test=0.2)
+        train(folder / "data", out=folder / "run", split=folder / "split.parquet")
+        yield folder
+
+
+def predictions(run: Path) -> pd.DataFrame:
+    return pd.read_parquet(run / "predictions.parquet")
+
+
+def test_every_record_is_held_out_once(shared: Path) -> None:
+    found = predictions(shared / "run")
+    data = embedkit.load(shared / "data")
+    assert sorted(found["row"]) == data.row.tolist()
+    folds = pq.read_table(shared / "split.parquet").to_pandas().set_index("row")["fold"]
+    for row, fold in zip(found["row"], found["fold"], strict=True):
+        assert fold == ("test" if folds[row] == -1 else str(folds[row]))
+    assert np.allclose(found["proba_0"] + found["proba_1"], 1)
+    assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
+    assert found.set_index("row")["y_true"].to_dict() == dict(zip(data.row, data.y, strict=True))
+
+
+def test_predictions_are_those_of_plain_scikit_learn(shared: Path) -> None:
+    data = embedkit.load(shared / "data")
+    made = split_for(data, shared / "split.parquet", folds=0, seed=0, task="classification")
+    folds = made.folds[:, 0]
+    inside = np.flatnonzero(folds >= 0)
+    parts = [(np.flatnonzero(folds[inside] != f), np.flatnonzero(folds[inside] == f))
+             for f in range(4)]  # fmt: skip
+    learner = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000, random_state=0))
+    wanted = cross_val_predict(
+        learner, data.X[inside], data.y[inside], cv=parts, method="predict_proba"
+    )
+    found = predictions(shared / "run")
+    found = found[found["fold"] != "test"].sort_values("row")
+    assert np.array_equal(found[["proba_0", "proba_1"]].to_numpy(), wanted)
+
+
+def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"split": shared / "split.parquet", "classifier": "mlp"}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(shared / "data", out=tmp_path / name, seed=seed, **options)
+    first, second, other = (
+        (tmp_path / n / "predictions.parquet").read_bytes() for n in ("a", "b", "c")
+    )
+    assert first == second != other
+
+
+def test_another_seed_deals_other_folds(shared: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(shared / "data", out=tmp_path / f"{seed}", seed=seed)
+    assert (
+        predictions(tmp_path / "0")["fold"].tolist() != predictions(tmp_path / "1")["fold"].tolist()
+    )
+
+
+def test_the_run_says_what_it_is(shared: Path) -> None:
+    content = json.loads((shared / "run/run.json").read_text("utf-8"))
+    assert content["views"] == ["mean_2"]
+    assert content["classes"] == ["0", "1"]
+    assert content["records"] == {"folds": N - content["records"]["test"],
+                                  "test": content["records"]["test"]}  # fmt: skip
+    scores = content["scores"]["cross_validation"]
+    assert set(scores) == {
+        "accuracy", "macro_f1", "log_loss", "brier", "roc_auc", "average_precision"
+    }  # fmt: skip
+    assert scores["accuracy"]["low"] <= scores["accuracy"]["value"] <= scores["accuracy"]["high"]
+    assert scores["accuracy"]["majority"] < scores["accuracy"]["value"]
+    assert content["cost"]["parameters"] == 17
+    figures = sorted(p.name for p in (shared / "run/figures").iterdir())
+    assert figures == ["confusion.png", "precision_recall.png", "reliability.png"]
+
+
+# leaks
+
+
+def test_what_is_held_out_shapes_nothing(shared: Path) -> None:
+    """Other vectors and labels of a held-out record change no prediction but its own.
+
+    A scaler, a component or a setting that had seen all records would carry the change over.
+    """
+    data = embedkit.load(shared / "data")
+    target = target_of(data, "classification")
+    made = split_for(data, shared / "split.parquet", folds=0, seed=0, task="classification")
+    for options, tune in (({}, False), ({"pca": 5}, False), ({}, True)):
+        settings = LearnerSettings(**options)  # type: ignore[arg-type]
+        before, _ = cross_validate(data.X, target, made, settings, tune=tune)
+        changed = data.X.copy()
+        held = np.flatnonzero(made.folds[:, 0] == 2)
+        changed[held] = 1e3 * np.random.default_rng(0).normal(size=changed[held].shape)
+        after, _ = cross_validate(changed, target, made, settings, tune=tune)
+        same = before.fold == 2
+        assert np.array_equal(before.place, after.place)
+        # fold 2 itself was predicted by a model that never saw it
+        again, _ = cross_validate(
+            np.where((made.folds[:, :1] == 2), data.X, changed), target, made, settings, tune=tune
+        )
+        assert np.array_equal(before.output[same], again.output[same])
+
+
+def test_a_scaler_fitted_on_all_records_would_be_noticed(shared: Path) -> None:
+    """The test above can fail: this is the leak it is for."""
+    data = embedkit.load(shared / "data")
+    made = split_for(data, shared / "split.parquet", folds=0, seed=0, task="classification")
+    known = np.flatnonzero(made.folds[:, 0] != 2)
+    changed = data.X.copy()
+    changed[made.folds[:, 0] == 2] *= 50
+    for X, leaks in ((data.X, False), (changed, True)):
+        scaler = StandardScaler().fit(X)
+        honest = StandardScaler().fit(X[known])
+        same = np.array_equal(honest.mean_, StandardScaler().fit(data.X[known]).mean_)
+        assert same
+        assert leaks == (not np.allclose(scaler.mean_, StandardScaler().fit(data.X).mean_))
+
+
+def test_duplicates_lie_on_one_side(shared: Path) -> None:
+    data = embedkit.load(shared / "data")
+    found = predictions(shared / "run").set_index("row")["fold"]
+    where: dict[str, set[str]] = {}
+    for row, text in zip(data.row, data.text, strict=True):
+        where.setdefault(text, set()).add(found[row])
+    assert len(where) < len(data)
+    assert all(len(folds) == 1 for folds in where.values())
+
+
+def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Path) -> None:
+    """Random labels: the luckiest of many views looks better than chance, the nested one not."""
+    random = np.random.default_rng(3)
+    labels = [str(x) for x in random.integers(2, size=N)]
+    corpus = corpus_of(tmp_path / "c.tsv", labels)
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()), layers="all",
+                     poolings=["cls", "mean", "max"])  # fmt: skip
+    result = probe(tmp_path / "data", out=tmp_path / "probe", folds=4, jobs=1)
+    luckiest = max(view.score.value for view in result.views)
+    assert result.nested.value < luckiest
+    assert sum(view.chosen for view in result.views) == 4
+
+
+# all learners
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+@pytest.mark.parametrize("features", ["vectors", "tfidf"])
+def test_every_classifier_is_saved_and_predicts_again(
+    shared: Path, tmp_path: Path, classifier: str, features: str
+) -> None:
+    if (classifier, features) == ("knn", "tfidf"):
+        with pytest.raises(UsageError, match="knn needs vectors"):
+            train(shared / "data", out=tmp_path / "run", classifier="knn", features="tfidf")
+        return
+    train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet",
+          classifier=classifier, features=features, view=["mean_2", "cls_1"])  # fmt: skip
+    found = predictions(tmp_path / "run")
+    found = found[found["fold"] == "test"].set_index("row")
+    data = embedkit.load(shared / "data")
+    texts = [t for t, r in zip(data.text, data.row, strict=True) if r in found.index]
+    said = Predictor(tmp_path / "run", device="cpu").outputs(texts)
+    assert np.allclose(said, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-5)
+    names = {p.name for p in (tmp_path / "run/model").iterdir()}
+    assert names == {"pipeline.skops"} | ({"booster.txt"} if classifier == "lightgbm" else set())
+
+
+@pytest.mark.parametrize("classifier", [c for c in CLASSIFIERS if c != "logreg"])
+def test_regression(tmp_path: Path, classifier: str, shared: Path) -> None:
+    values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
+    corpus = corpus_of(tmp_path / "c.tsv", values)
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
+    result = train(tmp_path / "data", out=tmp_path / "run", task="regression",
+                   classifier=classifier)  # fmt: skip
+    assert set(result.content["scores"]["cross_validation"]) == {"rmse", "r2", "spearman"}
+    found = predictions(tmp_path / "run")
+    assert found["y_true"].dtype == found["y_pred"].dtype == np.float64
+    said = list(Predictor(tmp_path / "run", device="cpu").predict(["the good movie"]))
+    assert float(said[0].label) == pytest.approx(float(said[0].label))
+    assert (tmp_path / "run/figures/values.png").is_file()
+
+
+def test_tuning_and_weights(shared: Path, tmp_path: Path) -> None:
+    result = train(shared / "data", out=tmp_path / "a", tune=True, class_weight="balanced")
+    assert set(result.content["tuned"]) == {"learner__C"}
+    for classifier in ("svm", "ridge", "lightgbm"):
+        train(shared / "data", out=tmp_path / classifier, classifier=classifier, tune=True)
+
+
+# predictions of new texts
+
+
+def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv")
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()), normalize=True,
+                     prefix="query: ", max_length=8, special_tokens=False, storage="float16",
+                     on_long="window", stride=2)  # fmt: skip
+    train(tmp_path / "data", out=tmp_path / "run")
+    predictor = Predictor(tmp_path / "run", device="cpu")
+    data = embedkit.load(tmp_path / "data")
+    assert np.allclose(predictor._vectors(data.text, None), data.X, atol=1e-3)
+
+
+def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:
+    other = build_tiny(tmp_path / "other", seed=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        with pytest.raises(MismatchError, match=r"is not the checkpoint that .*run was made with"):
+            Predictor(shared / "run", model=str(other), device="cpu")
+
+
+def test_label_names(shared: Path) -> None:
+    names = parse_label_names("0=부정, 1=긍정")
+    said = list(Predictor(shared / "run", label_names=names, device="cpu").predict(["good"]))
+    assert set(said[0].probabilities) == {"부정", "긍정"}
+    assert said[0].label in ("부정", "긍정")
+    with pytest.raises(UsageError, match="the run has no label '7'; it has 0, 1"):
+        Predictor(shared / "run", label_names={"7": "x"}, device="cpu")
+    with pytest.raises(UsageError, match="expected LABEL=NAME"):
+        parse_label_names("positive")
+
+
+def test_no_texts(shared: Path) -> None:
+    assert Predictor(shared / "run", device="cpu").outputs([]).shape == (0, 2)
+    with pytest.raises(UsageError, match="was made on single texts"):
+        Predictor(shared / "run", device="cpu").outputs(["a"], ["b"])
+
+
+def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: Path) -> None:
+    from sklearn.ensemble import RandomForestClassifier
+    from skops.io import dumps
+
+    run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    forest = RandomForestClassifier(2).fit([[0.0], [1.0]], [0, 1])
+    (run / "model/pipeline.skops").write_bytes(dumps(forest))
+    with pytest.raises(UsageError, match=r"holds sklearn\.tree.*which is never loaded"):
+        Predictor(run, device="cpu")
+    (run / "model/pipeline.skops").write_bytes(b"PK no")
+    with pytest.raises(DamagedError, match="cannot be read"):
+        Predictor(run, device="cpu")
+
+
+# bad input
+
+
+def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
+    cases = {
+        "constant": (["1"] * N, "all records have the label '1'"),
+        "missing": (["", "1", "0"] * (N // 3), r"40 records have no label \(rows 0, 3, 6, 9, 12\)"),
+        "rare": (["2", *["0", "1"] * (N // 2)][:N], r"label '2' has 1 record\(s\)"),
+    }
+    for name, (labels, message) in cases.items():
+        corpus = corpus_of(tmp_path / f"{name}.tsv", labels)
+        embedkit.extract(corpus, out=tmp_path / name, model=str(tiny_model()))
+        with pytest.raises(UsageError, match=message):
+            train(tmp_path / name, out=tmp_path / "run")
+    corpus = corpus_of(tmp_path / "words.tsv", ["a", "2.5"] * (N // 2))
+    embedkit.extract(corpus, out=tmp_path / "words", model=str(tiny_model()))
+    with pytest.raises(UsageError, match="the label 'a' of row 0 is no number"):
+        train(tmp_path / "words", out=tmp_path / "run", task="regression", classifier="ridge")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_that_no_other_fold_has(shared: Path, tmp_path: Path) -> None:
+    labels = ["0", "1"] * (N // 2)
+    labels[0] = labels[10] = "rare"
+    corpus = corpus_of(tmp_path / "c.tsv", labels)
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
+    made = split(corpus, folds=2, out=tmp_path / "s.parquet")
+    from embedkit.splits import Split, write_split
+
+    folds = made.folds.copy()
+    folds[[0, 10]] = 1
+    write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
+    with pytest.raises(UsageError, match="label 'rare' does not occur in the training part"):
+        train(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
+
+
+def test_a_split_of_other_data(shared: Path, tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", seed=9)
+    split(corpus, out=tmp_path / "s.parquet")
+    with pytest.raises(MismatchError, match="was made for other data than"):
+        train(shared / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
+
+
+def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
+    data = shared / "data"
+    with pytest.raises(UsageError, match=r"has no view 'max_1'; it has cls_0, mean_0"):
+        train(data, out=tmp_path / "run", view="max_1")
+    with pytest.raises(UsageError, match=r"--classifier svn: expected .*Did you mean 'svm'"):
+        train(data, out=tmp_path / "run", classifier="svn")
+    with pytest.raises(UsageError, match="logreg classifies"):
+        train(data, out=tmp_path / "run", task="regression")
+    with pytest.raises(UsageError, match="knn takes no class weights"):
+        train(data, out=tmp_path / "run", classifier="knn", class_weight="balanced")
+    with pytest.raises(OutputExistsError, match="give --overwrite to replace it"):
+        train(data, out=shared / "run")
+    with pytest.raises(OutputExistsError, match="it is not a run of embedkit"):
+        train(data, out=data, overwrite=True)
+    with pytest.raises(UsageError, match=r"is not a run\. Make one with embedkit train"):
+        Predictor(data)
+    train(data, out=tmp_path / "run")
+    assert train(data, out=tmp_path / "run", overwrite=True, view="cls_0").content["views"] == [
+        "cls_0"
+    ]
+
+
+def test_a_failed_run_leaves_nothing_under_its_name(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("embedkit.classify.save_model", fail)
+    with pytest.raises(OSError, match="No space left"):
+        train(shared / "data", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+    train(shared / "data", out=tmp_path / "run")
+    assert not (tmp_path / "run.incomplete").exists()
+
+
+# probe
+
+
+def test_probe(shared: Path, tmp_path: Path) -> None:
+    result = probe(shared / "data", out=tmp_path / "probe", split=shared / "split.parquet",
+                   control="random-weights", jobs=1)  # fmt: skip
+    assert [v.name for v in result.views] == [
+        "cls_0", "mean_0", "cls_1", "mean_1", "cls_2", "mean_2"
+    ]  # fmt: skip
+    best = max(result.views, key=lambda view: view.score.value)
+    assert best.score.value > result.majority
+    assert abs(best.shuffled - 0.5) < 0.2
+    assert set(result.random) == {v.name for v in result.views}
+    content = json.loads((tmp_path / "probe/run.json").read_text("utf-8"))
+    assert content["kind"] == "probe"
+    assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
+    single = train(shared / "data", out=tmp_path / "run", view="mean_1",
+                   split=shared / "split.parquet")  # fmt: skip
+    accuracy = single.content["scores"]["cross_validation"]["accuracy"]["value"]
+    assert accuracy == next(v.score.value for v in result.views if v.name == "mean_1")
+    with pytest.raises(UsageError, match="--control noise: expected random-weights"):
+        probe(shared / "data", out=tmp_path / "other", control="noise")
+
+
+# the command line
+
+
+def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of commands that the README shows, on the tiny model."""
+    monkeypatch.chdir(tmp_path)
+    corpus_of(tmp_path / "c.tsv")
+    model = str(tiny_model())
+
+    def run(*arguments: str, code: int = 0, stdin: str | None = None) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "embedkit", *arguments], capture_output=True, text=True,
+            input=stdin, env=environment(), check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    run("extract", "c.tsv", "--model", model, "--layers", "all", "--out", "v", "-q")
+    assert "120 records, 3 folds" in run("split", "v", "--folds", "3", "--out", "s.parquet")
+    text = run("train", "v", "--split", "s.parquet", "--view", "mean_0,mean_2", "--out", "r")
+    assert "logreg on mean_0 + mean_2" in text
+    assert "accuracy" in text
+    found = json.loads(run("train", "v", "--features", "tfidf", "--out", "t", "--json"))
+    assert found["learner"]["features"] == "tfidf"
+    text = run("probe", "v", "--split", "s.parquet", "--out", "p", "--jobs", "1")
+    assert "report this, not the highest row" in text
+    said = run("predict", "r", "--text", "the good movie", "--label-names", "0=부정,1=긍정")
+    assert said.split("\t")[0] in ("부정", "긍정")
+    lines = run("predict", "r", "-", stdin="good\nbad\n").splitlines()
+    assert len(lines) == 2
+    run("predict", "r", "c.tsv", "--out", "a.tsv", "-q")
+    table = pd.read_csv("a.tsv", sep="\t", dtype=str)
+    assert list(table.columns) == ["row", "id", "label", "proba_0", "proba_1"]
+    assert len(table) == N
+    run("predict", "r", "c.tsv", "--out", "a.parquet", "-q")
+    run("predict", "r", "c.tsv", "--out", "a.jsonl", "-q")
+    shares = pd.read_parquet("a.parquet")
+    assert np.allclose(shares["proba_1"], table["proba_1"].astype(float), atol=1e-6)
+    objects = [json.loads(line) for line in Path("a.jsonl").read_text("utf-8").splitlines()]
+    assert [o["label"] for o in objects] == table["label"].tolist() == shares["label"].tolist()
+    message = run("train", "v", "--view", "mean_9", "--out", "x", code=2)
+    assert len(message.splitlines()) == 1
+    assert "mean_9" in message
+    message = run("predict", "r", code=2)
+    assert "give either a corpus, -, or --text" in message
+    message = run("predict", "r", "c.tsv", "--out", "a.xlsx", code=2)
+    assert "expected a name ending in .tsv, .jsonl or .parquet" in message

@@ -1,0 +1,171 @@
+"""Folds: nothing on both sides, classes evenly, the same for the same seed; bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.errors import DamagedError, OutputExistsError, UsageError
+from embedkit.splits import (
+    Labelled,
+    make_split,
+    read_split,
+    same_text_groups,
+    split,
+    text_key,
+    write_split,
+)
+
+LABELS = ["0", "1"] * 40
+
+
+def records(
+    labels: list[str | None] | None = None, texts: list[str] | None = None, groups: Any = None
+) -> Labelled:
+    count = len(labels or texts or groups)
+    return Labelled(("aa",), np.arange(count) * 2, labels, texts, groups)
+
+
+def test_every_record_has_one_fold_and_classes_are_even() -> None:
+    made = make_split(records(list(LABELS)), folds=4, test=0.2)
+    folds = made.folds[:, 0]
+    assert set(folds) == {-1, 0, 1, 2, 3}
+    labels = np.array(LABELS)
+    for fold in set(folds):
+        part = labels[folds == fold]
+        assert (part == "0").sum() == (part == "1").sum() == 8
+    assert made.row.tolist() == list(range(0, 160, 2))
+
+
+def test_repeats_differ_and_share_the_test_part() -> None:
+    made = make_split(records(list(LABELS)), folds=4, test=0.25, repeats=3)
+    assert made.folds.shape == (80, 3)
+    test = made.folds == -1
+    assert (test == test[:, :1]).all()
+    assert not np.array_equal(made.folds[:, 0], made.folds[:, 1])
+
+
+def test_the_seed_decides() -> None:
+    one, same, other = (make_split(records(list(LABELS)), seed=s) for s in (1, 1, 2))
+    assert np.array_equal(one.folds, same.folds)
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 60), min_size=60, max_size=120), st.integers(0, 5))
+def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> None:
+    texts = [f"Text  {n}" if i % 2 else f"text {n} " for i, n in enumerate(numbers)]
+    texts += [f"another {i}" for i in range(20)]
+    labels: list[str | None] = [str(i % 2) for i in range(len(texts))]
+    made = make_split(records(labels, texts), folds=3, test=0.2, seed=seed)
+    found: dict[str, set[int]] = {}
+    for text, fold in zip(texts, made.folds[:, 0], strict=True):
+        found.setdefault(text_key(text), set()).add(int(fold))
+    assert all(len(folds) == 1 for folds in found.values())
+
+
+def test_duplicates_part_only_if_allowed() -> None:
+    texts = ["the same"] * 40 + [f"text {i}" for i in range(40)]
+    together = make_split(records(list(LABELS), texts))
+    assert len(set(together.folds[:40, 0])) == 1
+    apart = make_split(records(list(LABELS), texts), allow_duplicates=True)
+    assert len(set(apart.folds[:40, 0])) == 5
+    assert together.fingerprint != apart.fingerprint
+
+
+def test_groups_and_texts_form_chains() -> None:
+    found = same_text_groups(
+        ["a", "A ", "b", "c", "d", "\uff24"], ["x", "y", "y", None, None, "z"], 6
+    )
+    assert found[0] == found[1] == found[2]
+    assert found[4] == found[5]
+    assert len(set(found)) == 3
+    assert same_text_groups(None, None, 3).tolist() == [0, 1, 2]
+
+
+def test_groups_are_never_parted() -> None:
+    groups = [f"author {i // 8}" for i in range(80)]
+    made = make_split(records(list(LABELS), groups=groups), folds=5)
+    for author in set(groups):
+        where = [g == author for g in groups]
+        assert len(set(made.folds[where, 0])) == 1
+
+
+def test_many_numeric_labels_are_spread_evenly() -> None:
+    labels: list[str | None] = [str(i / 7) for i in range(200)]
+    made = make_split(records(labels), folds=5)
+    means = [np.mean([float(str(labels[i])) for i in np.flatnonzero(made.folds[:, 0] == f)])
+             for f in range(5)]  # fmt: skip
+    assert np.ptp(means) < 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (["1", None, "0", " "] * 5, {}, r"10 records have no label \(rows 2, 6, 10, 14, 18\)"),
+        (["a"] * 10, {}, r"all 10 records have the label 'a'"),
+        (["a"] * 9 + ["b"], {}, r"label 'b' has 1 record\(s\), fewer than the 5 folds"),
+        (["a", "b"] * 2, {}, r"4 records are too few for 5 folds"),
+        (["a", "b"] * 9, {"folds": 10}, r"label 'a' has 9 record\(s\), fewer than the 10 folds"),
+        (LABELS, {"folds": 1}, r"--folds 1: expected 2 or more"),
+        (LABELS, {"test": 0.9}, r"--test 0\.9: expected a part between 0 and 0\.5"),
+        (LABELS, {"repeats": 0}, r"--repeats 0: expected 1 or more"),
+    ],
+)
+def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_split(records(list(labels)), **options)
+
+
+def test_fewer_texts_than_folds() -> None:
+    with pytest.raises(UsageError, match="there are 3 different texts or groups, fewer than the 5"):
+        make_split(records(list(LABELS), [f"text {i % 3}" for i in range(80)]))
+
+
+def test_written_and_read(tmp_path: Path) -> None:
+    made = make_split(records(list(LABELS)), repeats=2, test=0.2)
+    write_split(made, tmp_path / "a.parquet")
+    write_split(made, tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    found = read_split(tmp_path / "a.parquet")
+    assert np.array_equal(found.folds, made.folds)
+    assert np.array_equal(found.group, made.group)
+    assert (found.fingerprint, found.settings) == (made.fingerprint, made.settings)
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.column_names == ["row", "group", "fold", "fold_1"]
+
+
+def test_what_is_no_split(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"does not exist\. Make it with embedkit split"):
+        read_split(tmp_path / "x.parquet")
+    (tmp_path / "y.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DamagedError, match="cannot be read"):
+        read_split(tmp_path / "y.parquet")
+    made = make_split(records(list(LABELS)))
+    write_split(made, tmp_path / "z.parquet")
+    table = pq.read_table(tmp_path / "z.parquet")
+    pq.write_table(table.replace_schema_metadata(None), tmp_path / "w.parquet")
+    with pytest.raises(UsageError, match="was not written by embedkit split"):
+        read_split(tmp_path / "w.parquet")
+    pq.write_table(table.slice(1), tmp_path / "v.parquet")
+    with pytest.raises(DamagedError, match="is not what was written"):
+        read_split(tmp_path / "v.parquet")
+
+
+def test_of_a_corpus(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.tsv"
+    lines = [f"text {i % 30}\t{i % 2}\tg{i % 30 % 7}" for i in range(60)] + ["\t1\tg1"]
+    corpus.write_text("text\tlabel\twho\n" + "\n".join(lines) + "\n")
+    made = split(corpus, out=tmp_path / "s.parquet", folds=3)
+    assert len(made.row) == 60
+    assert all(made.folds[i, 0] == made.folds[i + 30, 0] for i in range(30))
+    with pytest.raises(OutputExistsError, match="exists"):
+        split(corpus, out=tmp_path / "s.parquet")
+    grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
+    assert grouped.settings["grouped"]
