@@ -315,8 +315,10 @@ def _stored_view(name: str, manifest: Manifest, folder: Path) -> str:
         return name
     try:
         resolved = parse_view(name, n_layers=manifest.n_layers).name
-    except UsageError:  # a layer that the model has not; the message below says what there is
-        resolved = name
+    except UsageError:
+        if name.partition("_")[0] not in ("cls", "mean", "max"):
+            raise
+        resolved = name  # a layer that the model has not; the message below says what there is
     if resolved not in manifest.views:
         raise UsageError(
             f"{folder} has no view {name!r}; it has {', '.join(manifest.views)}."
