@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -9,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from embedkit import fsio
 from embedkit.errors import DamagedError, UsageError, did_you_mean
 from embedkit.pages import copy_vectors
 from embedkit.views import parse_view
@@ -209,26 +211,81 @@ class VectorData:
     @cached_property
     def X(self) -> Floats:
         """The vectors, ``(n, width)`` float32; several views side by side."""
-        widths = [self.manifest.views[name] for name in self.views]
-        matrix = np.empty((len(self), sum(widths)), np.float32)
-        lefts = np.cumsum([0, *widths]).tolist()
+        matrix = np.empty((len(self), self._width), np.float32)
         start = 0
         for number in range(self.manifest.n_shards):
             stop = start + self._rows(number)
-            columns = {
-                name: matrix[start:stop, left : left + width]
-                for name, left, width in zip(self.views, lefts[:-1], widths, strict=True)
-            }
-            with self._damage(number), self._open(number) as file:
-                rows = file.metadata.num_rows
-                if rows != stop - start:
-                    raise ValueError(f"{rows} rows, {stop - start} were written")
-                if not copy_vectors(self._part(number), file.metadata, columns):
-                    table = file.read(columns=list(self.views))
-                    for name, part in columns.items():
-                        part[:] = _to_matrix(table.column(name), part.shape[1])
+            self._fill(number, matrix[start:stop])
             start = stop
         return matrix
+
+    def iter_batches(self, size: int = 8_192) -> Iterator[tuple[Floats, NDArray[np.str_] | None]]:
+        """Vectors and labels of at most ``size`` records at a time, in order.
+
+        Memory holds one shard, whatever the size of the dataset, so that ``partial_fit`` of
+        scikit-learn works on any number of records. Labels are ``None`` without a label column.
+        """
+        if size < 1:
+            raise ValueError(f"size={size}: expected 1 or more.")
+        labelled = self.manifest.job["input"]["label"] is not None
+        for number in range(self.manifest.n_shards):
+            matrix = np.empty((self._rows(number), self._width), np.float32)
+            self._fill(number, matrix)
+            labels = self._labels(number) if labelled else None
+            for start in range(0, len(matrix), size):
+                part = slice(start, start + size)
+                yield matrix[part], None if labels is None else labels[part]
+
+    def mapped(self, cache: str | Path) -> Floats:
+        """``X`` as a read-only memory map, for matrices larger than memory.
+
+        Args:
+            cache: folder for the ``.npy`` file, which is written the first time and named after
+                the dataset's fingerprint and the views.
+        """
+        folder = Path(cache)
+        fsio.make_folder(folder)
+        key = hashlib.sha256(json.dumps(self.views).encode()).hexdigest()[:16]
+        file = folder / f"{self.manifest.fingerprint[:32]}-{key}.npy"
+        if not file.is_file():
+            partial = file.with_suffix(".partial")
+            with fsio.storage_errors(file):
+                target = np.lib.format.open_memmap(
+                    partial, "w+", np.float32, (len(self), self._width)
+                )
+                start = 0
+                for number in range(self.manifest.n_shards):
+                    stop = start + self._rows(number)
+                    self._fill(number, target[start:stop])
+                    start = stop
+                target.flush()
+                del target
+            fsio.publish_file(partial, file)
+        return cast("Floats", np.load(file, mmap_mode="r"))
+
+    @property
+    def _width(self) -> int:
+        return sum(self.manifest.views[name] for name in self.views)
+
+    def _fill(self, number: int, matrix: Floats) -> None:
+        """Read the chosen views of a shard into ``(rows, width)``."""
+        columns = {}
+        left = 0
+        for name in self.views:
+            columns[name] = matrix[:, left : left + self.manifest.views[name]]
+            left += self.manifest.views[name]
+        with self._damage(number), self._open(number) as file:
+            rows = file.metadata.num_rows
+            if rows != len(matrix):
+                raise ValueError(f"{rows} rows, {len(matrix)} were written")
+            if not copy_vectors(self._part(number), file.metadata, columns):
+                table = file.read(columns=list(self.views))
+                for name, part in columns.items():
+                    part[:] = _to_matrix(table.column(name), part.shape[1])
+
+    def _labels(self, number: int) -> NDArray[np.str_]:
+        with self._damage(number), self._open(number) as file:
+            return np.array(file.read(columns=["label"]).column("label").to_pylist(), np.str_)
 
     @cached_property
     def y(self) -> NDArray[np.str_]:

@@ -559,3 +559,32 @@ def test_shards_have_a_size_that_follows_from_the_settings(
     assert len(sizes) == 1
     assert sizes.pop() in [1 << n for n in range(6, 15)]
     assert not list(tmp_path.glob("out*"))
+
+
+def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
+    """On shards of any size, in pieces of any size; and a classifier learns from them."""
+    from sklearn.linear_model import SGDClassifier
+
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    for view in ("mean_2", ["mean_2", "cls_2"]):
+        data = embedkit.load(out, view)
+        for size in (1, 2, 7, 10_000):
+            parts = list(data.iter_batches(size))
+            assert max(len(X) for X, _ in parts) <= size
+            assert np.array_equal(np.concatenate([X for X, _ in parts]), data.X)
+            assert (
+                np.concatenate([y for _, y in parts if y is not None]).tolist() == data.y.tolist()
+            )
+        mapped = data.mapped(tmp_path / "cache")
+        assert isinstance(mapped, np.memmap)
+        assert np.array_equal(mapped, data.X)
+        with pytest.raises(ValueError, match="read-only"):
+            mapped[0, 0] = 1
+        assert np.array_equal(data.mapped(tmp_path / "cache"), data.X)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    learner = SGDClassifier(random_state=0)
+    for X, y in data.iter_batches(4):
+        learner.partial_fit(X, y, classes=np.unique(data.y))
+    assert learner.predict(data.X).shape == data.y.shape
+    with pytest.raises(ValueError, match="size=0: expected 1 or more"):
+        next(data.iter_batches(0))
