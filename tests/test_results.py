@@ -152,7 +152,8 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     for X in (data.X, changed):
         found, _ = cross_validate(X, target, made, LearnerSettings(**options), tune=tune)
         outputs.append(found.output[np.isin(found.place, held[1::2])])
-    return not np.array_equal(*outputs)
+    first, second = outputs
+    return not np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("options", [{}, {"pca": 5}, {"tune": True}], ids=str)
