@@ -16,13 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import UsageError
 from embedkit.learners import LearnerSettings, build_learner, grid_of
+from embedkit.outcomes import (
+    HeldOut,
+    Target,
+    baseline,
+    check_part,
+    decide,
+    prediction_columns,
+    scores_content,
+    scores_of,
+    target_from,
+)
 from embedkit.runs import new_run, save_model, versions, write_predictions, write_run
-from embedkit.scores import Score, classification_scores, regression_scores
 from embedkit.splits import (
     TEST,
     Split,
+    fitted_split,
     inner_folds,
     make_split,
     read_split,
@@ -32,49 +43,12 @@ from embedkit.splits import (
 )
 from embedkit.store import VectorData, load
 
-__all__ = ["HeldOut", "Target", "TrainResult", "cross_validate", "split_for", "target_of", "train"]
+__all__ = ["TrainResult", "cross_validate", "split_for", "target_of", "train"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _INNER_FOLDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is predicted.
-
-    Attributes:
-        y: ``(n,)`` class numbers int64, or values float64 of a regression.
-        classes: labels by class number; empty for a regression.
-    """
-
-    y: NDArray[Any]
-    classes: tuple[str, ...]
-
-    @property
-    def strata(self) -> Integers:
-        """Class numbers, or one class for all in a regression."""
-        return self.y if self.classes else np.zeros(len(self.y), np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Predictions for records that the model had not seen.
-
-    Attributes:
-        place: ``(m,)`` position of each record in the dataset.
-        fold: ``(m,)`` fold it was held out in, ``-1`` for the test part.
-        repeat: ``(m,)`` number of the deal.
-        output: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
-        baseline: the same from the majority (class shares, or mean) of the training records.
-    """
-
-    place: Integers
-    fold: Integers
-    repeat: Integers
-    output: Floats
-    baseline: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,40 +110,18 @@ def train(
     settings.check()
     data = load(dataset, view)
     target = target_of(data, task)
-    chosen = split_for(data, split, folds=folds, seed=seed, task=task)
+    chosen = split_for(data, split, folds=folds, seed=seed)
     with new_run(Path(out), overwrite=overwrite) as folder:
         content = _fit_and_write(folder, data, target, chosen, settings, tune, progress)
     return TrainResult(Path(out), content)
 
 
 def target_of(data: VectorData, task: str) -> Target:
-    """Labels of a dataset as numbers.
-
-    Raises:
-        UsageError: there is no label column, or a label is missing, constant or no number.
-    """
-    labels = data.column("label")
-    missing = [i for i, x in enumerate(labels) if x is None or not x.strip()]
-    if missing:
-        rows = ", ".join(str(data.row[i]) for i in missing[:5])
-        raise UsageError(
-            f"{data.path}: {len(missing)} records have no label (rows {rows}). "
-            "Leave them out of the corpus and extract again."
-        )
-    names = np.unique(np.array(labels, np.str_))
-    if len(names) < 2:
-        raise UsageError(f"{data.path}: all records have the label {str(names[0])!r}." if len(names)
-                         else f"{data.path} has no records.")  # fmt: skip
-    if task == "regression":
-        return Target(_values(data, labels), ())
-    classes = tuple(sorted(names.tolist(), key=_in_order))
-    numbers = {name: i for i, name in enumerate(classes)}
-    return Target(np.array([numbers[x] for x in labels], np.int64), classes)
+    """Labels of a dataset; errors as for :func:`~embedkit.outcomes.target_from`."""
+    return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
 
 
-def split_for(
-    data: VectorData, split: str | Path | None, *, folds: int, seed: int, task: str
-) -> Split:
+def split_for(data: VectorData, split: str | Path | None, *, folds: int, seed: int) -> Split:
     """The split that was given, checked and put in the order of the dataset; or a new one.
 
     Raises:
@@ -177,21 +129,10 @@ def split_for(
     """
     if split is None:
         return make_split(records_of(data), folds=folds, seed=seed)
-    found = read_split(Path(split))
-    if tuple(found.settings["source"]) != source_of(data):
-        raise MismatchError(
-            f"{split} was made for other data than {data.path} (their input files differ). "
-            f"Make one for it: embedkit split {data.path} --out FILE."
-        )
-    places = np.searchsorted(found.row, data.row)
-    inside = np.minimum(places, len(found.row) - 1)
-    missing = int((found.row[inside] != data.row).sum())
-    if missing:
-        raise MismatchError(
-            f"{split} has no fold for {missing} of the {len(data.row)} records of {data.path}. "
-            f"Make one for it: embedkit split {data.path} --out FILE."
-        )
-    return Split(data.row, found.group[places], found.folds[places], found.settings)
+    return fitted_split(
+        read_split(Path(split)), source=source_of(data), row=data.row, name=str(data.path),
+        file=split,
+    )  # fmt: skip
 
 
 def cross_validate(
@@ -216,7 +157,7 @@ def cross_validate(
     Returns:
         The predictions, and seconds spent on fitting and predicting.
     """
-    parts: list[tuple[Integers, Integers, Integers, Floats, Floats]] = []
+    parts: list[HeldOut] = []
     cost = {"fit_seconds": 0.0, "predict_seconds": 0.0}
     for repeat in range(split.repeats):
         dealt = split.folds[:, repeat]
@@ -230,19 +171,14 @@ def cross_validate(
             output = predict_part(learner, features, held, target)
             cost["fit_seconds"] += fitted - started
             cost["predict_seconds"] += time.perf_counter() - fitted
-            parts.append((held, np.full(len(held), fold), np.full(len(held), repeat), output,
-                          baseline(target, known, len(held))))  # fmt: skip
+            parts.append(
+                HeldOut(held, np.full(len(held), fold), np.full(len(held), repeat), output,
+                        decide(output), baseline(target, known, len(held)))
+            )  # fmt: skip
             progress(
                 f"fold {fold + 1} of {split.n_folds}" + f", repeat {repeat + 1}" * bool(repeat)
             )
-    place, fold_, repeat_, output, majority = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    order = np.lexsort((place, repeat_))
-    return (
-        HeldOut(place[order], fold_[order], repeat_[order], output[order], majority[order]),
-        cost,
-    )
+    return HeldOut.joined(parts), cost
 
 
 def fit(
@@ -281,43 +217,6 @@ def take(features: Any, places: Integers) -> Any:
     return [features[i] for i in places]
 
 
-def baseline(target: Target, known: Integers, count: int) -> Floats:
-    """What is predicted from the training labels alone: shares of the classes, or the mean."""
-    y = target.y[known]
-    if not target.classes:
-        return np.full(count, y.mean())
-    shares = np.bincount(y, minlength=len(target.classes)) / len(y)
-    return np.tile(shares, (count, 1))
-
-
-def check_part(target: Target, known: Integers, name: str) -> None:
-    """Raise a :class:`UsageError` if a class does not occur among some records."""
-    if not target.classes:
-        return
-    there = np.bincount(target.y[known], minlength=len(target.classes)) > 0
-    if not there.all():
-        absent = target.classes[int(np.argmin(there))]
-        raise UsageError(
-            f"label {absent!r} does not occur in {name}. Use other folds, or leave the label out."
-        )
-
-
-def scores_of(
-    target: Target, held: HeldOut, *, seed: int
-) -> tuple[dict[str, Score], dict[str, Score]]:
-    """Scores of the model and of the majority on the same records."""
-    y = target.y[held.place]
-    if not target.classes:
-        return (
-            regression_scores(y, held.output, seed=seed),
-            regression_scores(y, held.baseline, seed=seed),
-        )
-    return (
-        classification_scores(y, held.output, held.output.argmax(1), seed=seed),
-        classification_scores(y, held.baseline, held.baseline.argmax(1), seed=seed),
-    )
-
-
 def _fit_and_write(
     folder: Path,
     data: VectorData,
@@ -337,14 +236,16 @@ def _fit_and_write(
     scores = {"cross_validation": scores_of(target, held, seed=settings.seed)}
     parts = [held]
     if len(test):
+        output = predict_part(learner, features, test, target)
         parts.append(
-            HeldOut(
-                test, np.full(len(test), TEST), np.zeros(len(test), np.int64),
-                predict_part(learner, features, test, target), baseline(target, known, len(test)),
-            )
+            HeldOut(test, np.full(len(test), TEST), np.zeros(len(test), np.int64), output,
+                    decide(output), baseline(target, known, len(test)))
         )  # fmt: skip
         scores["test"] = scores_of(target, parts[-1], seed=settings.seed)
-    write_predictions(folder, _columns(data, target, parts))
+    write_predictions(folder, [
+        prediction_columns(row=data.row, ids=data.ids, target=target, held=part)
+        for part in parts
+    ])  # fmt: skip
     save_model(folder, learner)
     draw_run(folder, target.y[held.place], held.output, target.classes)
     manifest = data.manifest
@@ -366,13 +267,7 @@ def _fit_and_write(
         },
         "split": {"fingerprint": split.fingerprint, **split.settings},
         "records": {"folds": len(known), "test": len(test)},
-        "scores": {
-            part: {
-                name: {**asdict(score), "majority": majority[name].value}
-                for name, score in found.items()
-            }
-            for part, (found, majority) in scores.items()
-        },
+        "scores": scores_content(scores),
         "cost": {
             **cost,
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -394,49 +289,6 @@ def _features(data: VectorData, settings: LearnerSettings) -> Any:
             f"--features tfidf needs the texts, and {data.path} was made with --no-text."
         )
     return [text.replace("\x1f", " ") for text in texts]
-
-
-def _columns(data: VectorData, target: Target, parts: Sequence[HeldOut]) -> dict[str, Any]:
-    place, fold, repeat = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("place", "fold", "repeat")
-    )
-    output = np.concatenate([part.output for part in parts])
-    columns: dict[str, Any] = {
-        "row": data.row[place],
-        "id": [str(x) for x in data.ids[place]],
-        "repeat": repeat.astype(np.int16),
-        "fold": ["test" if f == TEST else str(f) for f in fold],
-    }
-    if not target.classes:
-        return columns | {"y_true": target.y[place], "y_pred": output}
-    names = np.array(target.classes)
-    columns["y_true"] = names[target.y[place]].tolist()
-    columns["y_pred"] = names[output.argmax(1)].tolist()
-    return columns | {f"proba_{name}": output[:, i] for i, name in enumerate(target.classes)}
-
-
-def _values(data: VectorData, labels: Sequence[str]) -> Floats:
-    result = np.empty(len(labels))
-    for i, label in enumerate(labels):
-        try:
-            result[i] = float(label)
-        except ValueError:
-            result[i] = np.nan
-        if not np.isfinite(result[i]):
-            raise UsageError(
-                f"{data.path}: the label {label!r} of row {data.row[i]} is no number, as --task "
-                "regression needs."
-            )
-    return result
-
-
-def _in_order(label: str) -> tuple[int, float, str]:
-    """Numbers by value, then everything else by name."""
-    try:
-        return 0, float(label), label
-    except ValueError:
-        return 1, 0.0, label
 
 
 def _parameters(learner: Any) -> int | None:

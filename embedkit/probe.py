@@ -15,17 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.classify import (
-    Target,
-    baseline,
-    check_part,
-    fit,
-    predict_part,
-    split_for,
-    target_of,
-)
+from embedkit.classify import fit, predict_part, split_for, target_of
 from embedkit.errors import UsageError
 from embedkit.learners import LearnerSettings
+from embedkit.outcomes import Target, baseline, check_part
 from embedkit.runs import new_run, versions, write_run
 from embedkit.scores import Score, classification_scores, regression_scores
 from embedkit.splits import TEST, Split, inner_folds, source_of
@@ -125,7 +118,7 @@ def probe(
         load(dataset, name).views[0] for name in views
     ]  # fmt: skip
     target = target_of(data, task)
-    chosen = split_for(data, split, folds=folds, seed=seed, task=task)
+    chosen = split_for(data, split, folds=folds, seed=seed)
     work = _Probe(data, target, chosen, settings, names, jobs, progress)
     with new_run(Path(out), overwrite=overwrite) as folder:
         result = work.run(Path(out), control == "random-weights", started)

@@ -12,7 +12,7 @@ only the types named here are ever built.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,14 @@ def read_run(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def write_predictions(folder: Path, columns: dict[str, Any]) -> None:
-    """Write ``predictions.parquet``; the same columns give the same bytes."""
+def write_predictions(folder: Path, parts: Sequence[dict[str, Any]]) -> None:
+    """Write ``predictions.parquet`` from columns by name; the same columns give the same bytes."""
+    tables = [pa.table(columns) for columns in parts]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True)
+    pq.write_table(
+        pa.concat_tables(tables, promote_options="default").combine_chunks(), sink,
+        compression="zstd", write_page_checksum=True,
+    )  # fmt: skip
     fsio.write_durably(folder / "predictions.parquet", memoryview(sink.getvalue()), scratch=folder)
 
 

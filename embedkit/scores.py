@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Score", "classification_scores", "regression_scores"]
+from embedkit.errors import UsageError
+
+__all__ = ["Score", "best_threshold", "classification_scores", "parse_threshold",
+           "regression_scores"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -34,7 +37,7 @@ class Score:
 
 def classification_scores(
     y: Integers, probabilities: Floats, predicted: Integers, *, seed: int = 0,
-    samples: int = SAMPLES,
+    samples: int = SAMPLES, beta: float | None = None,
 ) -> dict[str, Score]:  # fmt: skip
     """Accuracy, macro-F1, log-loss and Brier score; ROC-AUC and average precision of two classes.
 
@@ -44,6 +47,7 @@ def classification_scores(
         predicted: ``(n,)`` predicted class numbers.
         seed: of the bootstrap.
         samples: number of bootstrap samples.
+        beta: also F-beta of the second of two classes, as ``f2`` for 2.
     """
     classes = probabilities.shape[1]
     true = np.clip(probabilities[np.arange(len(y)), y], _SMALLEST, 1)
@@ -60,6 +64,10 @@ def classification_scores(
     if classes == 2:
         ranked = _Ranking(y, probabilities[:, 1])
         measures |= {"roc_auc": ranked.roc_auc, "average_precision": ranked.average_precision}
+        if beta is not None:
+            measures[f"f{beta:g}"] = lambda w: float(
+                _f_beta(np.bincount(cells, w, 4).astype(np.float64), beta)
+            )
     return _intervals(measures, len(y), seed, samples)
 
 
@@ -105,6 +113,65 @@ def _intervals(
 
 def _mean(values: Floats) -> Measure:
     return lambda weights: float(weights @ values / weights.sum())
+
+
+def parse_threshold(text: str) -> tuple[float | None, float | None]:
+    """``--threshold`` → a fixed probability, or the beta of the F score to choose it by.
+
+    ``0.3`` is ``(0.3, None)``; ``f2`` is ``(None, 2.0)``; ``macro_f1`` is ``(None, None)``.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    wrong = UsageError(
+        f"--threshold {text}: expected a probability such as 0.3, or the score to choose it by: "
+        "macro_f1, f1, f2, f0.5 …"
+    )
+    if text == "macro_f1":
+        return None, None
+    is_beta = text.startswith("f")
+    try:
+        value = float(text[is_beta:])
+    except ValueError:
+        raise wrong from None
+    if not (0 < value < (1_000 if is_beta else 1)):
+        raise wrong
+    return (None, value) if is_beta else (value, None)
+
+
+def best_threshold(y: Integers, positive: Floats, *, beta: float | None = None) -> float:
+    """Probability of the second class from which on deciding for it scores best.
+
+    Args:
+        y: ``(n,)`` true class numbers, 0 or 1.
+        positive: ``(n,)`` probabilities of class 1, of records the model had not seen.
+        beta: of the F score of class 1; ``None`` for macro-F1.
+
+    Returns:
+        The middle between the two neighbouring probabilities; of equals the one nearest to 0.5.
+    """
+    values, place = np.unique(-positive, return_inverse=True)
+    values = -values  # distinct, from the highest down
+    hits = np.append(0, np.cumsum(np.bincount(place, y == 1)))
+    chosen = np.append(0, np.cumsum(np.bincount(place)))
+    cells = np.stack([len(y) - hits[-1] - (chosen - hits), chosen - hits, hits[-1] - hits, hits])
+    score = _f_beta(cells, beta) if beta is not None else (
+        (_f_beta(cells, 1.0) + _f_beta(cells[::-1], 1.0)) / 2
+    )  # fmt: skip
+    edges = np.concatenate([[(1 + values[0]) / 2], (values[1:] + values[:-1]) / 2,
+                            [values[-1] / 2]])  # fmt: skip
+    best = np.flatnonzero(score >= score.max() - 1e-12)
+    return float(edges[best[np.argmin(np.abs(edges[best] - 0.5))]])
+
+
+def _f_beta(cells: NDArray[Any], beta: float) -> Any:
+    """F-beta of class 1 from counts ``(true 0 said 0, true 0 said 1, 1 said 0, 1 said 1)``."""
+    _, false, missed, hits = cells
+    return (
+        (1 + beta**2)
+        * hits
+        / np.maximum((1 + beta**2) * hits + beta**2 * missed + false, _SMALLEST)
+    )
 
 
 def _macro_f1(cells: NDArray[Any], classes: int) -> float:

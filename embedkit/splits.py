@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
-from embedkit.errors import DamagedError, OutputExistsError, UsageError
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.store import VectorData, is_dataset, load
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Labelled",
     "Split",
     "assign_folds",
+    "fitted_split",
     "inner_folds",
     "make_split",
     "read_split",
@@ -304,6 +305,35 @@ def read_split(path: Path) -> Split:
     if found.fingerprint != expected:
         raise DamagedError(f"{path} is not what was written. Make it again.")
     return found
+
+
+def fitted_split(found: Split, *, source: tuple[str, ...], row: Integers, name: str,
+                 file: str | Path) -> Split:  # fmt: skip
+    """A split that was read, in the order of some records of the same input.
+
+    Args:
+        found: the split.
+        source: hashes of the input files of the records.
+        row: ``(n,)`` record numbers, ascending.
+        name: of the data, for messages.
+        file: of the split, for messages.
+
+    Raises:
+        MismatchError: it was made for other data, or a record has no fold.
+    """
+    advice = f"Make one for it: embedkit split {name} --out FILE."
+    if tuple(found.settings["source"]) != source:
+        raise MismatchError(
+            f"{file} was made for other data than {name} (their input files differ). {advice}"
+        )
+    places = np.searchsorted(found.row, row)
+    inside = np.minimum(places, len(found.row) - 1)
+    missing = int((found.row[inside] != row).sum())
+    if missing:
+        raise MismatchError(
+            f"{file} has no fold for {missing} of the {len(row)} records of {name}. {advice}"
+        )
+    return Split(row, found.group[places], found.folds[places], found.settings)
 
 
 def _records(

@@ -19,8 +19,8 @@ ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
     "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
     "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
-    "splits", "scores", "learners", "runs", "figures", "classify", "probe", "prediction", "answers",
-    "sklearn", "mteb",
+    "splits", "scores", "outcomes", "learners", "runs", "figures", "classify", "probe",
+    "prediction", "answers", "sklearn", "mteb",
     "render", "options", "results_cli", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""

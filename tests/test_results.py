@@ -87,7 +87,7 @@ def test_every_record_is_held_out_once(shared: Path) -> None:
 
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path) -> None:
     data = embedkit.load(shared / "data")
-    made = split_for(data, shared / "split.parquet", folds=0, seed=0, task="classification")
+    made = split_for(data, shared / "split.parquet", folds=0, seed=0)
     folds = made.folds[:, 0]
     inside = np.flatnonzero(folds >= 0)
     parts = [(np.flatnonzero(folds[inside] != f), np.flatnonzero(folds[inside] == f))
@@ -143,7 +143,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     """Whether predictions of half of a fold change with the vectors of its other half."""
     data = embedkit.load(shared / "data")
     target = target_of(data, "classification")
-    made = split_for(data, shared / "split.parquet", folds=0, seed=0, task="classification")
+    made = split_for(data, shared / "split.parquet", folds=0, seed=0)
     tune = options.pop("tune", False)
     held = np.flatnonzero(made.folds[:, 0] == 2)
     changed = data.X.copy()
