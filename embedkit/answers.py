@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from embedkit import fsio
-from embedkit.corpus import Record
 from embedkit.errors import UsageError
 from embedkit.prediction import Prediction
 
 __all__ = ["write_answers"]
 
-Answer = tuple[Record, Prediction]
+Answer = tuple[int, str, Prediction]
+"""Row, id, and what a run says of the text."""
 
 _KINDS = {".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
@@ -27,7 +27,7 @@ def write_answers(
     """Write ``row``, ``id``, ``label`` and a probability for every label; returns their number.
 
     Args:
-        answers: records with what the run says of them.
+        answers: row, id and what the run says, for every record.
         names: labels, in order.
         out: file; its ending decides the kind. Standard output without.
         as_json: JSON lines on standard output.
@@ -46,14 +46,14 @@ def write_answers(
         if kind == "tsv":
             sink.write("\t".join(["row", "id", "label", *(f"proba_{n}" for n in names)]) + "\n")
         count = 0
-        for record, said in answers:
+        for row, identifier, said in answers:
             count += 1
             if kind == "tsv":
                 shares = [f"{p:.6f}" for p in said.probabilities.values()]
-                fields = [str(record.row), record.id, said.label, *shares]
+                fields = [str(row), identifier, said.label, *shares]
                 sink.write("\t".join(_field(field) for field in fields) + "\n")
             else:
-                line = {"row": record.row, "id": record.id, "label": said.label,
+                line = {"row": row, "id": identifier, "label": said.label,
                         "proba": said.probabilities}  # fmt: skip
                 sink.write(json.dumps(line, ensure_ascii=False) + "\n")
     return count
@@ -83,12 +83,13 @@ def _parquet(answers: Iterable[Answer], names: Sequence[str], out: Path) -> int:
 
     rows = list(answers)
     columns: dict[str, Any] = {
-        "row": pa.array([r.row for r, _ in rows], pa.int64()),
-        "id": pa.array([r.id for r, _ in rows], pa.string()),
-        "label": pa.array([p.label for _, p in rows], pa.string()),
+        "row": pa.array([row for row, _, _ in rows], pa.int64()),
+        "id": pa.array([identifier for _, identifier, _ in rows], pa.string()),
+        "label": pa.array([said.label for _, _, said in rows], pa.string()),
     }
     for name in names:
-        columns[f"proba_{name}"] = pa.array([p.probabilities[name] for _, p in rows], pa.float64())
+        shares = [said.probabilities[name] for _, _, said in rows]
+        columns[f"proba_{name}"] = pa.array(shares, pa.float64())
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True)
     fsio.write_durably(out, memoryview(sink.getvalue()), scratch=out.parent)

@@ -29,7 +29,9 @@ from embedkit.outcomes import (
     scores_of,
     target_from,
 )
+from embedkit.reencoding import made_how
 from embedkit.runs import new_run, save_model, versions, write_predictions, write_run
+from embedkit.scores import best_threshold, parse_threshold
 from embedkit.splits import (
     TEST,
     Split,
@@ -39,11 +41,13 @@ from embedkit.splits import (
     read_split,
     records_of,
     source_of,
+    split_by_column,
     stored_texts,
 )
 from embedkit.store import VectorData, load
+from embedkit.unseen import Unseen, unseen_records
 
-__all__ = ["TrainResult", "cross_validate", "split_for", "target_of", "train"]
+__all__ = ["ThresholdRule", "TrainResult", "cross_validate", "split_for", "target_of", "train"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -64,6 +68,40 @@ class TrainResult:
     content: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class ThresholdRule:
+    """How two classes are told apart.
+
+    Attributes:
+        fixed: a probability of the second class; ``None`` to choose it by a score.
+        beta: of the F score to choose it by; ``None`` for macro-F1.
+    """
+
+    fixed: float | None
+    beta: float | None
+
+    def inside(
+        self, features: Any, target: Target, split: Split, known: Integers,
+        settings: LearnerSettings, *, tune: bool,
+    ) -> float:  # fmt: skip
+        """The threshold from the records ``known`` alone, held out in turn in inner folds."""
+        if self.fixed is not None:
+            return self.fixed
+        output = np.empty(len(known))
+        inner = inner_folds(target.strata[known], split.group[known], _INNER_FOLDS,
+                            seed=settings.seed)  # fmt: skip
+        for learnt, held in inner:
+            learner = fit(features, target, split, known[learnt], settings, tune=tune)
+            output[held] = predict_part(learner, features, known[held], target)[:, 1]
+        return best_threshold(target.y[known], output, beta=self.beta)
+
+    def of(self, y: Integers, output: Floats) -> float:
+        """The threshold from probabilities of records that the model had not seen."""
+        if self.fixed is not None:
+            return self.fixed
+        return best_threshold(y, output[:, 1], beta=self.beta)
+
+
 def train(
     dataset: str | Path,
     *,
@@ -73,7 +111,10 @@ def train(
     features: str = "vectors",
     task: str = "classification",
     split: str | Path | None = None,
+    split_column: str | None = None,
     folds: int = 5,
+    test: str | Path | None = None,
+    threshold: str | None = None,
     pca: int | None = None,
     tune: bool = False,
     class_weight: str | None = None,
@@ -81,6 +122,7 @@ def train(
     threads: int = 1,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> TrainResult:
     """Cross-validate a classifier or regressor on stored vectors, and fit it on all folds.
 
@@ -92,7 +134,11 @@ def train(
         features: ``vectors``, or ``tfidf`` on the stored texts.
         task: ``classification`` or ``regression``.
         split: file that ``embedkit split`` wrote; without one ``folds`` folds are dealt.
+        split_column: kept column that names the folds (``test``: the test part) instead.
         folds: number of folds where no split is given.
+        test: a dataset made with the same settings, or a corpus file, to predict as test part.
+        threshold: of two classes, the probability from which on the second one is decided on: a
+            number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
         pca: number of principal components, learnt in every fold.
         tune: choose settings by inner folds of the training records.
         class_weight: ``balanced`` gives every class the same weight.
@@ -100,19 +146,39 @@ def train(
         threads: for LightGBM.
         overwrite: replace a run.
         progress: called with a line after every fold.
+        notify: called with sentences for the user.
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
-        MismatchError: the split belongs to other data.
+        MismatchError: the split belongs to other data, or the test part was made otherwise.
         OutputExistsError: the folder is in the way.
     """
     settings = LearnerSettings(classifier, features, task, pca, class_weight, seed, threads)
     settings.check()
     data = load(dataset, view)
     target = target_of(data, task)
-    chosen = split_for(data, split, folds=folds, seed=seed)
+    rule = _rule(threshold, target)
+    if split_column is not None:
+        if split is not None:
+            raise UsageError("give --split or --split-column, not both.")
+        chosen = split_by_column(
+            records_of(data), data.column(split_column), column=split_column, folds=folds, seed=seed
+        )
+    else:
+        chosen = split_for(data, split, folds=folds, seed=seed)
+    unseen = None
+    if test is not None:
+        if (chosen.folds == TEST).any():
+            raise UsageError(
+                f"the split holds a test part already; leave out --test {test}, or take a split "
+                "without one."
+            )
+        unseen = unseen_records(
+            Path(test), data, target, texts_only=features == "tfidf", notify=notify
+        )
+    work = _Training(data, target, chosen, settings, rule, tune=tune, progress=progress)
     with new_run(Path(out), overwrite=overwrite) as folder:
-        content = _fit_and_write(folder, data, target, chosen, settings, tune, progress)
+        content = work.run(folder, unseen)
     return TrainResult(Path(out), content)
 
 
@@ -141,6 +207,7 @@ def cross_validate(
     split: Split,
     settings: LearnerSettings,
     *,
+    rule: ThresholdRule | None = None,
     tune: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[HeldOut, dict[str, float]]:
@@ -151,6 +218,7 @@ def cross_validate(
         target: what is predicted.
         split: the folds.
         settings: what is fitted.
+        rule: how two classes are told apart; ``None``: by the likelier one.
         tune: choose settings by inner folds.
         progress: called with a line after every fold.
 
@@ -167,13 +235,17 @@ def cross_validate(
             check_part(target, known, f"the training part of fold {fold}")
             started = time.perf_counter()
             learner = fit(features, target, split, known, settings, tune=tune)
+            threshold = (
+                rule.inside(features, target, split, known, settings, tune=tune) if rule else None
+            )
             fitted = time.perf_counter()
             output = predict_part(learner, features, held, target)
             cost["fit_seconds"] += fitted - started
             cost["predict_seconds"] += time.perf_counter() - fitted
             parts.append(
                 HeldOut(held, np.full(len(held), fold), np.full(len(held), repeat), output,
-                        decide(output), baseline(target, known, len(held)))
+                        decide(output, threshold=threshold),
+                        baseline(target, known, len(held)))
             )  # fmt: skip
             progress(
                 f"fold {fold + 1} of {split.n_folds}" + f", repeat {repeat + 1}" * bool(repeat)
@@ -205,7 +277,10 @@ def fit(
 
 def predict_part(learner: Any, features: Any, places: Integers, target: Target) -> Floats:
     """Probabilities of all classes, or values, for some records."""
-    X = take(features, places)
+    return _outputs(learner, take(features, places), target)
+
+
+def _outputs(learner: Any, X: Any, target: Target) -> Floats:
     found = learner.predict_proba(X) if target.classes else learner.predict(X)
     return np.asarray(found, np.float64)
 
@@ -217,67 +292,102 @@ def take(features: Any, places: Integers) -> Any:
     return [features[i] for i in places]
 
 
-def _fit_and_write(
-    folder: Path,
-    data: VectorData,
-    target: Target,
-    split: Split,
-    settings: LearnerSettings,
-    tune: bool,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    from embedkit.figures import draw_run
+def _rule(text: str | None, target: Target) -> ThresholdRule | None:
+    if text is None:
+        return None
+    if len(target.classes) != 2:
+        raise UsageError(
+            f"--threshold {text} needs two classes; there are {len(target.classes) or 'values'}."
+        )
+    return ThresholdRule(*parse_threshold(text))
 
-    features = _features(data, settings)
-    held, cost = cross_validate(features, target, split, settings, tune=tune, progress=progress)
-    known = np.flatnonzero(split.folds[:, 0] != TEST)
-    learner = fit(features, target, split, known, settings, tune=tune)
-    test = np.flatnonzero(split.folds[:, 0] == TEST)
-    scores = {"cross_validation": scores_of(target, held, seed=settings.seed)}
-    parts = [held]
-    if len(test):
-        output = predict_part(learner, features, test, target)
-        parts.append(
-            HeldOut(test, np.full(len(test), TEST), np.zeros(len(test), np.int64), output,
-                    decide(output), baseline(target, known, len(test)))
-        )  # fmt: skip
-        scores["test"] = scores_of(target, parts[-1], seed=settings.seed)
-    write_predictions(folder, [
-        prediction_columns(row=data.row, ids=data.ids, target=target, held=part)
-        for part in parts
-    ])  # fmt: skip
-    save_model(folder, learner)
-    draw_run(folder, target.y[held.place], held.output, target.classes)
-    manifest = data.manifest
-    content = {
-        "kind": "frozen",
-        "learner": asdict(settings),
-        "tuned": {name: learner.get_params()[name] for name in grid_of(settings)} if tune else None,
-        "views": list(data.views) if settings.features == "vectors" else [],
-        "classes": list(target.classes),
-        "dataset": {
-            "fingerprint": manifest.fingerprint,
-            "source": list(source_of(data)),
-            "model": manifest.job["model"],
-            "vectors": manifest.job["vectors"],
-            "unicode": manifest.job["input"]["unicode"],
-            "pairs": manifest.job["input"]["text_pair"] is not None,
-            "storage": manifest.job["storage"]["profile"],
-            "names": manifest.names,
-        },
-        "split": {"fingerprint": split.fingerprint, **split.settings},
-        "records": {"folds": len(known), "test": len(test)},
-        "scores": scores_content(scores),
-        "cost": {
-            **cost,
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "parameters": _parameters(learner),
-            "device": "cpu",
-        },
-        "versions": versions(),
-    }
-    write_run(folder, content)
-    return content
+
+class _Training:
+    """One run: folds, the model fitted on all of them, and a test part where there is one."""
+
+    def __init__(
+        self,
+        data: VectorData,
+        target: Target,
+        split: Split,
+        settings: LearnerSettings,
+        rule: ThresholdRule | None,
+        *,
+        tune: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._data, self._target, self._split = data, target, split
+        self._settings, self._rule, self._tune = settings, rule, tune
+        self._progress = progress
+
+    def run(self, folder: Path, unseen: Unseen | None) -> dict[str, Any]:
+        """Fit, predict, write everything into the folder; returns what ``run.json`` says."""
+        from embedkit.figures import draw_run
+
+        target, split, rule = self._target, self._split, self._rule
+        features = _features(self._data, self._settings)
+        held, cost = cross_validate(features, target, split, self._settings, rule=rule,
+                                    tune=self._tune, progress=self._progress)  # fmt: skip
+        known = np.flatnonzero(split.folds[:, 0] != TEST)
+        learner = fit(features, target, split, known, self._settings, tune=self._tune)
+        threshold = rule.of(target.y[held.place], held.output) if rule else None
+        beta = rule.beta if rule else None
+        seed = self._settings.seed
+        scores = {"cross_validation": scores_of(target, held, seed=seed, beta=beta)}
+        columns = [prediction_columns(row=self._data.row, ids=self._data.ids, target=target,
+                                      held=held)]  # fmt: skip
+        asked = self._test_part(features, unseen)
+        if asked is not None:
+            row, ids, truth, places, X = asked
+            output = _outputs(learner, X, target)
+            part = HeldOut(places, np.full(len(places), TEST), np.zeros(len(places), np.int64),
+                           output, decide(output, threshold=threshold),
+                           baseline(target, known, len(places)))  # fmt: skip
+            columns.append(prediction_columns(row=row, ids=ids, target=truth, held=part))
+            if len(truth.y):
+                scores["test"] = scores_of(truth, part, seed=seed, beta=beta)
+        write_predictions(folder, columns)
+        save_model(folder, learner)
+        draw_run(folder, target.y[held.place], held.output, target.classes)
+        content = {
+            "kind": "frozen",
+            "learner": asdict(self._settings),
+            "tuned": {name: learner.get_params()[name] for name in grid_of(self._settings)}
+            if self._tune else None,
+            "views": list(self._data.views) if self._settings.features == "vectors" else [],
+            "classes": list(target.classes),
+            "threshold": threshold,
+            "dataset": made_how(self._data),
+            "split": {"fingerprint": split.fingerprint, **split.settings},
+            "records": {"folds": len(known), "test": 0 if asked is None else len(asked[3])},
+            "test": None if unseen is None else {
+                "source": list(unseen.source), "rejected": unseen.rejected,
+                "known_texts": unseen.known_texts,
+            },
+            "scores": scores_content(scores),
+            "cost": {
+                **cost,
+                "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "parameters": _parameters(learner),
+                "device": "cpu",
+            },
+            "versions": versions(),
+        }  # fmt: skip
+        write_run(folder, content)
+        return content
+
+    def _test_part(
+        self, features: Any, unseen: Unseen | None
+    ) -> tuple[Integers, Any, Target, Integers, Any] | None:
+        """Rows and ids that places point into, labels, places, and features of the test part."""
+        if unseen is not None:
+            places = np.arange(len(unseen.row))
+            truth = Target(unseen.y, self._target.classes)
+            return unseen.row, unseen.ids, truth, places, unseen.features
+        places = np.flatnonzero(self._split.folds[:, 0] == TEST)
+        if not len(places):
+            return None
+        return self._data.row, self._data.ids, self._target, places, take(features, places)
 
 
 def _features(data: VectorData, settings: LearnerSettings) -> Any:

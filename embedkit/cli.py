@@ -25,7 +25,7 @@ from embedkit.options import (
     output_options,
     show_progress,
 )
-from embedkit.results_cli import predict, probe, split, train
+from embedkit.results_cli import mteb_protocol, predict, probe, split, train
 
 if TYPE_CHECKING:
     from embedkit.extraction import ExtractPlan
@@ -327,5 +327,5 @@ def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     return 0
 
 
-for _command in (split, train, probe, predict):
+for _command in (split, train, probe, predict, mteb_protocol):
     cli.add_command(_command)

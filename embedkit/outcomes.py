@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embedkit.errors import UsageError
 from embedkit.scores import Score, classification_scores, regression_scores
-from embedkit.splits import TEST
+from embedkit.splits import TEST, check_labelled
 
 __all__ = ["HeldOut", "Target", "baseline", "check_part", "decide",
            "prediction_columns", "scores_content", "scores_of", "target_from"]  # fmt: skip
@@ -85,13 +85,7 @@ def target_from(
     Raises:
         UsageError: a label is missing, constant, or no number in a regression.
     """
-    missing = [i for i, x in enumerate(labels) if x is None or not x.strip()]
-    if missing:
-        shown = ", ".join(str(rows[i]) for i in missing[:5])
-        raise UsageError(
-            f"{name}: {len(missing)} records have no label (rows {shown}). "
-            "Leave them out of the corpus and extract again."
-        )
+    check_labelled(labels, rows, name=name)
     names = np.unique(np.array(labels, np.str_))
     if len(names) < 2:
         raise UsageError(f"{name}: all records have the label {str(names[0])!r}." if len(names)

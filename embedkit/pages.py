@@ -12,7 +12,6 @@ then repetition levels, definition levels and values, with a CRC-32 of all that 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from isal import isal_zlib
 from numpy.typing import NDArray
 
 __all__ = ["copy_vectors"]
@@ -105,7 +105,7 @@ def _copy(descriptor: int, page: _Page, rows: Floats) -> None:
     values = target.reshape(-1).view(np.uint8).data
     if os.preadv(descriptor, [levels, values], page.start) != page.size:
         raise ValueError("the file ends inside a page")
-    if zlib.crc32(values, zlib.crc32(levels)) != page.crc:
+    if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != page.crc:
         raise ValueError("a page does not match its checksum")
     if target is not rows:
         rows[:] = target

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import UsageError
+from embedkit.outcomes import decide
+from embedkit.reencoding import Reencoder, check_alike, joined_pairs, made_how, normal_form
 from embedkit.runs import load_model_of, read_run
+from embedkit.splits import stored_texts
+from embedkit.store import VectorData, load
 
 __all__ = ["Prediction", "Predictor", "parse_label_names"]
 
@@ -23,7 +26,8 @@ class Prediction:
     """What a run says of one text.
 
     Attributes:
-        label: the likeliest label, or the value of a regression.
+        label: the likeliest label, of two the one the run's threshold decides on; or the value of
+            a regression.
         probabilities: of every label, readable names as keys; empty for a regression.
     """
 
@@ -66,9 +70,12 @@ class Predictor:
                     f"{', '.join(self._classes) or 'values, not labels'}."
                 )
         self.names = [(label_names or {}).get(name, name) for name in self._classes]
-        self._encoder: Any = None
+        self._encoder: Reencoder | None = None
         if self.content["views"]:
-            self._encoder = self._load_encoder(device, model, notify)
+            self._encoder = Reencoder(
+                self.content["dataset"], self.content["views"], owner=str(self.run),
+                device=device, model=model, notify=notify,
+            )  # fmt: skip
 
     @property
     def takes_pairs(self) -> bool:
@@ -89,83 +96,44 @@ class Predictor:
         if not texts:
             shape = (0, len(self._classes)) if self._classes else (0,)
             return np.zeros(shape)
-        texts = [self._normal_form(text) for text in texts]
         if self._encoder is not None:
-            return np.asarray(self._apply(self._vectors(texts, pairs)), np.float64)
-        joined = texts
-        if pairs is not None:
-            joined = [f"{a} {self._normal_form(b)}" for a, b in zip(texts, pairs, strict=True)]
+            return np.asarray(self._apply(self._encoder.vectors(texts, pairs)), np.float64)
+        form = self.content["dataset"]["unicode"]
+        joined = [normal_form(text, form) for text in joined_pairs(texts, pairs)]
         return np.asarray(self._apply(joined), np.float64)
 
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> Iterator[Prediction]:
         """What the run says of each text."""
-        for output in self.outputs(texts, pairs):
+        yield from self._said(self.outputs(texts, pairs))
+
+    def predict_stored(self, dataset: str | Path) -> tuple[VectorData, Iterator[Prediction]]:
+        """A dataset, and what the run says of each of its records; nothing is encoded again.
+
+        Raises:
+            UsageError: it does not hold what the run reads.
+            MismatchError: its vectors were made otherwise than those of the run.
+        """
+        views = list(self.content["views"])
+        data = load(dataset, views or None)
+        made = made_how(data)
+        check_alike(made, self.content["dataset"], name=str(dataset), vectors=bool(views))
+        if views:
+            return data, self._said(np.asarray(self._apply(data.X), np.float64))
+        texts = stored_texts(data)
+        if texts is None:
+            raise UsageError(f"{dataset} was made with --no-text; give the corpus file itself.")
+        features = [text.replace("\x1f", " ") for text in texts]
+        return data, self._said(np.asarray(self._apply(features), np.float64))
+
+    def _said(self, outputs: Floats) -> Iterator[Prediction]:
+        decided = decide(outputs, threshold=self.content["threshold"])
+        for output, best in zip(outputs, decided, strict=True):
             if not self._classes:
-                yield Prediction(f"{output:.6g}", {})
+                yield Prediction(f"{best:.6g}", {})
                 continue
-            best = self.names[int(np.argmax(output))]
-            yield Prediction(best, dict(zip(self.names, output.tolist(), strict=True)))
-
-    def _normal_form(self, text: str) -> str:
-        import unicodedata
-
-        form = self.content["dataset"]["unicode"]
-        return text if form == "none" else unicodedata.normalize(form.upper(), text)
-
-    def _load_encoder(self, device: str, model: str | None, notify: Callable[[str], None]) -> Any:
-        from embedkit.encoder import Encoder
-
-        dataset = self.content["dataset"]
-        vectors = dataset["vectors"]
-        encoder = Encoder.load(
-            model or dataset["names"]["model"],
-            revision=None if model else dataset["names"]["revision"],
-            device=device,
-            precision=vectors["precision"],
-            max_length=vectors["max_length"],
-            batch_tokens=vectors["batch_tokens"],
-            notify=notify,
-        )
-        expected, found = dataset["model"]["sha256"], encoder.checkpoint.sha256
-        different = sorted(
-            n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)
-        )
-        if different:
-            raise MismatchError(
-                f"{encoder.checkpoint.name} is not the checkpoint that {self.run} was made with: "
-                f"{', '.join(different)} differ. Name the right one with --model."
-            )
-        return encoder
-
-    def _vectors(self, texts: Sequence[str], pairs: Sequence[str] | None) -> NDArray[np.float32]:
-        """Vectors as the dataset of the run stored them."""
-        from embedkit.encoder import l2_normalize
-        from embedkit.schema import cast_for_storage
-        from embedkit.tokenization import TokenizerSettings
-        from embedkit.views import parse_view
-
-        dataset = self.content["dataset"]
-        vectors = dataset["vectors"]
-        settings = TokenizerSettings(
-            vectors["max_length"], vectors["on_long"], vectors["stride"], vectors["prefix"]
-        )
-        views = [parse_view(n, n_layers=self._encoder.n_layers) for n in self.content["views"]]
-        tokenized = self._encoder.tokenizer.encode(list(texts), pairs, settings=settings)
-        shard = self._encoder.encode_shard(
-            tokenized, views=views, special_tokens=vectors["special_tokens"]
-        )
-        parts = []
-        for view in views:
-            values = shard.views[view.name]
-            if vectors["normalize"]:
-                values = l2_normalize(values)
-            stored = cast_for_storage(
-                values, dataset["storage"], name=view.name, rows=np.arange(len(values))
-            )
-            parts.append(stored.astype(np.float32))
-        return np.concatenate(parts, axis=1)
+            yield Prediction(self.names[best], dict(zip(self.names, output.tolist(), strict=True)))
 
 
 def parse_label_names(text: str | None) -> dict[str, str]:

@@ -71,6 +71,13 @@ def run_text(result: TrainResult) -> str:
         for name, score in found.items()
     ]
     lines.append(table_text(rows))
+    if content["threshold"] is not None:
+        lines.append(f"{visible(content['classes'][1])} is decided on from a probability of "
+                     f"{content['threshold']:.4f} on")  # fmt: skip
+    test = content["test"] or {}
+    if test.get("known_texts"):
+        lines.append(f"{test['known_texts']:,} of the {content['records']['test']:,} test texts "
+                     "occur among the training texts too")  # fmt: skip
     count = content["records"]["folds"]
     lines.append(
         f"{count:,} records in folds, fitted in {cost['fit_seconds']:.1f} s; predictions of "

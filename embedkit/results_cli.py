@@ -15,9 +15,11 @@ from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.options import notifier, output_options
 
 if TYPE_CHECKING:
+    from embedkit.answers import Answer
+    from embedkit.corpus import CorpusReader
     from embedkit.prediction import Prediction, Predictor
 
-__all__ = ["predict", "probe", "split", "train"]
+__all__ = ["mteb_protocol", "predict", "probe", "split", "train"]
 
 _CLASSIFIERS = ["logreg", "svm", "ridge", "knn", "mlp", "lightgbm"]
 _CHUNK = 1_024
@@ -98,7 +100,18 @@ def split(
     type=click.Choice(["classification", "regression"]),
 )
 @click.option("--split", type=click.Path(path_type=Path), help="File that embedkit split wrote.")
+@click.option("--split-column", help="Kept column that names the folds; test is the test part.")
 @click.option("--folds", default=5, show_default=True, type=int, help="Without --split.")
+@click.option(
+    "--test",
+    type=click.Path(path_type=Path),
+    help="Corpus file, or dataset made alike, to predict as test part; labels are optional.",
+)
+@click.option(
+    "--threshold",
+    help="Of two classes, probability from which on the second is decided on: a number, or the "
+    "score to choose it by in inner folds: macro_f1, f1, f2 …",
+)
 @click.option("--pca", type=int, help="Principal components, learnt in every fold.")
 @click.option("--tune", is_flag=True, help="Choose settings by inner folds.")
 @click.option("--class-weight", type=click.Choice(["balanced"]))
@@ -119,7 +132,9 @@ def train(
             click.echo(line, err=True)
 
     views = view.split(",") if view else None
-    result = fit(dataset, out=out, view=views, progress=progress, **settings)
+    result = fit(
+        dataset, out=out, view=views, progress=progress, notify=notifier(quiet), **settings
+    )
     if as_json:
         click.echo(json.dumps({"out": str(out), **result.content}, ensure_ascii=False))
     elif not quiet:
@@ -210,8 +225,8 @@ def predict(
 ) -> int:  # fmt: skip
     """Predict the label of new texts with a run.
 
-    RUN is a folder that train wrote; CORPUS a file of texts, or - to answer what is typed line by
-    line.
+    RUN is a folder that train wrote; CORPUS a file of texts, a dataset whose vectors were made as
+    those of the run, or - to answer what is typed line by line.
     """
     from embedkit.prediction import Predictor, parse_label_names
 
@@ -233,6 +248,45 @@ def predict(
     return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading)
 
 
+@click.command(
+    "mteb-protocol",
+    epilog="\b\nExample:\n"
+    "  embedkit mteb-protocol train.vectors test.vectors --samples-per-label 16\n",
+)
+@click.argument("train_dataset", metavar="TRAIN", type=click.Path(path_type=Path))
+@click.argument("test_dataset", metavar="TEST", type=click.Path(path_type=Path))
+@click.option("--view", help="Stored view; several with commas stand side by side. [last mean]")
+@click.option("--samples-per-label", default=8, show_default=True, type=int)
+@click.option("--experiments", default=10, show_default=True, type=int)
+@click.option("--no-normalize", is_flag=True, help="Leave the length of the vectors as it is.")
+@output_options
+def mteb_protocol(
+    train_dataset: Path, test_dataset: Path, view: str | None, samples_per_label: int,
+    experiments: int, no_normalize: bool, as_json: bool, quiet: bool, verbose: bool,
+) -> None:  # fmt: skip
+    """Score two datasets by the classification protocol of MTEB.
+
+    Ten times a few records of every label are drawn from TRAIN, a logistic regression is fitted on
+    them, and TEST is scored: to compare an installation with published figures.
+    """
+    from embedkit.mteb import mteb_protocol as run
+
+    result = run(
+        train_dataset, test_dataset, view=view.split(",") if view else None,
+        samples_per_label=samples_per_label, experiments=experiments, normalize=not no_normalize,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({"accuracy": result.accuracy, "macro_f1": result.macro_f1,
+                               "experiments": list(result.experiments)}))  # fmt: skip
+        return
+    click.echo(f"accuracy {result.accuracy:.4f}, macro-F1 {result.macro_f1:.4f}")
+    if not quiet:
+        low, high = min(result.experiments), max(result.experiments)
+        click.echo(
+            f"means of {len(result.experiments)} experiments; accuracy {low:.4f} to {high:.4f}"
+        )
+
+
 def _show(found: Iterable[Prediction], as_json: bool) -> None:
     for one in found:
         if as_json:
@@ -249,33 +303,36 @@ def _predict_corpus(
     reading: dict[str, Any],
 ) -> int:  # fmt: skip
     from embedkit.answers import write_answers
-    from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+    from embedkit.corpus import CorpusReader, InputFile, plan_corpus
+    from embedkit.store import is_dataset
 
-    reading = {"text": reading.pop("column"), **reading}
-    plan = plan_corpus([InputFile.of(corpus)], **reading)
-    for notice in plan.notices:
-        notifier(quiet)(notice)
-    reader = CorpusReader(plan)
-
-    def answered() -> Iterator[tuple[Record, Prediction]]:
-        waiting: list[Record] = []
-
-        def flush() -> Iterator[tuple[Record, Prediction]]:
-            pairs = [str(r.text_pair) for r in waiting] if plan.text_pair else None
-            yield from zip(waiting, predictor.predict([r.text for r in waiting], pairs),
-                           strict=True)  # fmt: skip
-            waiting.clear()
-
-        for item in reader:
-            if isinstance(item, Record):
-                waiting.append(item)
-            if len(waiting) == _CHUNK:
-                yield from flush()
-        yield from flush()
-
-    count = write_answers(answered(), predictor.names, out, as_json=as_json)
-    rejected = reader.counts.n_rejected
+    if is_dataset(corpus):
+        data, said = predictor.predict_stored(corpus)
+        stored = zip((int(row) for row in data.row), map(str, data.ids), said, strict=True)
+        count = write_answers(stored, predictor.names, out, as_json=as_json)
+        rejected = int(data.manifest.totals["rejected"])
+    else:
+        reading = {"text": reading.pop("column"), **reading}
+        plan = plan_corpus([InputFile.of(corpus)], **reading)
+        for notice in plan.notices:
+            notifier(quiet)(notice)
+        reader = CorpusReader(plan)
+        count = write_answers(_answered(predictor, reader), predictor.names, out, as_json=as_json)
+        rejected = reader.counts.n_rejected
     if not quiet:
         text = f"{count:,} texts predicted, {rejected:,} rejected"
         click.echo(text + (f" → {visible(str(out))}" if out else ""), err=True)
     return EXIT_REJECTS if rejected else 0
+
+
+def _answered(predictor: Predictor, reader: CorpusReader) -> Iterator[Answer]:
+    """What a run says of every record, so many at a time that batches fill."""
+    from itertools import islice
+
+    from embedkit.corpus import Record
+
+    records = (item for item in reader if isinstance(item, Record))
+    while waiting := list(islice(records, _CHUNK)):
+        pairs = [str(r.text_pair) for r in waiting] if reader.plan.text_pair else None
+        said = predictor.predict([r.text for r in waiting], pairs)
+        yield from ((r.row, r.id, one) for r, one in zip(waiting, said, strict=True))

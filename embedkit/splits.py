@@ -31,7 +31,9 @@ __all__ = [
     "Labelled",
     "Split",
     "assign_folds",
+    "check_labelled",
     "fitted_split",
+    "has_label",
     "inner_folds",
     "make_split",
     "read_split",
@@ -39,6 +41,7 @@ __all__ = [
     "same_text_groups",
     "source_of",
     "split",
+    "split_by_column",
     "stored_texts",
     "text_key",
     "write_split",
@@ -198,6 +201,39 @@ def make_split(
     return Split(records.row, groups, np.stack(columns, axis=1), settings)
 
 
+def split_by_column(
+    records: Labelled, values: Sequence[str | None], *, column: str, folds: int, seed: int
+) -> Split:
+    """Folds that a column of the corpus names.
+
+    ``test`` marks the test part, every other value a fold. Where only one other value is left, such
+    as ``train``, its records are dealt into ``folds`` folds.
+
+    Raises:
+        UsageError: a record has no value, or none is left to learn from.
+    """
+    empty = [i for i, value in enumerate(values) if value is None or not value.strip()]
+    if empty:
+        raise UsageError(
+            f"--split-column {column}: row {records.row[empty[0]]} has no value there."
+        )
+    given = np.array([str(value).strip() for value in values], np.str_)
+    held = given == "test"
+    names = np.unique(given[~held])
+    if not len(names):
+        raise UsageError(f"--split-column {column}: every record is marked test.")
+    groups = same_text_groups(records.texts, records.groups, len(records.row))
+    result = np.full(len(given), TEST, np.int64)
+    if len(names) == 1:
+        strata = _strata(records, folds)
+        result[~held] = assign_folds(strata[~held], groups[~held], folds, seed=seed)
+    else:
+        result[~held] = np.searchsorted(names, given[~held])
+    settings = {"source": list(records.source), "column": column, "folds": int(result.max()) + 1,
+                "seed": seed}  # fmt: skip
+    return Split(records.row, groups, result[:, None], settings)
+
+
 def assign_folds(strata: Integers, groups: Integers, folds: int, *, seed: int) -> Integers:
     """``(n,)`` fold numbers: strata spread evenly, groups never parted.
 
@@ -253,6 +289,22 @@ def same_text_groups(
     graph = coo_array((np.ones(len(to), bool), (origin, to)), shape=(count, count))
     _, found = connected_components(graph, directed=False)
     return np.asarray(found, np.int64)
+
+
+def has_label(label: str | None) -> bool:
+    """Whether there is a label: not null, not blank, and not the NaN of a numeric column."""
+    return label is not None and label.strip().lower() not in ("", "nan")
+
+
+def check_labelled(labels: Sequence[str | None], row: Integers, *, name: str = "") -> None:
+    """Raise a :class:`UsageError` that names the rows without a label."""
+    missing = [i for i, label in enumerate(labels) if not has_label(label)]
+    if missing:
+        shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
+        raise UsageError(
+            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown}); empty "
+            "and NaN count as none. Remove them from the corpus."
+        )
 
 
 def text_key(text: str) -> str:
@@ -404,12 +456,7 @@ def _strata(records: Labelled, folds: int) -> Integers:
     """
     if records.labels is None:
         return np.zeros(len(records.row), np.int64)
-    missing = [i for i, label in enumerate(records.labels) if label is None or not label.strip()]
-    if missing:
-        rows = ", ".join(str(records.row[i]) for i in missing[:5])
-        raise UsageError(
-            f"{len(missing)} records have no label (rows {rows}). Remove them from the corpus."
-        )
+    check_labelled(records.labels, records.row)
     names, classes, counts = np.unique(
         np.array(records.labels, np.str_), return_inverse=True, return_counts=True
     )

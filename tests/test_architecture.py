@@ -19,7 +19,8 @@ ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
     "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
     "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
-    "splits", "scores", "outcomes", "learners", "runs", "figures", "classify", "probe",
+    "splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs", "figures",
+    "classify", "probe",
     "prediction", "answers", "sklearn", "mteb",
     "render", "options", "results_cli", "cli",
 ]  # fmt: skip

@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import embedkit
-from embedkit.classify import cross_validate, split_for, target_of, train
+from embedkit.classify import ThresholdRule, cross_validate, split_for, target_of, train
 from embedkit.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
@@ -31,7 +32,7 @@ from embedkit.errors import (
 from embedkit.learners import CLASSIFIERS, LearnerSettings
 from embedkit.prediction import Predictor, parse_label_names
 from embedkit.probe import probe
-from embedkit.splits import split
+from embedkit.splits import split, text_key
 from tests.store_fixtures import build_tiny, environment, load_quickly, tiny_model
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
@@ -140,9 +141,10 @@ def test_the_run_says_what_it_is(shared: Path) -> None:
 
 
 def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
-    """Whether predictions of half of a fold change with the vectors of its other half."""
+    """Whether what is decided of half of a fold changes with the vectors of its other half."""
     data = embedkit.load(shared / "data")
     target = target_of(data, "classification")
+    rule = options.pop("rule", None)
     made = split_for(data, shared / "split.parquet", folds=0, seed=0)
     tune = options.pop("tune", False)
     held = np.flatnonzero(made.folds[:, 0] == 2)
@@ -150,13 +152,16 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
     outputs = []
     for X in (data.X, changed):
-        found, _ = cross_validate(X, target, made, LearnerSettings(**options), tune=tune)
-        outputs.append(found.output[np.isin(found.place, held[1::2])])
+        found, _ = cross_validate(X, target, made, LearnerSettings(**options), rule=rule, tune=tune)
+        mine = np.isin(found.place, held[1::2])
+        outputs.append(np.column_stack([found.output[mine], found.decided[mine]]))
     first, second = outputs
     return not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("options", [{}, {"pca": 5}, {"tune": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"pca": 5}, {"tune": True}, {"rule": ThresholdRule(None, 7.0)}], ids=str
+)
 def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
     assert not moved_by_other_held_out_records(shared, **options)
 
@@ -247,6 +252,125 @@ def test_tuning_and_weights(shared: Path, tmp_path: Path) -> None:
         train(shared / "data", out=tmp_path / classifier, classifier=classifier, tune=True)
 
 
+def test_a_threshold_chosen_on_the_held_out_fold_is_noticed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaky(ThresholdRule):
+        def inside(self, features: Any, target: Any, split: Any, *rest: Any, **more: Any) -> float:
+            held = np.flatnonzero(split.folds[:, 0] == 2)
+            return float(np.median(features[held, 0]) % 1)
+
+    assert moved_by_other_held_out_records(shared, rule=Leaky(None, 1.0))
+
+
+# thresholds, test parts and given folds
+
+
+def test_decisions_follow_the_threshold(shared: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"split": shared / "split.parquet"}
+    fixed = train(shared / "data", out=tmp_path / "fixed", threshold="0.9", **options)
+    found = predictions(tmp_path / "fixed")
+    assert (found["y_pred"] == np.where(found["proba_1"] >= 0.9, "1", "0")).all()
+    assert fixed.content["threshold"] == 0.9
+    assert found["proba_1"].equals(predictions(shared / "run")["proba_1"])
+    eager = train(shared / "data", out=tmp_path / "f7", threshold="f7", **options)
+    scores = eager.content["scores"]["cross_validation"]
+    plain = predictions(shared / "run")
+    plain = plain[plain["fold"] != "test"]
+    usual = metrics.fbeta_score(plain["y_true"], plain["y_pred"], beta=7, pos_label="1")
+    assert scores["f7"]["value"] > usual  # nothing but a low threshold favours recall so much
+    said = list(Predictor(tmp_path / "f7", device="cpu").predict(["the boring movie", "great"]))
+    cut = eager.content["threshold"]
+    assert [one.label for one in said] == ["01"[one.probabilities["1"] >= cut] for one in said]
+
+
+def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
+    """A dataset and its corpus give the same answers, and without labels they are given too."""
+    corpus = corpus_of(tmp_path / "test.tsv", seed=3)
+    bare = tmp_path / "bare.tsv"
+    bare.write_text(
+        "".join(
+            f"{a}\t{c}\n"
+            for a, _, c in (line.split("\t") for line in corpus.read_text("utf-8").splitlines())
+        ),
+        "utf-8",
+    )
+    embedkit.extract(corpus, out=tmp_path / "test", model=str(tiny_model()), layers="all")
+    runs = {}
+    for name, test in (("file", corpus), ("folder", tmp_path / "test"), ("bare", bare)):
+        runs[name] = train(shared / "data", out=tmp_path / name, test=test).content
+        found = predictions(tmp_path / name)
+        runs[name]["found"] = found[found["fold"] == "test"].reset_index(drop=True)
+    assert len(runs["file"]["found"]) == runs["file"]["records"]["test"] == N
+    shares = [runs[name]["found"]["proba_1"] for name in runs]
+    assert np.allclose(shares[0], shares[1], atol=1e-5)
+    assert shares[0].equals(shares[2])
+    assert runs["bare"]["found"]["y_true"].isna().all()
+    assert set(runs["bare"]["scores"]) == {"cross_validation"}
+    file = runs["file"]["found"]
+    accuracy = runs["file"]["scores"]["test"]["accuracy"]["value"]
+    assert accuracy == pytest.approx((file["y_true"] == file["y_pred"]).mean())
+    trained = {text_key(text) for text in embedkit.load(shared / "data").text}
+    texts = embedkit.load(tmp_path / "test").text
+    assert runs["file"]["test"]["known_texts"] == sum(text_key(t) in trained for t in texts) > 0
+    tfidf = train(shared / "data", out=tmp_path / "t", test=corpus, features="tfidf").content
+    again = train(shared / "data", out=tmp_path / "u", test=tmp_path / "test", features="tfidf")
+    assert tfidf["scores"]["test"] == again.content["scores"]["test"]
+
+
+def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", ["0", "new"] * (N // 2))
+    with pytest.raises(UsageError, match="row 1 has the label 'new', which no training record has"):
+        train(shared / "data", out=tmp_path / "run", test=corpus)
+    with pytest.raises(UsageError, match="the split holds a test part already"):
+        train(shared / "data", out=tmp_path / "run", test=corpus, split=shared / "split.parquet")
+    half = corpus_of(tmp_path / "h.tsv", ["0", ""] * (N // 2))
+    with pytest.raises(UsageError, match="row 1 has no label while others have one"):
+        train(shared / "data", out=tmp_path / "run", test=half)
+    embedkit.extract(corpus, out=tmp_path / "cut", model=str(tiny_model()), layers="all",
+                     max_length=4)  # fmt: skip
+    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected \d+"):
+        train(shared / "data", out=tmp_path / "run", test=tmp_path / "cut")
+    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected \d+"):
+        Predictor(shared / "run", device="cpu").predict_stored(tmp_path / "cut")
+    for text in ("1.5", "f", "best", "f-1"):
+        with pytest.raises(UsageError, match=r"expected a probability such as 0\.3, or the"):
+            train(shared / "data", out=tmp_path / "run", threshold=text)
+
+
+def test_stored_vectors_are_predicted_without_encoding(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = Predictor(shared / "run", device="cpu")
+    encoded = predictor.outputs(embedkit.load(shared / "data").text)
+    monkeypatch.setattr(predictor, "_encoder", None)
+    data, said = predictor.predict_stored(shared / "data")
+    found = [one.probabilities["1"] for one in said]
+    assert len(found) == len(data.row)
+    assert np.allclose(found, encoded[:, 1], atol=1e-5)
+
+
+def test_folds_from_a_column(shared: Path, tmp_path: Path) -> None:
+    lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
+    for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "test"])):
+        marks = ["part", *(values[i % 3] for i in range(N))]
+        corpus = tmp_path / f"{name}.tsv"
+        rows = zip(lines, marks, strict=True)
+        corpus.write_text("".join(f"{line}\t{mark}\n" for line, mark in rows), "utf-8")
+        embedkit.extract(corpus, out=tmp_path / name, model=str(tiny_model()), keep=["part"])
+        run = tmp_path / f"run-{name}"
+        train(tmp_path / name, out=run, split_column="part", folds=4)
+        found = predictions(run).set_index("row").sort_index()
+        assert ((found["fold"] == "test") == (np.arange(N) % 3 == 2)).all()
+        inside = found["fold"][found["fold"] != "test"]
+        assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
+        if name == "named":
+            assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
+    with pytest.raises(UsageError, match="give --split or --split-column, not both"):
+        train(tmp_path / "named", out=tmp_path / "r", split_column="part",
+              split=shared / "split.parquet")  # fmt: skip
+
+
 # predictions of new texts
 
 
@@ -258,7 +382,8 @@ def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) 
     train(tmp_path / "data", out=tmp_path / "run")
     predictor = Predictor(tmp_path / "run", device="cpu")
     data = embedkit.load(tmp_path / "data")
-    assert np.allclose(predictor._vectors(data.text, None), data.X, atol=1e-3)
+    assert predictor._encoder is not None
+    assert np.allclose(predictor._encoder.vectors(data.text), data.X, atol=1e-3)
 
 
 def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:
@@ -306,7 +431,10 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
 def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
     cases = {
         "constant": (["1"] * N, "all records have the label '1'"),
-        "missing": (["", "1", "0"] * (N // 3), r"40 records have no label \(rows 0, 3, 6, 9, 12\)"),
+        "missing": (
+            ["", "1", "0"] * (N // 3),
+            r"40 records have no label \(rows 0, 3, 6, 9, 12, …\)",
+        ),
         "rare": (["2", *["0", "1"] * (N // 2)][:N], r"label '2' has 1 record\(s\)"),
     }
     for name, (labels, message) in cases.items():
@@ -314,6 +442,12 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         embedkit.extract(corpus, out=tmp_path / name, model=str(tiny_model()))
         with pytest.raises(UsageError, match=message):
             train(tmp_path / name, out=tmp_path / "run")
+    table = pd.DataFrame({"text": [f"text {i}" for i in range(20)], "label": [0.0, 1.0] * 10})
+    table.loc[3, "label"] = np.nan
+    table.to_parquet(tmp_path / "nan.parquet")
+    embedkit.extract(tmp_path / "nan.parquet", out=tmp_path / "nan", model=str(tiny_model()))
+    with pytest.raises(UsageError, match=r"1 records have no label \(rows 3\); empty and NaN"):
+        train(tmp_path / "nan", out=tmp_path / "run")
     corpus = corpus_of(tmp_path / "words.tsv", ["a", "2.5"] * (N // 2))
     embedkit.extract(corpus, out=tmp_path / "words", model=str(tiny_model()))
     with pytest.raises(UsageError, match="the label 'a' of row 0 is no number"):
@@ -445,6 +579,10 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert np.allclose(shares["proba_1"], table["proba_1"].astype(float), atol=1e-6)
     objects = [json.loads(line) for line in Path("a.jsonl").read_text("utf-8").splitlines()]
     assert [o["label"] for o in objects] == table["label"].tolist() == shares["label"].tolist()
+    run("predict", "r", "v", "--out", "b.tsv", "-q")
+    assert Path("b.tsv").read_bytes().splitlines()[0] == Path("a.tsv").read_bytes().splitlines()[0]
+    found = json.loads(run("mteb-protocol", "v", "v", "--json", "--experiments", "2"))
+    assert len(found["experiments"]) == 2
     message = run("train", "v", "--view", "mean_9", "--out", "x", code=2)
     assert len(message.splitlines()) == 1
     assert "mean_9" in message

@@ -9,7 +9,12 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn import metrics
 
-from embedkit.scores import classification_scores, regression_scores
+from embedkit.scores import (
+    best_threshold,
+    classification_scores,
+    parse_threshold,
+    regression_scores,
+)
 
 
 def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
@@ -87,3 +92,30 @@ def test_sure_and_wrong_is_finite() -> None:
         np.array([0, 1]), np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([1, 1]), samples=5
     )
     assert np.isfinite(ours["log_loss"].value)
+
+
+@pytest.mark.parametrize("beta", [None, 0.5, 1.0, 7.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_threshold_scores_better(beta: float | None, seed: int) -> None:
+    y, shares = problem(150, 2, seed)
+    positive = np.round(shares[:, 1], 2)  # ties
+
+    def score(threshold: float) -> float:
+        said = (positive >= threshold).astype(int)
+        if beta is None:
+            return float(metrics.f1_score(y, said, average="macro"))
+        return float(metrics.fbeta_score(y, said, beta=beta, zero_division=0))
+
+    found = best_threshold(y, positive, beta=beta)
+    assert score(found) == pytest.approx(max(score(t) for t in np.linspace(-0.005, 1.005, 102)))
+    weighted = classification_scores(
+        y, shares, (positive >= found).astype(int), samples=0, beta=beta
+    )
+    if beta is not None:
+        assert weighted[f"f{beta:g}"].value == pytest.approx(score(found))
+
+
+def test_what_a_threshold_may_be() -> None:
+    assert parse_threshold("0.3") == (0.3, None)
+    assert parse_threshold("f0.5") == (None, 0.5)
+    assert parse_threshold("macro_f1") == (None, None)

@@ -108,7 +108,7 @@ def test_many_numeric_labels_are_spread_evenly() -> None:
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        (["1", None, "0", " "] * 5, {}, r"10 records have no label \(rows 2, 6, 10, 14, 18\)"),
+        (["1", None, "0", " "] * 5, {}, r"10 records have no label \(rows 2, 6, 10, 14, 18, …\)"),
         (["a"] * 10, {}, r"all 10 records have the label 'a'"),
         (["a"] * 9 + ["b"], {}, r"label 'b' has 1 record\(s\), fewer than the 5 folds"),
         (["a", "b"] * 2, {}, r"4 records are too few for 5 folds"),
