@@ -133,7 +133,7 @@ def decide(output: Floats, *, threshold: float | None = None) -> NDArray[Any]:
 def scores_of(
     target: Target, held: HeldOut, *, seed: int, beta: float | None = None
 ) -> tuple[dict[str, Score], dict[str, Score]]:
-    """Scores of the model and of the majority on the same records.
+    """Scores of the model, and without intervals those of the majority, on the same records.
 
     Args:
         target: what is predicted.
@@ -145,11 +145,13 @@ def scores_of(
     if not target.classes:
         return (
             regression_scores(y, held.output, seed=seed),
-            regression_scores(y, held.baseline, seed=seed),
+            regression_scores(y, held.baseline, seed=seed, samples=0),
         )
     return (
         classification_scores(y, held.output, held.decided, seed=seed, beta=beta),
-        classification_scores(y, held.baseline, held.baseline.argmax(1), seed=seed, beta=beta),
+        classification_scores(
+            y, held.baseline, held.baseline.argmax(1), seed=seed, samples=0, beta=beta
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Scores of predictions, with 95 % intervals from a bootstrap over records.
 
 Every score is a function of weighted records, so that a bootstrap sample is a vector of counts and
-no record is copied. Point values agree with scikit-learn.
+no record is copied; many samples are scored at once. Point values agree with scikit-learn.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ __all__ = ["Score", "best_threshold", "classification_scores", "parse_threshold"
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Measure = Callable[[Floats], float]
+Measure = Callable[[Floats], Floats]
+"""Weights of the records in some samples ``(samples, n)`` → a score of each ``(samples,)``.
+
+One that is kept under several names gives as many rows."""
+Measures = dict[str | tuple[str, ...], Measure]
 
 SAMPLES = 1_000
+_AT_ONCE = 1 << 20
 _SMALLEST = float(np.finfo(np.float64).eps)
 
 
@@ -53,21 +58,17 @@ def classification_scores(
     true = np.clip(probabilities[np.arange(len(y)), y], _SMALLEST, 1)
     hot = np.eye(classes)[y]
     cells = y * classes + predicted
-    measures: dict[str, Measure] = {
+    measures: Measures = {
         "accuracy": _mean((y == predicted).astype(np.float64)),
-        "macro_f1": lambda w: _macro_f1(
-            np.bincount(cells, w, classes**2).astype(np.float64), classes
-        ),
+        "macro_f1": lambda w: _macro_f1(_counts(cells, w, classes**2), classes),
         "log_loss": _mean(-np.log(true)),
         "brier": _mean(((probabilities - hot) ** 2).sum(1) / (2 if classes == 2 else 1)),
     }
     if classes == 2:
         ranked = _Ranking(y, probabilities[:, 1])
-        measures |= {"roc_auc": ranked.roc_auc, "average_precision": ranked.average_precision}
+        measures["roc_auc", "average_precision"] = ranked.areas
         if beta is not None:
-            measures[f"f{beta:g}"] = lambda w: float(
-                _f_beta(np.bincount(cells, w, 4).astype(np.float64), beta)
-            )
+            measures[f"f{beta:g}"] = lambda w: _f_beta(_counts(cells, w, 4).T, beta)
     return _intervals(measures, len(y), seed, samples)
 
 
@@ -77,42 +78,60 @@ def regression_scores(
     """Root mean squared error, R² and Spearman's rank correlation."""
     from scipy.stats import rankdata
 
-    squares = (y - predicted) ** 2
-    ranks = rankdata(y), rankdata(predicted)
+    squares = _mean((y - predicted) ** 2)
+    centred = y - y.mean()  # moments about a point near the mean keep their digits
+    moments = np.stack([centred, centred**2], 1)
+    # ranks are those of the whole: re-ranking every sample would change the interval little
+    a, b = (rankdata(v) - (len(y) + 1) / 2 for v in (y, predicted))
+    products = np.stack([a, b, a * a, b * b, a * b], 1)
 
-    def r_squared(w: Floats) -> float:
-        mean = np.average(y, weights=w)
-        return float(1 - (w @ squares) / np.maximum(w @ (y - mean) ** 2, _SMALLEST))
+    def r_squared(w: Floats) -> Floats:
+        first, second = (w @ moments / w.sum(1, keepdims=True)).T
+        return np.asarray(1 - squares(w) / np.maximum(second - first**2, _SMALLEST))
 
-    measures: dict[str, Measure] = {
-        "rmse": lambda w: float(np.sqrt(np.average(squares, weights=w))),
+    def spearman(w: Floats) -> Floats:
+        a, b, aa, bb, ab = (w @ products / w.sum(1, keepdims=True)).T
+        spread = (aa - a * a) * (bb - b * b)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(spread > 0, (ab - a * b) / np.sqrt(spread), np.nan)
+
+    measures: Measures = {
+        "rmse": lambda w: np.sqrt(squares(w)),
         "r2": r_squared,
-        # ranks are those of the whole: re-ranking every sample would change the interval little
-        "spearman": lambda w: _correlation(*ranks, w),
+        "spearman": spearman,
     }
     return _intervals(measures, len(y), seed, samples)
 
 
-def _intervals(
-    measures: dict[str, Measure], count: int, seed: int, samples: int
-) -> dict[str, Score]:
+def _intervals(measures: Measures, count: int, seed: int, samples: int) -> dict[str, Score]:
     random = np.random.default_rng(seed)
-    found: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(samples):
-        drawn = np.bincount(random.integers(count, size=count), minlength=count)
-        weights = drawn.astype(np.float64)
+    found: dict[str | tuple[str, ...], list[Floats]] = {name: [] for name in measures}
+    step = max(1, min(64, _AT_ONCE // count))
+    for start in range(0, samples, step):
+        weights = np.empty((min(step, samples - start), count))
+        for row in weights:
+            row[:] = np.bincount(random.integers(count, size=count), minlength=count)
         for name, measure in measures.items():
-            found[name].append(measure(weights))
-    whole = np.ones(count)
+            found[name].append(np.atleast_2d(measure(weights)))
+    whole = np.ones((1, count))
     result = {}
-    for name, measure in measures.items():
-        low, high = np.nanquantile(found[name], (0.025, 0.975)) if samples else (np.nan, np.nan)
-        result[name] = Score(measure(whole), float(low), float(high))
+    for names, measure in measures.items():
+        values = np.atleast_2d(measure(whole))[:, 0]
+        bounds = np.full((2, len(values)), np.nan)
+        if samples:
+            bounds = np.nanquantile(np.concatenate(found[names], axis=1), (0.025, 0.975), axis=1)
+        for i, name in enumerate((names,) if isinstance(names, str) else names):
+            result[name] = Score(float(values[i]), float(bounds[0, i]), float(bounds[1, i]))
     return result
 
 
 def _mean(values: Floats) -> Measure:
-    return lambda weights: float(weights @ values / weights.sum())
+    return lambda weights: np.asarray(weights @ values / weights.sum(1))
+
+
+def _counts(cells: Integers, weights: Floats, count: int) -> Floats:
+    """``(samples, count)``: weight of the records in every cell."""
+    return np.stack([np.bincount(cells, row, count) for row in weights])
 
 
 def parse_threshold(text: str) -> tuple[float | None, float | None]:
@@ -174,13 +193,13 @@ def _f_beta(cells: NDArray[Any], beta: float) -> Any:
     )
 
 
-def _macro_f1(cells: NDArray[Any], classes: int) -> float:
+def _macro_f1(cells: Floats, classes: int) -> Floats:
     """Unweighted mean of the F1 of every class that is true or predicted somewhere."""
-    table = cells.reshape(classes, classes)
-    right = np.diag(table)
-    involved = table.sum(0) + table.sum(1)
-    there = involved > 0
-    return float(np.mean(2 * right[there] / involved[there]))
+    table = cells.reshape(-1, classes, classes)
+    right = np.diagonal(table, axis1=1, axis2=2)
+    involved = table.sum(1) + table.sum(2)
+    f1 = np.divide(2 * right, involved, out=np.zeros_like(right), where=involved > 0)
+    return np.asarray(f1.sum(1) / (involved > 0).sum(1))
 
 
 class _Ranking:
@@ -188,34 +207,26 @@ class _Ranking:
 
     def __init__(self, y: Integers, scores: Floats) -> None:
         self._order = np.argsort(-scores, kind="stable")
-        self._positive = y[self._order] == 1
+        self._positive = (y[self._order] == 1).astype(np.float64)
         ordered = scores[self._order]
-        self._ends = np.append(np.flatnonzero(np.diff(ordered)), len(y) - 1)
+        ends = np.append(np.flatnonzero(np.diff(ordered)), len(y) - 1)
+        self._ends = ends if len(ends) < len(y) else slice(None)  # a slice copies nothing
 
-    def _counts(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Positives and negatives at or above every distinct score, from the highest down."""
-        weights = weights[self._order]
-        positives = np.cumsum(np.where(self._positive, weights, 0))[self._ends]
-        return positives, np.cumsum(weights)[self._ends] - positives
+    def areas(self, weights: Floats) -> Floats:
+        """``(2, samples)``: area under the ROC curve by trapezoids, and average precision.
 
-    def roc_auc(self, weights: Floats) -> float:
-        """Area under the ROC curve by trapezoids; NaN if only one class is there."""
-        hits, misses = self._counts(weights)
-        area = hits[-1] * misses[-1]
-        if not area:
-            return float("nan")
-        return float(np.trapezoid(np.append(0, hits), np.append(0, misses)) / area)
-
-    def average_precision(self, weights: Floats) -> float:
-        """Mean precision over the recall gained at each score; NaN without positives."""
-        hits, misses = self._counts(weights)
-        if not hits[-1]:
-            return float("nan")
-        precision = hits / np.maximum(hits + misses, _SMALLEST)
-        return float(np.diff(np.append(0, hits)) @ precision / hits[-1])
-
-
-def _correlation(a: Floats, b: Floats, weights: Floats) -> float:
-    a, b = a - np.average(a, weights=weights), b - np.average(b, weights=weights)
-    spread = (weights @ a**2) * (weights @ b**2)
-    return float((weights * a) @ b / np.sqrt(spread)) if spread > 0 else float("nan")
+        The first is NaN if only one class is there, the second without positives.
+        """
+        weights = weights[:, self._order]
+        hits = np.cumsum(weights * self._positive, axis=1)[:, self._ends]
+        chosen = np.cumsum(weights, axis=1)[:, self._ends]
+        gained = np.diff(hits, prepend=0)
+        missed = np.diff(chosen - hits, prepend=0)
+        total, pairs = hits[:, -1], hits[:, -1] * (chosen - hits)[:, -1]
+        under = np.sum(missed * (2 * hits - gained), axis=1) / 2
+        precise = np.sum(gained * hits / np.maximum(chosen, _SMALLEST), axis=1)
+        empty = np.full(len(weights), np.nan)
+        return np.stack([
+            np.divide(under, pairs, out=empty.copy(), where=pairs > 0),
+            np.divide(precise, total, out=empty, where=total > 0),
+        ])  # fmt: skip
