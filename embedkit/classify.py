@@ -348,7 +348,7 @@ class _Training:
                 scores["test"] = scores_of(truth, part, seed=seed, beta=beta)
         write_predictions(folder, columns)
         save_model(folder, learner)
-        draw_run(folder, target.y[held.place], held.output, target.classes)
+        draw_run(folder, target.y[held.place], held.output, held.decided, target.classes)
         content = {
             "kind": "frozen",
             "learner": asdict(self._settings),

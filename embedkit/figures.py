@@ -17,8 +17,9 @@ _SHOWN_CLASSES = 20
 
 
 def draw_run(
-    folder: Path, y: NDArray[Any], output: NDArray[np.float64], classes: tuple[str, ...]
-) -> None:
+    folder: Path, y: NDArray[Any], output: NDArray[np.float64], decided: NDArray[Any],
+    classes: tuple[str, ...],
+) -> None:  # fmt: skip
     """Confusion matrix, reliability curve and, of two classes, precision against recall.
 
     A regression gets predicted against true values.
@@ -27,13 +28,14 @@ def draw_run(
         folder: of the run; the figures go to ``figures/``.
         y: ``(n,)`` class numbers or values of the held-out records.
         output: ``(n, classes)`` probabilities, or ``(n,)`` values.
+        decided: ``(n,)`` class numbers decided on.
         classes: labels by number; empty for a regression.
     """
     fsio.make_folder(folder / "figures")
     if not classes:
         _scatter(folder, y, output)
         return
-    _confusion(folder, y, output.argmax(1), classes)
+    _confusion(folder, y, decided, classes)
     _reliability(folder, y, output)
     if len(classes) == 2:
         _precision_recall(folder, y, output[:, 1], classes[1])
@@ -53,8 +55,8 @@ def draw_probe(folder: Path, result: Any) -> None:
         if layer.isdigit():
             lines.setdefault(pooling, []).append((int(layer), view))
     figure, axis = canvas(6.5, 4.2)
-    for pooling, points in lines.items():
-        layers = [layer for layer, _ in points]
+    for number, (pooling, points) in enumerate(lines.items()):
+        layers = [layer + 0.06 * number for layer, _ in points]  # intervals side by side
         values = [view.score.value for _, view in points]
         low = [view.score.value - view.score.low for _, view in points]
         high = [view.score.high - view.score.value for _, view in points]
@@ -69,7 +71,8 @@ def draw_probe(folder: Path, result: Any) -> None:
             axis.axhline(view.score.value, color=_BLUE, linewidth=1)
             axis.text(0, view.score.value, f" {view.name}", fontsize=7, va="bottom")
     axis.axhline(result.majority, color=_GREY, linewidth=1)
-    axis.text(0, result.majority, " majority", fontsize=7, va="bottom", color="grey")
+    axis.text(1, result.majority, "majority", fontsize=7, va="bottom", ha="right", color="grey",
+              transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_xlabel("layer (0 is the embedding output)")
     axis.set_ylabel(result.measure)
     note = "dotted: shuffled labels" + ("; dashed: random weights" if result.random else "")

@@ -73,7 +73,7 @@ def run_text(result: TrainResult) -> str:
     lines.append(table_text(rows))
     if content["threshold"] is not None:
         lines.append(f"{visible(content['classes'][1])} is decided on from a probability of "
-                     f"{content['threshold']:.4f} on")  # fmt: skip
+                     f"{content['threshold']:.3g} on")  # fmt: skip
     test = content["test"] or {}
     if test.get("known_texts"):
         lines.append(f"{test['known_texts']:,} of the {content['records']['test']:,} test texts "
