@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from embedkit.classify import train
     from embedkit.encoder import Encoder
     from embedkit.extraction import extract
-    from embedkit.probe import probe
+    from embedkit.probing import probe
     from embedkit.splits import split
     from embedkit.store import load
     from embedkit.verification import verify
@@ -31,7 +31,7 @@ _HOMES = {
     "Encoder": "embedkit.encoder",
     "extract": "embedkit.extraction",
     "load": "embedkit.store",
-    "probe": "embedkit.probe",
+    "probe": "embedkit.probing",
     "split": "embedkit.splits",
     "train": "embedkit.classify",
     "verify": "embedkit.verification",

@@ -46,7 +46,7 @@ def draw_probe(folder: Path, result: Any) -> None:
 
     Args:
         folder: of the run; the figure goes to ``figures/``.
-        result: a :class:`~embedkit.probe.ProbeResult`.
+        result: a :class:`~embedkit.probing.ProbeResult`.
     """
     fsio.make_folder(folder / "figures")
     lines: dict[str, list[tuple[int, Any]]] = {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from embedkit.estimate import Estimate
     from embedkit.extraction import ExtractPlan, ExtractResult
     from embedkit.inspection import DatasetInfo, ModelInfo
-    from embedkit.probe import ProbeResult
+    from embedkit.probing import ProbeResult
     from embedkit.store import Manifest
 
 __all__ = [

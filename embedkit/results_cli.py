@@ -171,7 +171,7 @@ def probe(
     **settings: Any,
 ) -> None:  # fmt: skip
     """Score every stored view under the same folds, beside its controls."""
-    from embedkit.probe import probe as run
+    from embedkit.probing import probe as run
     from embedkit.render import json_text, plain, probe_text
 
     def progress(done: int, total: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import embedkit
 from tests.store_fixtures import ROOT
 
 PACKAGE = ROOT / "embedkit"
@@ -20,7 +21,7 @@ ORDER = [
     "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
     "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
     "splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs", "figures",
-    "classify", "probe",
+    "classify", "probing",
     "prediction", "answers", "sklearn", "mteb",
     "render", "options", "results_cli", "cli",
 ]  # fmt: skip
@@ -74,6 +75,11 @@ def test_imports_go_one_way(module: str) -> None:
 def test_every_module_has_its_place() -> None:
     assert {m.split(".")[1] for m in MODULES if m not in ENTRIES} <= set(ORDER)
     assert list(_imports("embedkit.extraction"))  # the reader of imports finds some
+
+
+def test_no_function_is_hidden_by_a_module_of_its_name() -> None:
+    """``embedkit.probe(…)`` must stay a call after a module called ``probe`` is imported."""
+    assert {m.removeprefix("embedkit.") for m in MODULES} & set(embedkit.__all__) == set()
 
 
 HEAVY = ("torch", "transformers", "tokenizers", "pyarrow", "pandas", "sklearn")

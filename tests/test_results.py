@@ -31,7 +31,7 @@ from embedkit.errors import (
 )
 from embedkit.learners import CLASSIFIERS, LearnerSettings
 from embedkit.prediction import Predictor, parse_label_names
-from embedkit.probe import probe
+from embedkit.probing import probe
 from embedkit.splits import split, text_key
 from tests.store_fixtures import build_tiny, environment, load_quickly, tiny_model
 
