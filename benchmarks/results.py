@@ -1,6 +1,6 @@
 """From stored vectors to scores: what embedkit adds to bare scikit-learn, and a whole probe.
 
-    python -m benchmarks.results [--corpus FILE]
+    python -m benchmarks.results [--corpus FILE] [--only fitting]
 
 ``train`` is the whole call: reading the view, folds, scores with intervals, the model fitted on all
 folds, figures, files. Beside it stand the bare fits on arrays that are already in memory: those of
@@ -32,12 +32,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = ROOT.parent / "shared" / "data" / "nsmc" / "ratings_train.txt"
     parser.add_argument("--corpus", type=Path, default=default, help="labelled, 20,000 or more")
+    parser.add_argument("--only", choices=["fitting", "probing"])
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        fitting(options.corpus, scratch)
-        probing(options.corpus, scratch)
+        for section in (fitting, probing):
+            if options.only in (None, section.__name__):
+                section(options.corpus, Path(name))
 
 
 def fitting(corpus: Path, scratch: Path) -> None:
