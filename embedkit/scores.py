@@ -6,7 +6,7 @@ no record is copied; many samples are scored at once. Point values agree with sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,25 @@ from numpy.typing import NDArray
 
 from embedkit.errors import UsageError
 
-__all__ = ["Score", "best_threshold", "classification_scores", "parse_threshold",
-           "regression_scores"]  # fmt: skip
+__all__ = [
+    "SAMPLES",
+    "Measure",
+    "Score",
+    "best_threshold",
+    "calibration_error",
+    "classification_measures",
+    "classification_scores",
+    "draws",
+    "parse_threshold",
+    "regression_measures",
+    "regression_scores",
+    "score_of",
+]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Measure = Callable[[Floats], Floats]
-"""Weights of the records in some samples ``(samples, n)`` → a score of each ``(samples,)``.
-
-One that is kept under several names gives as many rows."""
-Measures = dict[str | tuple[str, ...], Measure]
+"""Weights of the records in some samples ``(samples, n)`` → a score of each ``(samples,)``."""
 
 SAMPLES = 1_000
 _AT_ONCE = 1 << 20
@@ -54,11 +63,19 @@ def classification_scores(
         samples: number of bootstrap samples.
         beta: also F-beta of the second of two classes, as ``f2`` for 2.
     """
+    measures = classification_measures(y, probabilities, predicted, beta=beta)
+    return _intervals(measures, len(y), seed, samples)
+
+
+def classification_measures(
+    y: Integers, probabilities: Floats, predicted: Integers, *, beta: float | None = None
+) -> dict[str, Measure]:
+    """The scores of :func:`classification_scores` as functions of the records' weights."""
     classes = probabilities.shape[1]
     true = np.clip(probabilities[np.arange(len(y)), y], _SMALLEST, 1)
     hot = np.eye(classes)[y]
     cells = y * classes + predicted
-    measures: Measures = {
+    measures: dict[str, Measure] = {
         "accuracy": _mean((y == predicted).astype(np.float64)),
         "macro_f1": lambda w: _macro_f1(_counts(cells, w, classes**2), classes),
         "log_loss": _mean(-np.log(true)),
@@ -66,16 +83,21 @@ def classification_scores(
     }
     if classes == 2:
         ranked = _Ranking(y, probabilities[:, 1])
-        measures["roc_auc", "average_precision"] = ranked.areas
+        measures |= {"roc_auc": ranked.roc_auc, "average_precision": ranked.average_precision}
         if beta is not None:
             measures[f"f{beta:g}"] = lambda w: _f_beta(_counts(cells, w, 4).T, beta)
-    return _intervals(measures, len(y), seed, samples)
+    return measures
 
 
 def regression_scores(
     y: Floats, predicted: Floats, *, seed: int = 0, samples: int = SAMPLES
 ) -> dict[str, Score]:
     """Root mean squared error, R² and Spearman's rank correlation."""
+    return _intervals(regression_measures(y, predicted), len(y), seed, samples)
+
+
+def regression_measures(y: Floats, predicted: Floats) -> dict[str, Measure]:
+    """The scores of :func:`regression_scores` as functions of the records' weights."""
     from scipy.stats import rankdata
 
     squares = _mean((y - predicted) ** 2)
@@ -95,34 +117,37 @@ def regression_scores(
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(spread > 0, (ab - a * b) / np.sqrt(spread), np.nan)
 
-    measures: Measures = {
-        "rmse": lambda w: np.sqrt(squares(w)),
-        "r2": r_squared,
-        "spearman": spearman,
-    }
-    return _intervals(measures, len(y), seed, samples)
+    return {"rmse": lambda w: np.sqrt(squares(w)), "r2": r_squared, "spearman": spearman}
 
 
-def _intervals(measures: Measures, count: int, seed: int, samples: int) -> dict[str, Score]:
+def draws(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Floats]:
+    """How often each record is drawn: ``(a few samples, count)`` at a time, ``samples`` in all."""
     random = np.random.default_rng(seed)
-    found: dict[str | tuple[str, ...], list[Floats]] = {name: [] for name in measures}
     step = max(1, min(64, _AT_ONCE // count))
     for start in range(0, samples, step):
         weights = np.empty((min(step, samples - start), count))
         for row in weights:
             row[:] = np.bincount(random.integers(count, size=count), minlength=count)
+        yield weights
+
+
+def score_of(measure: Measure, count: int, drawn: Floats) -> Score:
+    """The score of all ``count`` records, with the interval of those of the samples drawn."""
+    low, high = np.nanquantile(drawn, (0.025, 0.975)) if len(drawn) else (np.nan, np.nan)
+    return Score(float(measure(np.ones((1, count)))[0]), float(low), float(high))
+
+
+def _intervals(
+    measures: dict[str, Measure], count: int, seed: int, samples: int
+) -> dict[str, Score]:
+    found: dict[str, list[Floats]] = {name: [np.empty(0)] for name in measures}
+    for weights in draws(count, seed, samples):
         for name, measure in measures.items():
-            found[name].append(np.atleast_2d(measure(weights)))
-    whole = np.ones((1, count))
-    result = {}
-    for names, measure in measures.items():
-        values = np.atleast_2d(measure(whole))[:, 0]
-        bounds = np.full((2, len(values)), np.nan)
-        if samples:
-            bounds = np.nanquantile(np.concatenate(found[names], axis=1), (0.025, 0.975), axis=1)
-        for i, name in enumerate((names,) if isinstance(names, str) else names):
-            result[name] = Score(float(values[i]), float(bounds[0, i]), float(bounds[1, i]))
-    return result
+            found[name].append(measure(weights))
+    return {
+        name: score_of(measure, count, np.concatenate(found[name]))
+        for name, measure in measures.items()
+    }
 
 
 def _mean(values: Floats) -> Measure:
@@ -132,6 +157,18 @@ def _mean(values: Floats) -> Measure:
 def _counts(cells: Integers, weights: Floats, count: int) -> Floats:
     """``(samples, count)``: weight of the records in every cell."""
     return np.stack([np.bincount(cells, row, count) for row in weights])
+
+
+def calibration_error(y: Integers, probabilities: Floats, *, bins: int = 10) -> Measure:
+    """Expected calibration error: mean distance between confidence and share of right answers.
+
+    The predicted class is the likeliest one; bins of equal width lie between chance and 1.
+    """
+    sure = probabilities.max(1)
+    gap = sure - (probabilities.argmax(1) == y)
+    edges = np.linspace(1 / probabilities.shape[1], 1, bins + 1)
+    of = np.clip(np.digitize(sure, edges) - 1, 0, bins - 1)
+    return lambda w: np.asarray(np.abs(_counts(of, w * gap, bins)).sum(1) / w.sum(1))
 
 
 def parse_threshold(text: str) -> tuple[float | None, float | None]:
@@ -206,27 +243,35 @@ class _Ranking:
     """Records in order of score, ties together, for measures of a ranking."""
 
     def __init__(self, y: Integers, scores: Floats) -> None:
+        self._last: tuple[Floats, tuple[Floats, Floats]] | None = None
         self._order = np.argsort(-scores, kind="stable")
         self._positive = (y[self._order] == 1).astype(np.float64)
         ordered = scores[self._order]
         ends = np.append(np.flatnonzero(np.diff(ordered)), len(y) - 1)
         self._ends = ends if len(ends) < len(y) else slice(None)  # a slice copies nothing
 
-    def areas(self, weights: Floats) -> Floats:
-        """``(2, samples)``: area under the ROC curve by trapezoids, and average precision.
+    def roc_auc(self, weights: Floats) -> Floats:
+        """Area under the ROC curve by trapezoids; NaN if only one class is there."""
+        return self._areas(weights)[0]
 
-        The first is NaN if only one class is there, the second without positives.
-        """
-        weights = weights[:, self._order]
-        hits = np.cumsum(weights * self._positive, axis=1)[:, self._ends]
-        chosen = np.cumsum(weights, axis=1)[:, self._ends]
+    def average_precision(self, weights: Floats) -> Floats:
+        """Mean precision over the recall gained at each score; NaN without positives."""
+        return self._areas(weights)[1]
+
+    def _areas(self, weights: Floats) -> tuple[Floats, Floats]:
+        if self._last is not None and self._last[0] is weights:
+            return self._last[1]  # both are asked of the same samples, one after the other
+        ordered = weights[:, self._order]
+        hits = np.cumsum(ordered * self._positive, axis=1)[:, self._ends]
+        chosen = np.cumsum(ordered, axis=1)[:, self._ends]
         gained = np.diff(hits, prepend=0)
         missed = np.diff(chosen - hits, prepend=0)
         total, pairs = hits[:, -1], hits[:, -1] * (chosen - hits)[:, -1]
         under = np.sum(missed * (2 * hits - gained), axis=1) / 2
         precise = np.sum(gained * hits / np.maximum(chosen, _SMALLEST), axis=1)
-        empty = np.full(len(weights), np.nan)
-        return np.stack([
-            np.divide(under, pairs, out=empty.copy(), where=pairs > 0),
-            np.divide(precise, total, out=empty, where=total > 0),
-        ])  # fmt: skip
+        areas = (
+            np.divide(under, pairs, out=np.full(len(total), np.nan), where=pairs > 0),
+            np.divide(precise, total, out=np.full(len(total), np.nan), where=total > 0),
+        )
+        self._last = weights, areas
+        return areas
