@@ -129,6 +129,7 @@ def _vector_options(command: F) -> F:
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make. [CORPUS.vectors]")
 @corpus_options
+@click.option("--keep", help="Further columns to carry along, separated by commas.")
 @model_options
 @_vector_options
 @click.option("--dry-run", is_flag=True, help="Tell rows, tokens, bytes, minutes.")

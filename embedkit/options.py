@@ -10,7 +10,14 @@ import click
 
 from embedkit.display import visible
 
-__all__ = ["corpus_options", "model_options", "notifier", "output_options", "show_progress"]
+__all__ = [
+    "corpus_options",
+    "given",
+    "model_options",
+    "notifier",
+    "output_options",
+    "show_progress",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +60,6 @@ def corpus_options(command: F) -> F:
         click.option("--text-pair", help="Column of the second text of a pair."),
         click.option("--id", help="Column of the id. [guessed; else row numbers]"),
         click.option("--label", help="Column of the label. [guessed]"),
-        click.option("--keep", help="Further columns to carry along, separated by commas."),
         click.option("--format", default="auto", show_default=True,
                      type=click.Choice(["auto", "tsv", "csv", "lines", "jsonl", "parquet"])),
         click.option("--encoding", default="utf-8", show_default=True),
@@ -72,6 +78,15 @@ def corpus_options(command: F) -> F:
     )):  # fmt: skip
         command = option(command)
     return command
+
+
+def given(*names: str) -> dict[str, Any]:
+    """The options among ``names`` that stand on the command line, with their values."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return {
+        name: context.params[name] for name in names if context.get_parameter_source(name) is typed
+    }
 
 
 def notifier(quiet: bool) -> Callable[[str], None]:

@@ -23,6 +23,8 @@ __all__ = ["HeldOut", "Target", "baseline", "check_part", "decide",
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+_MANY_CLASSES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -93,6 +95,11 @@ def target_from(
     if task == "regression":
         return Target(_values(labels, rows, name), ())
     classes = tuple(sorted(names.tolist(), key=_in_order))
+    if len(classes) > _MANY_CLASSES and _are_values(classes):
+        raise UsageError(
+            f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
+            f"{classes[-1]}), not classes. Give --task regression."
+        )
     numbers = {label: i for i, label in enumerate(classes)}
     return Target(np.array([numbers[str(x)] for x in labels], np.int64), classes)
 
@@ -208,6 +215,14 @@ def _values(labels: Sequence[str | None], rows: Integers, name: str) -> Floats:
                 "regression needs."
             )
     return result
+
+
+def _are_values(classes: Sequence[str]) -> bool:
+    """Whether all are numbers and some of them are not whole."""
+    try:
+        return not all(float(label).is_integer() for label in classes)
+    except ValueError:
+        return False
 
 
 def _in_order(label: str) -> tuple[int, float, str]:

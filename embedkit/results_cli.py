@@ -12,7 +12,7 @@ import click
 
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, UsageError
-from embedkit.options import notifier, output_options
+from embedkit.options import corpus_options, given, notifier, output_options
 
 if TYPE_CHECKING:
     from embedkit.answers import Answer
@@ -42,26 +42,34 @@ _CHUNK = 1_024
 @click.option(
     "--repeats", default=1, show_default=True, type=int, help="How many times to deal the folds."
 )
-@click.option("--seed", default=0, show_default=True, type=int)
-@click.option("--label", help="Column to stratify by. [guessed; of a dataset its own]")
 @click.option("--group", help="Column whose values must not be parted.")
 @click.option(
     "--allow-duplicates", is_flag=True, help="Let records of the same text lie in different folds."
 )
 @click.option("--overwrite", is_flag=True)
+@corpus_options
 @output_options
 def split(
-    source: Path, out: Path, as_json: bool, quiet: bool, verbose: bool, **settings: Any
-) -> None:
+    source: Path, out: Path, folds: int, test: float, repeats: int, group: str | None,
+    allow_duplicates: bool, overwrite: bool, label: str | None, seed: int, as_json: bool,
+    quiet: bool, verbose: bool, **_reading: Any,
+) -> None:  # fmt: skip
     """Deal records into folds, stratified by label, the same text never on both sides.
 
-    SOURCE is a dataset that extract wrote, or a corpus file.
+    SOURCE is a dataset that extract wrote, or a corpus file; the options on how to read are for the
+    latter.
     """
     import numpy as np
 
     from embedkit.splits import split as make
 
-    made = make(source, out=out, **settings)
+    reading = given(*_reading)
+    if "no_header" in reading:
+        reading["header"] = not reading.pop("no_header")
+    made = make(
+        source, out=out, folds=folds, test=test, repeats=repeats, seed=seed, label=label,
+        group=group, allow_duplicates=allow_duplicates, overwrite=overwrite, **reading,
+    )  # fmt: skip
     sizes = {str(f): int((made.folds[:, 0] == f).sum()) for f in np.unique(made.folds[:, 0])}
     summary = {
         "out": str(out), "records": len(made.row), "groups": len(np.unique(made.group)),

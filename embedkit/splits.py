@@ -146,6 +146,8 @@ def split(
     """
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another --out, or give --overwrite.")
+    if corpus.get("sample") is not None:
+        corpus = {"seed": seed, **corpus}
     records = _records(Path(source), label, group, corpus)
     made = make_split(
         records, folds=folds, test=test, repeats=repeats, seed=seed,
@@ -392,6 +394,11 @@ def _records(
     source: Path, label: str | None, group: str | None, corpus: dict[str, Any]
 ) -> Labelled:
     if is_dataset(source):
+        if corpus:
+            raise UsageError(
+                f"--{next(iter(corpus)).replace('_', '-')} says how to read a corpus file; "
+                f"{source} is a dataset, whose records are settled."
+            )
         return records_of(load(source), label, group)
     if source.is_dir():
         load(source)  # says why it is no dataset

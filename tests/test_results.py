@@ -448,6 +448,10 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
     embedkit.extract(tmp_path / "nan.parquet", out=tmp_path / "nan", model=str(tiny_model()))
     with pytest.raises(UsageError, match=r"1 records have no label \(rows 3\); empty and NaN"):
         train(tmp_path / "nan", out=tmp_path / "run")
+    corpus = corpus_of(tmp_path / "values.tsv", [f"{i % 50 / 10}" for i in range(N)])
+    embedkit.extract(corpus, out=tmp_path / "values", model=str(tiny_model()))
+    with pytest.raises(UsageError, match=r"50 different labels look like values \(0\.0 to 4\.9\)"):
+        train(tmp_path / "values", out=tmp_path / "run")
     corpus = corpus_of(tmp_path / "words.tsv", ["a", "2.5"] * (N // 2))
     embedkit.extract(corpus, out=tmp_path / "words", model=str(tiny_model()))
     with pytest.raises(UsageError, match="the label 'a' of row 0 is no number"):
@@ -542,6 +546,10 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
 # the command line
 
 
+def split_table(path: str) -> pd.DataFrame:
+    return pd.read_parquet(path)
+
+
 def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page of commands that the README shows, on the tiny model."""
     monkeypatch.chdir(tmp_path)
@@ -558,6 +566,10 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     run("extract", "c.tsv", "--model", model, "--layers", "all", "--out", "v", "-q")
     assert "120 records, 3 folds" in run("split", "v", "--folds", "3", "--out", "s.parquet")
+    run("split", "c.tsv", "--folds", "3", "--out", "t.parquet", "--text", "text", "--id", "id")
+    assert split_table("t.parquet").equals(split_table("s.parquet"))
+    message = run("split", "v", "--out", "u.parquet", "--limit", "5", code=2)
+    assert "--limit says how to read a corpus file; v is a dataset" in message
     text = run("train", "v", "--split", "s.parquet", "--view", "mean_0,mean_2", "--out", "r")
     assert "logreg on mean_0 + mean_2" in text
     assert "accuracy" in text
