@@ -18,6 +18,7 @@ import click
 from embedkit import __version__
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
+from embedkit.finetune_cli import finetune
 from embedkit.options import (
     corpus_options,
     model_options,
@@ -327,5 +328,5 @@ def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     return 0
 
 
-for _command in (split, train, probe, predict):
+for _command in (split, train, probe, finetune, predict):
     cli.add_command(_command)

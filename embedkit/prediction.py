@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import MismatchError, UsageError
+from embedkit.outcomes import decide
 from embedkit.runs import load_model_of, read_run
 
 __all__ = ["Prediction", "Predictor", "parse_label_names"]
@@ -57,7 +58,13 @@ class Predictor:
     ) -> None:
         self.run = Path(run)
         self.content = read_run(self.run)
-        self._apply = load_model_of(self.run)
+        self._finetuned: Any = None
+        if self.content["kind"] == "finetuned":
+            from embedkit.finetuned import FinetunedRun
+
+            self._finetuned = FinetunedRun(self.run, self.content, device=device)
+        else:
+            self._apply = load_model_of(self.run)
         self._classes = list(self.content["classes"])
         for name in label_names or {}:
             if name not in self._classes:
@@ -90,6 +97,9 @@ class Predictor:
             shape = (0, len(self._classes)) if self._classes else (0,)
             return np.zeros(shape)
         texts = [self._normal_form(text) for text in texts]
+        if self._finetuned is not None:
+            seconds = None if pairs is None else [self._normal_form(text) for text in pairs]
+            return np.asarray(self._finetuned.outputs(texts, seconds), np.float64)
         if self._encoder is not None:
             return np.asarray(self._apply(self._vectors(texts, pairs)), np.float64)
         joined = texts
@@ -105,7 +115,7 @@ class Predictor:
             if not self._classes:
                 yield Prediction(f"{output:.6g}", {})
                 continue
-            best = self.names[int(np.argmax(output))]
+            best = self.names[int(decide(output[None], threshold=self.content.get("threshold"))[0])]
             yield Prediction(best, dict(zip(self.names, output.tolist(), strict=True)))
 
     def _normal_form(self, text: str) -> str:
