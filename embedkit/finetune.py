@@ -346,7 +346,7 @@ class _Run:
             **plan.head_settings(), **_learnt_settings(plan, train),
         )  # fmt: skip
         self._notify = _nothing  # the same words for every fold would not help
-        work = self._scratch / "work" / name
+        work = self._scratch / "checkpoints" / name
         result = train_fold(
             fold, model, plan.settings, work=work, device=plan.device, pad_id=plan.tokenizer.pad_id,
             progress=self._progress,

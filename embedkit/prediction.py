@@ -62,6 +62,10 @@ class Predictor:
         if self.content["kind"] == "finetuned":
             from embedkit.finetuned import FinetunedRun
 
+            if model is not None:
+                raise UsageError(
+                    f"--model {model}: {self.run} is a fine-tuned run, which holds its own models."
+                )
             self._finetuned = FinetunedRun(self.run, self.content, device=device)
         else:
             self._apply = load_model_of(self.run)
