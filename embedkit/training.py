@@ -1,8 +1,8 @@
 """One fold: an encoder with a head is trained on some records and says what it says of others.
 
 The loop is the Trainer of transformers. What is added here: batches of texts of like length,
-padded to the longest of the batch only; a checkpoint after every epoch that counts only when all
-of it is on the disk; a loss that is not a number stops the fold; the best epoch is kept by the loss
+padded to the longest of the batch only; a checkpoint after every epoch, and every 1,000 steps of a
+long one, that counts only when all of it is on the disk; a loss that is not a number stops the fold; the best epoch is kept by the loss
 on records that are taken from the training part.
 """
 
@@ -40,6 +40,7 @@ _WEIGHT_DECAY = 0.01
 _POOL = 50
 _LOGS_PER_EPOCH = 10
 _PREDICT_TOKENS = 4_096
+_CHECKPOINT_STEPS = 1_000
 _DONE = "complete"
 
 
@@ -370,7 +371,9 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with saving(Path(self.args.output_dir)):
+        folder = Path(self.args.output_dir)
+        fsio.remove_file(folder / f"checkpoint-{self.state.global_step}" / _DONE)
+        with saving(folder):
             super()._save_checkpoint(model, trial)
 
 
@@ -397,6 +400,10 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         if _is_stuck(state.log_history, self._settings.patience):
             control.should_training_stop = True
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % _CHECKPOINT_STEPS == 0 and not float(state.epoch).is_integer():
+            control.should_log = control.should_save = True
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_log = True
 
@@ -410,7 +417,11 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         for other in self._work.glob("checkpoint-*"):
             if other.name not in kept:
                 fsio.remove_tree(other)
-        losses = {}
+        if float(state.epoch).is_integer():
+            self._tell(state)
+
+    def _tell(self, state: Any) -> None:
+        losses: dict[str, float] = {}
         for entry in state.log_history:
             losses |= {key: entry[key] for key in ("loss", "eval_loss", "eval_score")
                        if key in entry}  # fmt: skip

@@ -339,16 +339,17 @@ def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from embedkit import fsio
+from embedkit import fsio, training
 from embedkit.cli import main
 
+training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10
 write, seen = fsio.write_durably, []
 
 def until(path, data, *, scratch):
     write(path, data, scratch=scratch)
     if path.name == "complete":
         seen.append(path)
-        if len(seen) == 5:  # the first epoch of the third fold
+        if len(seen) == 16:  # step 6 of the third fold, in its second epoch
             os.kill(os.getpid(), signal.SIGKILL)
 
 fsio.write_durably = until
@@ -371,7 +372,7 @@ def test_killed_in_the_third_fold_it_goes_on_there(shared: Path, tmp_path: Path)
     work = tmp_path / "run.incomplete"
     assert not (tmp_path / "run").exists()
     assert sorted(p.name for p in (work / "model").iterdir()) == ["fold-0", "fold-1"]
-    assert len(list((work / "unfinished/checkpoints/fold-2").glob("checkpoint-*"))) == 1
+    assert (work / "unfinished/checkpoints/fold-2/checkpoint-6/complete").is_file()
     before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (work / "model").rglob("*.*")}
     with pytest.raises(UsageError, match=r"is unfinished .*: run the same command again"):
         read_run(tmp_path / "run")
