@@ -1,5 +1,6 @@
 """How long training takes beside the way that tutorials show: every review padded to 512 tokens.
 
+    python -m benchmarks.finetuning
     python -m benchmarks.finetuning --corpus ratings_train.txt
 
 Both train the same checkpoint on the same reviews for the same epochs, one after the other in one
@@ -33,7 +34,7 @@ LENGTH, BATCH = 512, 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--corpus", default="data/reviews_ko.tsv")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--reviews", type=int, default=160)
     parser.add_argument("--epochs", type=int, default=2)

@@ -536,20 +536,28 @@ class _Thresholds:
 
 
 def _watching(plan: _Plan, known: Integers, seed: int) -> tuple[Integers, Integers]:
-    """Training records of a fold parted in those that are learnt from and those that watch."""
+    """Training records of a fold parted in those that are learnt from and those that watch.
+
+    Raises:
+        UsageError: there are too few different texts.
+    """
     share = plan.settings.validation
-    groups = plan.split.group[known]
-    parts = min(round(1 / share), len(np.unique(groups))) if share else 0
-    if parts < 2:
+    if not share:
         return known, known[:0]
-    strata = plan.target.strata[known]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The least populated class", category=UserWarning)
-        smallest = int(np.bincount(strata).max())
-        dealt = assign_folds(strata, groups, max(min(parts, smallest), 2), seed=seed)
-    watch = dealt == 0
-    for number in np.setdiff1d(strata[watch], strata[~watch]):  # a class must be learnt from
-        watch &= strata != number
+    groups, strata = plan.split.group[known], plan.target.strata[known]
+    parts = min(round(1 / share), len(np.unique(groups)), int(np.bincount(strata).max()))
+    watch = np.zeros(len(known), bool)
+    if parts >= 2:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            watch = assign_folds(strata, groups, parts, seed=seed) == 0
+        for number in np.setdiff1d(strata[watch], strata[~watch]):  # a class must be learnt from
+            watch &= strata != number
+    if not watch.any():
+        raise UsageError(
+            f"--validation {share:g}: the {len(known)} training records of a fold are too few, or "
+            "too much alike, for some of them to watch. Give --validation 0."
+        )
     return known[~watch], known[watch]
 
 

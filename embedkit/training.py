@@ -2,8 +2,8 @@
 
 The loop is the Trainer of transformers. What is added here: batches of texts of like length,
 padded to the longest of the batch only; a checkpoint after every epoch, and every 1,000 steps of a
-long one, that counts only when all of it is on the disk; a loss that is not a number stops the fold; the best epoch is kept by the loss
-on records that are taken from the training part.
+long one, that counts only when all of it is on the disk; a loss that is not a number stops the
+fold; the best epoch is kept by the loss on records that are taken from the training part.
 """
 
 from __future__ import annotations
