@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", default="data/reviews_ko.tsv")
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--reviews", type=int, default=160)
+    parser.add_argument("--reviews", type=int, default=48)
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     quiet_transformers()

@@ -84,7 +84,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        self.encoder = AutoModel.from_config(AutoConfig.for_model(**config.encoder))
+        self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
         if hasattr(self.encoder, "pooler"):
             self.encoder.pooler = None  # the pooler head has its own
         width = int(getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim)
@@ -195,17 +195,15 @@ class _Cnn(nn.Module):
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
         self.width = _FILTERS * len(config.cnn_widths)
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(width, _FILTERS, span) for span in config.cnn_widths
-        )
+        self.spans = [int(span) for span in config.cnn_widths]
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, _FILTERS, span) for span in self.spans)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         text = (hidden * mask.unsqueeze(2).to(hidden.dtype)).transpose(1, 2)
         outside = ~mask.bool().unsqueeze(1)
         found = []
-        for convolution in self.convolutions:
-            beyond = convolution.kernel_size[0] - 1
-            windows = torch.relu(convolution(functional.pad(text, (0, beyond))))
+        for span, convolution in zip(self.spans, self.convolutions, strict=True):
+            windows = torch.relu(convolution(functional.pad(text, (0, span - 1))))
             found.append(windows.masked_fill(outside, 0).amax(2))
         return torch.cat(found, dim=1)
 

@@ -365,9 +365,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
                 "eval_score": _score(target, valid, self.model.outputs(logits).numpy()),
             }
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(
+        control: Any = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
+        self.control = control
         return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -542,7 +543,7 @@ def _score(target: Target, places: Integers, output: Floats) -> float:
 def _log_line(entry: dict[str, Any]) -> dict[str, Any] | None:
     names = {"loss": "loss", "learning_rate": "learning_rate", "eval_loss": "valid_loss",
              "eval_score": "valid_score"}  # fmt: skip
-    found = {names[key]: value for key, value in entry.items() if key in names}
+    found = {name: entry[key] for key, name in names.items() if key in entry}
     if not found:
         return None
     return {"step": entry["step"], "epoch": round(entry["epoch"], 6), **found}

@@ -447,6 +447,10 @@ def test_no_room_for_a_checkpoint(
         full()
         pretrained(self, folder, **options)
 
+    def os_write(descriptor: int, data: Any) -> int:
+        full()
+        return write(descriptor, data)
+
     pretrained = EncoderWithHead.save_pretrained
     with monkeypatch.context() as patch:
         if writer == "checkpoint":
@@ -454,7 +458,7 @@ def test_no_room_for_a_checkpoint(
         elif writer == "model":
             patch.setattr(EncoderWithHead, "save_pretrained", saved)
         else:
-            patch.setattr(os, "write", lambda *a: (full(), write(*a))[1])
+            patch.setattr(os, "write", os_write)
         with pytest.raises(StorageError, match=r"No space left on device.*same command again") as e:
             tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1)
     assert e.value.exit_code == 6
