@@ -147,7 +147,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         """Logits → probabilities ``(n, classes)``, or values ``(n,)``, in float64."""
         logits = logits.double()
         if self.config.problem == "value":
-            return logits[:, 0] * self.config.target_scale + self.config.target_mean
+            value: Tensor = logits[:, 0] * self.config.target_scale + self.config.target_mean
+            return value
         if self.config.problem == "one_logit":
             second = torch.sigmoid(logits[:, 0])
             return torch.stack([torch.sigmoid(-logits[:, 0]), second], dim=1)

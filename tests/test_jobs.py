@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.jobs import Job, difference, already_complete, open_job
+from embedkit.jobs import Job, already_complete, difference, open_job
 from embedkit.schema import Footer, shard_bytes
 from embedkit.store import Layout, is_dataset, read_manifest
 
