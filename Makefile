@@ -46,6 +46,7 @@ format: install
 bench: install
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	$(BIN)/python -m benchmarks.cpu --chart benchmarks/cpu.png
+	$(BIN)/python -m benchmarks.finetuning
 
 clean:
 	rm -rf $(OUT)

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Encoder", "__version__", "extract", "load", "probe", "split", "train", "verify"]
+__all__ = [
+    "Encoder", "__version__", "extract", "finetune", "load", "probe", "split", "train", "verify",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from embedkit.classify import train
     from embedkit.encoder import Encoder
     from embedkit.extraction import extract
+    from embedkit.finetuning import finetune
     from embedkit.probing import probe
     from embedkit.splits import split
     from embedkit.store import load
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Encoder": "embedkit.encoder",
     "extract": "embedkit.extraction",
+    "finetune": "embedkit.finetuning",
     "load": "embedkit.store",
     "probe": "embedkit.probing",
     "split": "embedkit.splits",
@@ -42,5 +46,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found  # importing embedkit.probe has put the module in this place
+        return found
     raise AttributeError(f"module 'embedkit' has no attribute {name!r}")

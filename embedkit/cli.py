@@ -18,6 +18,7 @@ import click
 from embedkit import __version__
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
+from embedkit.finetune_cli import finetune
 from embedkit.options import (
     corpus_options,
     model_options,
@@ -328,5 +329,5 @@ def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     return 0
 
 
-for _command in (split, train, probe, predict, mteb_protocol):
+for _command in (split, train, probe, finetune, predict, mteb_protocol):
     cli.add_command(_command)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 
-__all__ = ["draw_probe", "draw_run"]
+__all__ = ["draw_probe", "draw_run", "draw_training"]
 
-_BLUE, _GREY = "#2c5f8a", "#b0b7bd"
+_BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
 
 
@@ -81,6 +81,59 @@ def draw_probe(folder: Path, result: Any) -> None:
     if lines:
         axis.legend(frameon=False)
     save(folder, "layers.png", figure)
+
+
+def draw_training(folder: Path, log: list[dict[str, Any]], *, measure: str) -> None:
+    """Loss of learning and of validation against the epoch, and the validation score.
+
+    Args:
+        folder: of the run; the figure goes to ``figures/``.
+        log: lines of ``training.jsonl``.
+        measure: name of the score.
+    """
+    fsio.make_folder(folder / "figures")
+    folds: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for line in log:
+        folds.setdefault((line["repeat"], line["fold"]), []).append(line)
+    figure, axis = canvas(6.5, 4.2)
+    scores = None
+    for number, lines in enumerate(folds.values()):
+        for key, colour, style, name in (
+            ("loss", _GREY, "-", "training loss"),
+            ("valid_loss", _BLUE, "o-", "validation loss"),
+        ):
+            points = [(line["epoch"], line[key]) for line in lines if key in line]
+            if points:
+                axis.plot(
+                    *zip(*points, strict=True),
+                    style,
+                    color=colour,
+                    linewidth=1,
+                    markersize=3,
+                    label=None if number else name,
+                )
+        points = [(line["epoch"], line["valid_score"]) for line in lines if "valid_score" in line]
+        if points:
+            scores = scores or axis.twinx()
+            scores.plot(
+                *zip(*points, strict=True),
+                "s:",
+                color=_ORANGE,
+                linewidth=1,
+                markersize=3,
+                label=None if number else f"validation {measure}",
+            )
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("loss")
+    axis.set_ylim(bottom=0)
+    axis.set_title(f"training, {len(folds)} folds", loc="left")
+    handles, names = axis.get_legend_handles_labels()
+    if scores is not None:
+        scores.set_ylabel(measure)
+        more = scores.get_legend_handles_labels()
+        handles, names = handles + more[0], names + more[1]
+    axis.legend(handles, names, frameon=False, fontsize=8)
+    save(folder, "training.png", figure)
 
 
 def save(folder: Path, name: str, figure: Any) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "remove_file",
     "remove_tree",
     "storage_errors",
+    "sync_tree",
     "write_durably",
 ]
 
@@ -105,6 +106,21 @@ def publish_folder(source: Path, target: Path) -> None:
     with storage_errors(target):
         os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
         _sync_folder(target.parent)
+
+
+def sync_tree(path: Path) -> None:
+    """Make a folder durable that another library filled: every file in it, and their names."""
+    with storage_errors(path):
+        for inner in sorted(path.rglob("*")):
+            if inner.is_dir():
+                _sync_folder(inner)
+                continue
+            descriptor = os.open(inner, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _sync_folder(path)
 
 
 def remove_tree(path: Path) -> None:

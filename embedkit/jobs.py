@@ -27,7 +27,9 @@ from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 from embedkit.schema import Footer, read_footer
 from embedkit.store import Layout, Manifest, is_dataset, read_manifest
 
-__all__ = ["Job", "JobFolder", "already_complete", "open_job", "recorded_precision"]
+__all__ = [
+    "Job", "JobFolder", "already_complete", "difference", "open_job", "recorded_precision",
+]  # fmt: skip
 
 _TABLES = ("sentences", "words", "tokens")
 
@@ -66,7 +68,7 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
         return True
     raise OutputExistsError(
         f"{out} exists and was made otherwise. Choose another --out, or replace it with "
-        f"--overwrite. It differs in:\n{_difference(manifest.job, job.settings)}"
+        f"--overwrite. It differs in:\n{difference(manifest.job, job.settings)}"
     )
 
 
@@ -243,15 +245,15 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
         known = known if isinstance(known, dict) else {}
     except ValueError:
         known = {}
-    difference = _difference(known.get("settings", {}), job.settings)
-    environment = _difference(known.get("environment", {}), job.environment)
-    if overwrite and (difference or environment):
+    settings = difference(known.get("settings", {}), job.settings)
+    environment = difference(known.get("environment", {}), job.environment)
+    if overwrite and (settings or environment):
         _discard(layout)
-    elif difference:
+    elif settings:
         raise MismatchError(
             f"{layout.root} was begun with other input, model or settings. Repeat the earlier "
             "command to finish it, choose another --out, or start over with --overwrite. "
-            f"It differs in:\n{difference}"
+            f"It differs in:\n{settings}"
         )
     elif environment and not allow_env_change:
         raise MismatchError(
@@ -333,7 +335,7 @@ def _canonical(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, indent=1).encode()
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Fields that differ, one a line, with both values."""
     old, new = dict(_flat(before)), dict(_flat(now))
     lines = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,17 @@ class Predictor:
     ) -> None:
         self.run = Path(run)
         self.content = read_run(self.run)
-        self._apply = load_model_of(self.run)
+        self._finetuned: Any = None
+        if self.content["kind"] == "finetuned":
+            from embedkit.finetuned import FinetunedRun
+
+            if model is not None:
+                raise UsageError(
+                    f"--model {model}: {self.run} is a fine-tuned run, which holds its own models."
+                )
+            self._finetuned = FinetunedRun(self.run, self.content, device=device)
+        else:
+            self._apply = load_model_of(self.run)
         self._classes = list(self.content["classes"])
         for name in label_names or {}:
             if name not in self._classes:
@@ -96,6 +107,11 @@ class Predictor:
         if not texts:
             shape = (0, len(self._classes)) if self._classes else (0,)
             return np.zeros(shape)
+        if self._finetuned is not None:
+            form = self.content["dataset"]["unicode"]
+            first = [normal_form(text, form) for text in texts]
+            second = None if pairs is None else [normal_form(text, form) for text in pairs]
+            return np.asarray(self._finetuned.outputs(first, second), np.float64)
         if self._encoder is not None:
             return np.asarray(self._apply(self._encoder.vectors(texts, pairs)), np.float64)
         form = self.content["dataset"]["unicode"]
@@ -109,7 +125,9 @@ class Predictor:
         yield from self._said(self.outputs(texts, pairs))
 
     def predict_stored(self, dataset: str | Path) -> tuple[VectorData, Iterator[Prediction]]:
-        """A dataset, and what the run says of each of its records; nothing is encoded again.
+        """A dataset, and what the run says of each of its records.
+
+        A run on vectors reads those that are stored; nothing is encoded again.
 
         Raises:
             UsageError: it does not hold what the run reads.
@@ -124,6 +142,9 @@ class Predictor:
         texts = stored_texts(data)
         if texts is None:
             raise UsageError(f"{dataset} was made with --no-text; give the corpus file itself.")
+        if self._finetuned is not None:
+            pairs = [str(text) for text in data.column("text_pair")] if self.takes_pairs else None
+            return data, self._said(self.outputs(data.text, pairs))
         features = [text.replace("\x1f", " ") for text in texts]
         return data, self._said(np.asarray(self._apply(features), np.float64))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from embedkit.classify import TrainResult
     from embedkit.estimate import Estimate
     from embedkit.extraction import ExtractPlan, ExtractResult
+    from embedkit.finetuning import FinetuneResult
     from embedkit.inspection import DatasetInfo, ModelInfo
     from embedkit.probing import ProbeResult
     from embedkit.store import Manifest
@@ -25,6 +26,7 @@ __all__ = [
     "dataset_json",
     "dataset_text",
     "estimate_text",
+    "finetune_text",
     "json_text",
     "model_text",
     "plain",
@@ -35,6 +37,9 @@ __all__ = [
     "stages_text",
     "table_text",
 ]
+
+
+_PARTS = {"cross_validation": "folds", "test": "test", "test_corpus": "test file"}
 
 
 def plan_text(plan: ExtractPlan) -> str:
@@ -59,21 +64,9 @@ def run_text(result: TrainResult) -> str:
     learner, cost = content["learner"], content["cost"]
     what = " + ".join(content["views"]) or learner["features"]
     lines = [f"wrote {visible(str(result.out))}: {learner['classifier']} on {visible(what)}"]
-    rows = [
-        {
-            "score": name,
-            "held out": "test" if part == "test" else "folds",
-            "value": f"{score['value']:.4f}",
-            "95 % interval": f"{score['low']:.4f} to {score['high']:.4f}",
-            "majority": f"{score['majority']:.4f}",
-        }
-        for part, found in content["scores"].items()
-        for name, score in found.items()
-    ]
-    lines.append(table_text(rows))
+    lines.append(_scores_table(content))
     if content["threshold"] is not None:
-        lines.append(f"{visible(content['classes'][1])} is decided on from a probability of "
-                     f"{content['threshold']:.3g} on")  # fmt: skip
+        lines.append(_decision(content))
     test = content["test"] or {}
     if test.get("known_texts"):
         lines.append(f"{test['known_texts']:,} of the {content['records']['test']:,} test texts "
@@ -84,6 +77,49 @@ def run_text(result: TrainResult) -> str:
         f"held-out records: {visible(str(result.out / 'predictions.parquet'))}"
     )
     return "\n".join(lines)
+
+
+def finetune_text(result: FinetuneResult) -> str:
+    """Scores of a fine-tuned run, what training cost, and where it is."""
+    content, out = result.content, visible(str(result.out))
+    cost, cut = content["cost"], content["truncated"]
+    epochs = sorted({round(epoch) for epoch in content["epochs"]})
+    lines = [
+        f"wrote {out}: {content['learner']['head']} head on "
+        f"{visible(content['dataset']['names']['model'])}, {_count(content['models'], 'fold')}",
+        _scores_table(content),
+        f"{content['records']['folds']:,} records in folds, trained in "
+        f"{duration_text(cost['fit_seconds'])} on {cost['device']}, {cost['parameters']:,} "
+        f"parameters; epoch kept: {', '.join(map(str, epochs))}",
+        f"cut at {cut['limit']} tokens: {cut['records']:,} texts, {cut['tokens']:,} of "
+        f"{cut['tokens_all']:,} tokens",
+    ]
+    if content["threshold"] is not None:
+        lines.append(_decision(content))
+    if rejected := content["dataset"]["rejected"]:
+        lines.append(f"{sum(rejected.values()):,} records rejected{_reasons(rejected)}")
+    lines.append(f"predictions of held-out records: {out}/predictions.parquet")
+    return "\n".join(lines)
+
+
+def _decision(content: dict[str, Any]) -> str:
+    label = visible(content["classes"][1])
+    return f"{label} is decided on from a probability of {content['threshold']:.3g} on"
+
+
+def _scores_table(content: dict[str, Any]) -> str:
+    rows = [
+        {
+            "score": name,
+            "held out": _PARTS[part],
+            "value": f"{score['value']:.4f}",
+            "95 % interval": f"{score['low']:.4f} to {score['high']:.4f}",
+            "majority": f"{score['majority']:.4f}",
+        }
+        for part, found in content["scores"].items()
+        for name, score in found.items()
+    ]
+    return table_text(rows)
 
 
 def probe_text(result: ProbeResult) -> str:

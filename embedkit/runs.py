@@ -2,11 +2,12 @@
 
     RUN/run.json             method, settings, fingerprints, scores, cost, versions
     RUN/predictions.parquet  row, id, fold, y_true, y_pred, proba_<class> …; of held-out records
-    RUN/model/               pipeline.skops, booster.txt for LightGBM
+    RUN/model/               pipeline.skops, booster.txt for LightGBM; of a fine-tuned run fold-0/ …
     RUN/figures/             PNG
 
-Like a dataset, a run appears by one rename when it is complete. Models are read without pickle:
-only the types named here are ever built.
+Like a dataset, a run appears by one rename when it is complete. A run that takes long keeps what
+is finished in ``RUN.incomplete`` and goes on there. Models are read without pickle: only the types
+named here are ever built.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import __version__, fsio
-from embedkit.errors import DamagedError, OutputExistsError, UsageError
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.jobs import difference
 
-__all__ = ["is_run", "load_model_of", "new_run", "read_run", "save_model", "versions",
-           "write_predictions", "write_run"]  # fmt: skip
+__all__ = ["UNFINISHED", "is_run", "load_model_of", "new_run", "read_run", "resumable_run",
+           "save_model", "versions", "write_predictions", "write_run"]  # fmt: skip
+
+UNFINISHED = "unfinished"
+"""Folder inside of ``RUN.incomplete`` for what only the next attempt needs."""
 
 FORMAT_VERSION = 1
 
@@ -51,24 +56,96 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         OutputExistsError: something is there; with ``overwrite``, something that is no run.
     """
-    if out.exists() and not (overwrite and is_run(out)):
-        advice = "it is not a run of embedkit" if overwrite else "give --overwrite to replace it"
-        if not out.is_dir() or any(out.iterdir()):
-            raise OutputExistsError(f"{out} is in the way; {advice}, or choose another --out.")
-    work = out.with_name(out.name + ".incomplete")
+    _check_free(out, overwrite=overwrite)
+    work = _incomplete(out)
+    if (work / UNFINISHED).is_dir() and not overwrite:
+        raise OutputExistsError(
+            f"{work} holds an unfinished run of another kind. Finish it with its own command, "
+            "choose another --out, or give --overwrite to throw it away."
+        )
     fsio.make_folder(out.parent)
     if work.is_dir():
         fsio.remove_tree(work)
     fsio.make_folder(work)
     with fsio.exclusive(work):
         yield work
-        if out.is_dir():
-            aside = out.with_name(out.name + ".replaced")
-            fsio.publish_folder(out, aside)
-            fsio.publish_folder(work, out)
-            fsio.remove_tree(aside)
-        else:
-            fsio.publish_folder(work, out)
+        _publish(work, out)
+
+
+@contextmanager
+def resumable_run(
+    out: Path, settings: dict[str, Any], *, overwrite: bool = False
+) -> Iterator[Path]:
+    """As :func:`new_run`, but what an earlier attempt left in the folder is still there.
+
+    ``unfinished/job.json`` in it says what the run is going to be. The folder ``unfinished`` is
+    deleted when the run has its final name.
+
+    Args:
+        out: folder of the run.
+        settings: everything that shapes the run, as JSON holds it.
+        overwrite: replace a finished run; start an unfinished one over if its settings differ.
+
+    Raises:
+        OutputExistsError: something is there; with ``overwrite``, something that is no run.
+        MismatchError: an unfinished run of other settings is there; the message names them.
+        LockedError: another process is at it.
+    """
+    _check_free(out, overwrite=overwrite)
+    work = _incomplete(out)
+    fsio.make_folder(work)
+    with fsio.exclusive(work):
+        job = work / UNFINISHED / "job.json"
+        if any(work.iterdir()):
+            _check_job(work, job, settings, overwrite=overwrite)
+        fsio.make_folder(job.parent)
+        content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
+        fsio.write_durably(job, content.encode(), scratch=job.parent)
+        yield work
+        _publish(work, out)
+        fsio.remove_tree(out / UNFINISHED)
+
+
+def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bool) -> None:
+    """Raise if the folder holds another job; with ``overwrite`` empty it instead."""
+    try:
+        before = dict(json.loads(job.read_text("utf-8")))
+        found = difference(before, json.loads(json.dumps(settings)))
+    except (OSError, ValueError, TypeError):  # it was stopped before it had begun
+        before, found = {}, "  nothing says what it was going to be"
+        if not any(path.is_file() for path in work.rglob("*")):
+            return
+    if not found:
+        return
+    if not overwrite:
+        raise MismatchError(
+            f"{work} was begun with other input, model or settings. Repeat the earlier command to "
+            "finish it, choose another --out, or start over with --overwrite. It differs in:\n"
+            f"{found}"
+        )
+    for path in work.iterdir():
+        fsio.remove_tree(path) if path.is_dir() else fsio.remove_file(path)
+
+
+def _incomplete(out: Path) -> Path:
+    return out.with_name(out.name + ".incomplete")
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
+    if out.exists() and not (overwrite and is_run(out)):
+        advice = "it is not a run of embedkit" if overwrite else "give --overwrite to replace it"
+        if not out.is_dir() or any(out.iterdir()):
+            raise OutputExistsError(f"{out} is in the way; {advice}, or choose another --out.")
+
+
+def _publish(work: Path, out: Path) -> None:
+    if out.is_dir():
+        aside = out.with_name(out.name + ".replaced")
+        fsio.publish_folder(out, aside)
+        fsio.publish_folder(work, out)
+        fsio.remove_tree(aside)
+    else:
+        fsio.publish_folder(work, out)
 
 
 def is_run(path: Path) -> bool:
@@ -91,7 +168,11 @@ def read_run(path: Path) -> dict[str, Any]:
         DamagedError: it cannot be read.
     """
     if not is_run(path):
-        raise UsageError(f"{path} is not a run. Make one with embedkit train.")
+        unfinished = _incomplete(path)
+        advice = "Make one with embedkit train or embedkit finetune."
+        if unfinished.is_dir():
+            advice = f"It is unfinished ({unfinished}): run the same command again."
+        raise UsageError(f"{path} is not a run. {advice}")
     try:
         content = json.loads((path / "run.json").read_text("utf-8"))
         known = content["format_version"] == FORMAT_VERSION
@@ -102,15 +183,17 @@ def read_run(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def write_predictions(folder: Path, parts: Sequence[dict[str, Any]]) -> None:
-    """Write ``predictions.parquet`` from columns by name; the same columns give the same bytes."""
+def write_predictions(
+    folder: Path, parts: Sequence[dict[str, Any]], *, name: str = "predictions.parquet"
+) -> None:
+    """Write predictions from columns by name; the same columns give the same bytes."""
     tables = [pa.table(columns) for columns in parts]
     sink = pa.BufferOutputStream()
     pq.write_table(
         pa.concat_tables(tables, promote_options="default").combine_chunks(), sink,
         compression="zstd", write_page_checksum=True,
     )  # fmt: skip
-    fsio.write_durably(folder / "predictions.parquet", memoryview(sink.getvalue()), scratch=folder)
+    fsio.write_durably(folder / name, memoryview(sink.getvalue()), scratch=folder)
 
 
 def save_model(folder: Path, pipeline: Any) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "split_by_column",
     "stored_texts",
     "text_key",
+    "whole_text",
     "write_split",
 ]
 
@@ -409,7 +410,7 @@ def _records(
         source=tuple(file.sha256 for file in plan.files),
         row=np.array([r.row for r in records], np.int64),
         labels=[r.label for r in records] if plan.label else None,
-        texts=[_whole_text(r.text, r.text_pair) for r in records],
+        texts=[whole_text(r.text, r.text_pair) for r in records],
         groups=[r.kept[0] for r in records] if group else None,
     )
 
@@ -448,10 +449,11 @@ def stored_texts(data: VectorData) -> list[str] | None:
     if not data.manifest.job["input"]["text_pair"]:
         return data.text
     pairs = zip(data.text, data.column("text_pair"), strict=True)
-    return [_whole_text(first, second) for first, second in pairs]
+    return [whole_text(first, second) for first, second in pairs]
 
 
-def _whole_text(first: str, second: str | None) -> str:
+def whole_text(first: str, second: str | None) -> str:
+    """A text, or both texts of a pair in one."""
     return first if second is None else f"{first}\x1f{second}"
 
 

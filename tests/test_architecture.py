@@ -18,12 +18,12 @@ PACKAGE = ROOT / "embedkit"
 
 ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
-    "pooling", "model", "packed", "precision", "encoder", "schema", "pages", "store", "jobs",
-    "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
-    "splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs", "figures",
-    "classify", "probing",
+    "pooling", "model", "heads", "packed", "precision", "encoder", "schema", "pages", "store",
+    "jobs", "tables", "stages", "extraction", "verification", "inspection", "estimate",
+    "progress", "splits", "scores", "outcomes", "reencoding", "unseen", "texts", "training",
+    "learners", "runs", "figures", "classify", "probing", "finetuning", "finetuned",
     "prediction", "answers", "sklearn", "mteb",
-    "render", "options", "results_cli", "cli",
+    "render", "options", "results_cli", "finetune_cli", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
 

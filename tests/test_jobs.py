@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.jobs import Job, _difference, already_complete, open_job
+from embedkit.jobs import Job, already_complete, difference, open_job
 from embedkit.schema import Footer, shard_bytes
 from embedkit.store import Layout, is_dataset, read_manifest
 
@@ -119,7 +119,7 @@ def test_a_shard_too_many_is_refused(tmp_path: Path) -> None:
 def test_differences_are_told_field_by_field(
     before: dict[str, Any], now: dict[str, Any], expected: str
 ) -> None:
-    assert _difference(before, now) == expected
+    assert difference(before, now) == expected
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"unknown": 1}'])

@@ -1,0 +1,592 @@
+"""Fine-tuning end to end on a tiny model: folds, files, resumption, what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import embedkit
+from embedkit.classify import train
+from embedkit.encoder import Encoder
+from embedkit.errors import (
+    EncodeError,
+    MismatchError,
+    OutputExistsError,
+    StorageError,
+    UsageError,
+)
+from embedkit.finetuning import FinetuneResult, finetune
+from embedkit.heads import EncoderWithHead
+from embedkit.prediction import Predictor
+from embedkit.runs import read_run, resumable_run
+from embedkit.scores import classification_scores
+from embedkit.splits import TEST, Split, read_split, split, write_split
+from tests.store_fixtures import command, environment, load_quickly, tiny_model
+
+N = 60
+TINY: dict[str, Any] = {
+    "model": str(tiny_model()), "device": "cpu", "epochs": 2, "learning_rate": 5e-3,
+    "batch_size": 8, "folds": 3,
+}  # fmt: skip
+
+
+def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = True) -> Path:
+    """Texts of which one word tells the label; every fifth one stands there twice."""
+    random = np.random.default_rng(count)
+    words = [["bad", "rain", "bus"], ["good", "home", "영화"]]
+    lines = ["text\tlabel\tid" if label else "text\tid"]
+    for i in range(count):
+        told = random.choice(words[i % 2], 1 + i % 3)
+        text = "the movie was good" if i % 10 == 5 else f"the movie {' '.join(told)} was {i % 4}"
+        shown = str(i % 2) if labels is None else labels[i]
+        lines.append(f"{text}\t{shown}\tid{i}" if label else f"{text}\tid{i}")
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
+    folder = tmp_path_factory.mktemp("finetune")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        corpus = corpus_of(folder / "corpus.tsv")
+        embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()))
+    split(folder / "data", out=folder / "split.parquet", folds=3, test=0.2)
+    tuned(folder / "corpus.tsv", folder / "run", split=folder / "split.parquet", epochs=4)
+    return folder
+
+
+def tuned(corpus: Path, out: Path, **settings: Any) -> FinetuneResult:
+    return finetune(corpus, out=out, **{**TINY, **settings})
+
+
+def predictions(run: Path) -> pd.DataFrame:
+    return pd.read_parquet(run / "predictions.parquet")
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "training.jsonl").read_text().splitlines()]
+
+
+def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
+    found = predictions(shared / "run")
+    assert sorted(found["row"]) == list(range(N))
+    made = read_split(shared / "split.parquet")
+    folds = dict(zip(made.row, made.folds[:, 0], strict=True))
+    for row, fold in zip(found["row"], found["fold"], strict=True):
+        assert fold == ("test" if folds[row] == TEST else str(folds[row]))
+    assert np.allclose(found["proba_0"] + found["proba_1"], 1)
+    assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
+    assert found["id"].tolist() == [f"id{row}" for row in found["row"]]
+
+
+def test_it_learns_and_the_scores_are_of_the_predictions(shared: Path) -> None:
+    content = read_run(shared / "run")
+    scores = content["scores"]["cross_validation"]
+    assert scores["accuracy"]["value"] > scores["accuracy"]["majority"] + 0.15
+    found = predictions(shared / "run")
+    for part, rows in (("cross_validation", found[found["fold"] != "test"]),
+                       ("test", found[found["fold"] == "test"])):  # fmt: skip
+        wanted = classification_scores(
+            rows["y_true"].astype(int).to_numpy(), rows[["proba_0", "proba_1"]].to_numpy(),
+            rows["y_pred"].astype(int).to_numpy(), samples=0,
+        )  # fmt: skip
+        for name, score in wanted.items():
+            assert content["scores"][part][name]["value"] == pytest.approx(score.value)
+
+
+def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
+    train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
+    frozen, ours = read_run(tmp_path / "frozen"), read_run(shared / "run")
+    assert set(frozen) <= set(ours)
+    assert set(frozen["cost"]) <= set(ours["cost"])
+    assert set(frozen["dataset"]["names"]) & {"model", "revision"} <= set(ours["dataset"]["names"])
+    assert ours["kind"] == "finetuned"
+    assert ours["split"] == frozen["split"]
+    assert ours["dataset"]["source"] == frozen["dataset"]["source"]
+    assert ours["classes"] == frozen["classes"]
+    assert predictions(tmp_path / "frozen").columns.tolist() == \
+        predictions(shared / "run").columns.tolist()  # fmt: skip
+    assert sorted(p.name for p in (shared / "run").iterdir()) == [
+        "figures", "model", "predictions.parquet", "run.json", "training.jsonl"
+    ]  # fmt: skip
+    assert (shared / "run/figures/training.png").stat().st_size > 5_000
+
+
+def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:
+    log = log_of(shared / "run")
+    watched = [line for line in log if "valid_loss" in line]
+    assert [(line["fold"], line["epoch"]) for line in watched] == [
+        (fold, epoch) for fold in range(3) for epoch in (1.0, 2.0, 3.0, 4.0)
+    ]
+    learnt = [line for line in log if "loss" in line]
+    assert {"repeat", "fold", "step", "epoch", "loss", "learning_rate"} == set(learnt[0])
+    kept = read_run(shared / "run")["epochs"]
+    for fold in range(3):
+        losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
+        assert kept[fold] == 1 + int(np.argmin(losses))
+
+
+def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path: Path) -> None:
+    split(shared / "corpus.tsv", out=tmp_path / "split.parquet", folds=3, test=0.2)
+    results = [
+        tuned(shared / source, tmp_path / source, split=tmp_path / "split.parquet", epochs=1)
+        for source in ("corpus.tsv", "data")
+    ]
+    assert results[0].content["split"]["fingerprint"] == results[1].content["split"]["fingerprint"]
+    assert results[0].content["split"] == read_run(shared / "run")["split"]
+    first, second = ((tmp_path / s / "predictions.parquet").read_bytes()
+                     for s in ("corpus.tsv", "data"))  # fmt: skip
+    assert first == second
+
+
+def test_the_same_run_twice_is_the_same_file_and_another_seed_is_not(
+    shared: Path, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        tuned(shared / "corpus.tsv", tmp_path / name, seed=seed, split=shared / "split.parquet")
+    first, second, other = (
+        (tmp_path / n / "predictions.parquet").read_bytes() for n in ("a", "b", "c")
+    )
+    assert first == second != other
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"head": "pooler", "one_logit": True, "class_weight": "balanced", "label_smoothing": 0.1},
+        {"head": "mean", "mix_layers": 2, "accumulate": 2, "warmup": 3},
+        {"head": "cnn", "cnn_widths": (2, 30), "freeze_layers": "all"},
+        {"head": "lstm", "layer_decay": 0.7, "gradient_checkpointing": True},
+        {"head": "cls", "freeze_layers": "1", "validation": 0, "precision": "bf16"},
+    ],
+    ids=lambda settings: settings["head"],
+)
+def test_settings_make_runs_that_predict(
+    shared: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
+                   epochs=1, **settings)  # fmt: skip
+    loaded = EncoderWithHead.from_pretrained(str(tmp_path / "run/model/fold-0"))
+    moving = sum(p.numel() for p in loaded.parameters())
+    parameters = result.content["cost"]["parameters"]
+    assert parameters < moving if "freeze_layers" in settings else parameters == moving
+    found = predictions(tmp_path / "run")
+    tested = found[found["fold"] == "test"]
+    texts = embedkit.load(shared / "data").text
+    outputs = Predictor(tmp_path / "run", device="cpu").outputs([texts[r] for r in tested["row"]])
+    assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+
+
+def test_predict_answers_as_for_any_run(shared: Path, tmp_path: Path) -> None:
+    names = "0=down,1=up"
+    one = command("predict", shared / "run", "--text", "the movie good was 1", "--label-names",
+                  names, "--json", cwd=tmp_path)  # fmt: skip
+    assert one.returncode == 0, one.stderr
+    told = json.loads(one.stdout)
+    assert set(told["proba"]) == {"down", "up"}
+    assert told["label"] == max(told["proba"], key=told["proba"].get)
+    new = corpus_of(tmp_path / "new.tsv", count=7, label=False)
+    many = command("predict", shared / "run", new, "--out", tmp_path / "answers.tsv", cwd=tmp_path)
+    assert many.returncode == 0, many.stderr
+    assert len((tmp_path / "answers.tsv").read_text().splitlines()) == 8
+
+
+def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared / "run", tmp_path / "run")
+    weights = tmp_path / "run/model/fold-1/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "fold-1 cannot be read" in done.stderr
+
+
+def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path) -> None:
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
+                   threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
+    content, found = result.content, predictions(tmp_path / "run")
+    assert "f2" in content["scores"]["cross_validation"]
+    thresholds = {str(i): value for i, value in enumerate(content["thresholds"])}
+    thresholds["test"] = content["threshold"]
+    assert len(set(thresholds.values())) > 1
+    reached = found["proba_1"] >= found["fold"].map(thresholds)
+    assert (found["y_pred"] == np.where(reached, "1", "0")).all()
+    predictor = Predictor(tmp_path / "run", device="cpu")
+    for told in predictor.predict(["the movie good was 1", "the movie bad was 0"]):
+        wanted = "1" if told.probabilities["1"] >= content["threshold"] else "0"
+        assert told.label == wanted
+
+    # other labels in the held-out records: other scores, but the same thresholds
+    lines = (shared / "corpus.tsv").read_text("utf-8").splitlines()
+    test = set(found[found["fold"] == "test"]["row"])
+    for row in test:
+        text, label, name = lines[row + 1].split("\t")
+        lines[row + 1] = f"{text}\t{1 - int(label)}\t{name}"
+    (tmp_path / "other.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    known = read_split(shared / "split.parquet")
+    renamed = embedkit.fsio.file_sha256(tmp_path / "other.tsv")
+    made = Split(known.row, known.group, known.folds, known.settings | {"source": [renamed]})
+    write_split(made, tmp_path / "other.parquet")
+    other = tuned(tmp_path / "other.tsv", tmp_path / "other", split=tmp_path / "other.parquet",
+                  threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
+    assert other.content["thresholds"] == content["thresholds"]
+    assert other.content["threshold"] == content["threshold"]
+    assert other.content["scores"]["test"] != content["scores"]["test"]
+
+
+def test_a_further_file_is_predicted_by_the_mean_of_the_folds(shared: Path, tmp_path: Path) -> None:
+    more = corpus_of(tmp_path / "more.tsv", count=12)
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", test=more, epochs=1)
+    found = pd.read_parquet(tmp_path / "run/test.parquet")
+    assert found["row"].tolist() == list(range(12))
+    assert "test_corpus" in result.content["scores"]
+    texts = [line.split("\t")[0] for line in more.read_text("utf-8").splitlines()[1:]]
+    outputs = Predictor(tmp_path / "run", device="cpu").outputs(texts)
+    assert np.allclose(outputs, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+
+    unlabelled = corpus_of(tmp_path / "new.tsv", count=12, label=False)
+    result = tuned(shared / "corpus.tsv", tmp_path / "new", test=unlabelled, epochs=1)
+    assert "test_corpus" not in result.content["scores"]
+    found = pd.read_parquet(tmp_path / "new/test.parquet")
+    assert found["y_true"].isna().all()
+    assert len(found) == 12
+
+    strange = corpus_of(tmp_path / "strange.tsv", count=4, labels=["0", "1", "2", "0"])
+    with pytest.raises(UsageError, match="the label '2' of row 2 does not occur in the training"):
+        tuned(shared / "corpus.tsv", tmp_path / "none", test=strange)
+
+
+def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    good = random.integers(0, 6, 80)
+    lines = ["text\tlabel"]
+    lines += [f"movie {' '.join(['good'] * k + ['bad'] * (5 - k))}\t{100 + 10 * k}" for k in good]
+    corpus = tmp_path / "values.tsv"
+    corpus.write_text("\n".join(lines) + "\n", "utf-8")
+    made = split(corpus, out=tmp_path / "split.parquet", folds=2, allow_duplicates=True)
+    assert made.n_folds == 2
+    result = tuned(corpus, tmp_path / "run", task="regression", epochs=6,
+                   split=tmp_path / "split.parquet", head="mean")  # fmt: skip
+    assert result.content["scores"]["cross_validation"]["r2"]["value"] > 0.3
+    found = predictions(tmp_path / "run")["y_pred"]
+    assert found.between(80, 170).all()
+    value = next(iter(Predictor(tmp_path / "run", device="cpu").predict(["movie good"])))
+    assert 80 < float(value.label) < 170
+    assert value.probabilities == {}
+
+
+def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
+    lines = ["a\tb\tlabel"]
+    for i in range(40):
+        first, second = ("good", "bad") if i % 2 else ("bad", "good")
+        lines.append(f"{first} {'movie ' * (i % 30)}\t{second} bus {i % 3}\t{i % 2}")
+    corpus = tmp_path / "pairs.tsv"
+    corpus.write_text("\n".join(lines) + "\n", "utf-8")
+    result = tuned(corpus, tmp_path / "run", epochs=1, folds=2,
+                   reading={"text": "a", "text_pair": "b"})  # fmt: skip
+    cut = result.content["truncated"]
+    assert cut["limit"] == 24  # positions of the model
+    assert 0 < cut["records"] < 40
+    assert 0 < cut["tokens"] < cut["tokens_all"]
+    predictor = Predictor(tmp_path / "run", device="cpu")
+    assert predictor.takes_pairs
+    there = predictor.outputs(["good movie"], ["bad bus"])
+    swapped = predictor.outputs(["bad bus"], ["good movie"])
+    assert not np.allclose(there, swapped)
+    with pytest.raises(UsageError, match="--max-length 25"):
+        tuned(corpus, tmp_path / "long", max_length=25, reading={"text": "a", "text_pair": "b"})
+
+
+def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> None:
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
+                   epochs=30, patience=2, learning_rate=2e-2)  # fmt: skip
+    watched = [line for line in log_of(tmp_path / "run") if "valid_loss" in line]
+    for fold in range(3):
+        losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
+        assert len(losses) == 30 or len(losses) - 1 - int(np.argmin(losses)) == 2
+    assert len(watched) < 90
+    assert max(result.content["epochs"]) < 30
+
+
+def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
+    from embedkit.finetuning import _watching
+
+    made = read_split(shared / "split.parquet")
+    known = np.flatnonzero(made.folds[:, 0] > 0)
+
+    class Plan:
+        settings = type("S", (), {"validation": 0.2})
+        split = made
+        target = type("T", (), {"strata": made.row % 2})
+
+    learnt, watching = _watching(Plan, known, 0)  # type: ignore[arg-type]
+    assert sorted([*learnt, *watching]) == known.tolist()
+    assert 0.1 < len(watching) / len(known) < 0.35
+    assert not set(made.group[learnt]) & set(made.group[watching])
+
+
+KILLED = """
+import os, signal, sys
+from embedkit import fsio, training
+from embedkit.cli import main
+
+training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10
+write, seen = fsio.write_durably, []
+
+def until(path, data, *, scratch):
+    write(path, data, scratch=scratch)
+    if path.name == "complete":
+        seen.append(path)
+        if len(seen) == 16:  # step 6 of the third fold, in its second epoch
+            os.kill(os.getpid(), signal.SIGKILL)
+
+fsio.write_durably = until
+sys.argv = ["embedkit", *sys.argv[1:]]
+main()
+"""
+
+
+def test_killed_in_the_third_fold_it_goes_on_there(shared: Path, tmp_path: Path) -> None:
+    options = [
+        "finetune", shared / "corpus.tsv", "--model", tiny_model(), "--folds", "4",
+        "--epochs", "2", "--learning-rate", "0.005", "--batch-size", "8", "--device", "cpu",
+    ]  # fmt: skip
+    arguments = [*map(str, options), "--out", "run"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments],
+        cwd=tmp_path, capture_output=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert killed.returncode == -9, killed.stderr
+    work = tmp_path / "run.incomplete"
+    assert not (tmp_path / "run").exists()
+    assert sorted(p.name for p in (work / "model").iterdir()) == ["fold-0", "fold-1"]
+    assert (work / "unfinished/checkpoints/fold-2/checkpoint-6/complete").is_file()
+    before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (work / "model").rglob("*.*")}
+    with pytest.raises(UsageError, match=r"is unfinished .*: run the same command again"):
+        read_run(tmp_path / "run")
+
+    again = command(*arguments, "-v", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "fold 2" not in again.stderr
+    assert "fold 3 of 4, epoch 1" not in again.stderr
+    assert "fold 3 of 4, epoch 2" in again.stderr
+    assert "fold 4 of 4, epoch 1" in again.stderr
+    for path, known in before.items():
+        moved = tmp_path / "run" / path.relative_to(work)
+        assert (moved.stat().st_ino, moved.stat().st_mtime_ns) == known
+    assert not work.exists()
+
+    whole = command(*map(str, options), "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert len(predictions(tmp_path / "run")) == N
+
+
+def broken_after_one_fold(folder: Path) -> bool:
+    return (folder / "unfinished/folds/fold-0.json").is_file()
+
+
+def test_a_loss_that_is_no_number(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, loss = tmp_path / "run.incomplete", EncoderWithHead.loss
+
+    def spoilt(self: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return loss(self, logits, labels) * (float("nan") if broken_after_one_fold(work) else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EncoderWithHead, "loss", spoilt)
+        message = r"fold 2 of 3: the loss is not a number .* step 1\b.*smaller --learning-rate"
+        with pytest.raises(EncodeError, match=message) as caught:
+            tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1)
+    assert caught.value.exit_code == 5
+    assert (work / "model/fold-0/model.safetensors").is_file()
+    said: list[str] = []
+    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, progress=said.append)
+    assert not any(line.startswith("fold 1 ") for line in said)
+    assert len(said) == 2
+
+
+def test_a_learning_rate_that_explodes(shared: Path, tmp_path: Path) -> None:
+    done = command("finetune", shared / "corpus.tsv", "--model", tiny_model(), "--out", "run",
+                   "--learning-rate", "1e38", "--device", "cpu", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 5
+    assert "the loss is not a number any more" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("writer", ["checkpoint", "model", "fold"])
+def test_no_room_for_a_checkpoint(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    work = tmp_path / "run.incomplete"
+    save, write = torch.save, os.write
+
+    def full(*_: Any, **__: Any) -> None:
+        if broken_after_one_fold(work):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def torch_save(value: Any, path: Any) -> None:
+        full()
+        save(value, path)
+
+    def saved(self: Any, folder: Any, **options: Any) -> None:
+        full()
+        pretrained(self, folder, **options)
+
+    def os_write(descriptor: int, data: Any) -> int:
+        full()
+        return write(descriptor, data)
+
+    pretrained = EncoderWithHead.save_pretrained
+    with monkeypatch.context() as patch:
+        if writer == "checkpoint":
+            patch.setattr(torch, "save", torch_save)
+        elif writer == "model":
+            patch.setattr(EncoderWithHead, "save_pretrained", saved)
+        else:
+            patch.setattr(os, "write", os_write)
+        with pytest.raises(StorageError, match=r"No space left on device.*same command again") as e:
+            tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1)
+    assert e.value.exit_code == 6
+    assert broken_after_one_fold(work)
+    assert not (tmp_path / "run").exists()
+    said: list[str] = []
+    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, progress=said.append)
+    assert not any(line.startswith("fold 1 ") for line in said)
+    assert (tmp_path / "run/run.json").is_file()
+
+
+def test_other_settings_are_named_and_not_mixed_in(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(EncoderWithHead, "save_pretrained", _refuse)
+        with pytest.raises(StorageError):
+            tuned(shared / "corpus.tsv", tmp_path / "run")
+    with pytest.raises(MismatchError, match=r"learning_rate: 0.005 there, 0.004 now") as error:
+        tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=4e-3)
+    assert "head" not in str(error.value)
+    with pytest.raises(MismatchError, match=r"split: "):
+        tuned(shared / "corpus.tsv", tmp_path / "run", folds=4)
+    with pytest.raises(OutputExistsError, match="holds an unfinished run of another kind"):
+        train(shared / "data", out=tmp_path / "run")
+    tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=4e-3, overwrite=True, epochs=1)
+    assert read_run(tmp_path / "run")["learner"]["learning_rate"] == 4e-3
+    with pytest.raises(OutputExistsError, match="give --overwrite to replace it"):
+        tuned(shared / "corpus.tsv", tmp_path / "run")
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_folder_that_says_nothing_is_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "run.incomplete").mkdir()
+    (tmp_path / "run.incomplete/thing").write_text("mine")
+    with (
+        pytest.raises(MismatchError, match="nothing says what it was going to be"),
+        resumable_run(tmp_path / "run", {"a": 1}),
+    ):
+        pytest.fail("it was opened")
+    with resumable_run(tmp_path / "run", {"a": 1}, overwrite=True) as folder:
+        assert not (folder / "thing").exists()
+
+
+def test_a_label_that_only_the_test_part_has(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", count=24, labels=[*["0", "1"] * 10, "2", "2", "2", "2"])
+    source = embedkit.fsio.file_sha256(corpus)
+    folds = np.array([[i // 2 % 2] for i in range(20)] + [[TEST]] * 4, np.int64)
+    made = Split(np.arange(24), np.arange(24), folds, {"source": [source]})
+    write_split(made, tmp_path / "split.parquet")
+    message = "label '2' does not occur in the training part of fold 0"
+    with pytest.raises(UsageError, match=message):
+        tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet")
+    assert not (tmp_path / "run.incomplete").exists()
+
+
+def test_a_fold_whose_texts_are_empty(tmp_path: Path) -> None:
+    lines = ["text\tlabel"] + [f"{'' if i % 3 == 1 else f'movie {i}'}\t{i % 2}" for i in range(24)]
+    corpus = tmp_path / "c.tsv"
+    corpus.write_text("\n".join(lines) + "\n", "utf-8")
+    source = embedkit.fsio.file_sha256(corpus)
+    folds = np.array([[i % 3] for i in range(24)], np.int64)
+    made = Split(np.arange(24), np.arange(24), folds, {"source": [source]})
+    write_split(made, tmp_path / "split.parquet")
+    message = r"fold 1 of the split holds no record of .*c.tsv that has a text"
+    with pytest.raises(UsageError, match=message):
+        tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet")
+    assert not (tmp_path / "run.incomplete").exists()
+
+
+def test_rejected_records_are_counted(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", count=20)
+    with corpus.open("a", encoding="utf-8") as sink:
+        sink.write("\t1\tempty\n")
+    done = command("finetune", corpus, "--model", tiny_model(), "--out", "run", "--folds", "2",
+                   "--epochs", "1", "--device", "cpu", "--json", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["dataset"]["rejected"] == {"empty_text": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head": "tree"}, "--head tree: expected one of cls, pooler"),
+        ({"epochs": 0}, "--epochs 0: expected 1 or more"),
+        ({"learning_rate": -1.0}, "--learning-rate -1: expected a small number above 0"),
+        ({"patience": 2, "validation": 0}, "--patience needs records to watch"),
+        ({"freeze_layers": "some"}, "--freeze-layers some: expected a number, embeddings or all"),
+        ({"mix_layers": 9}, "--mix-layers 9: .* has 2 layers"),
+        ({"freeze_layers": "3"}, "--freeze-layers 3: the encoder has 2 layers"),
+        ({"precision": "fp16"}, "fp16 trains on CUDA only"),
+        ({"threshold": "f2", "validation": 0}, "--threshold f2 is chosen on records that watch"),
+        ({"threshold": "best"}, "--threshold best: expected a probability"),
+        ({"task": "regression", "class_weight": "balanced"}, "--class-weight is for classes"),
+        ({"task": "regression", "one_logit": True}, "--one-logit needs two classes; there are 0"),
+        ({"reading": {"label": "nothing"}}, "nothing"),
+        ({"model": "nowhere/at-all", "offline": True}, "not in the cache"),
+    ],
+)
+def test_what_cannot_be_used(
+    shared: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_of_the_corpus_are_refused_for_a_dataset(shared: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--limit: .* is a dataset, which was read with options"):
+        tuned(shared / "data", tmp_path / "run", reading={"limit": 5})
+    with pytest.raises(UsageError, match="is not a dataset"):
+        tuned(tmp_path, tmp_path / "run")
+    unlabelled = corpus_of(tmp_path / "c.tsv", label=False)
+    with pytest.raises(UsageError, match=r"has no label column\. Name it with --label"):
+        tuned(unlabelled, tmp_path / "run")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(shared: Path, tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", device="cuda", precision="auto",
+                   split=shared / "split.parquet", epochs=4)  # fmt: skip
+    assert result.content["learner"]["precision"] == "bf16"
+    scores = result.content["scores"]["cross_validation"]["accuracy"]
+    assert scores["value"] > scores["majority"] + 0.1
+    outputs = Predictor(tmp_path / "run", device="cpu").outputs(["the movie good was 1"])
+    assert outputs.shape == (1, 2)
