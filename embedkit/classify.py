@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from embedkit.errors import MismatchError, UsageError
 from embedkit.learners import LearnerSettings, build_learner, grid_of
-from embedkit.runs import new_run, save_model, versions, write_predictions, write_run
+from embedkit.runs import (
+    new_run,
+    path_from,
+    save_model,
+    versions,
+    write_predictions,
+    write_run,
+)
 from embedkit.scores import Score, classification_scores, regression_scores
 from embedkit.splits import (
     TEST,
@@ -356,6 +363,7 @@ def _fit_and_write(
         "classes": list(target.classes),
         "dataset": {
             "fingerprint": manifest.fingerprint,
+            "path": path_from(folder, data.path),
             "source": list(source_of(data)),
             "model": manifest.job["model"],
             "vectors": manifest.job["vectors"],

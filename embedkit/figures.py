@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 
-__all__ = ["draw_probe", "draw_run"]
+__all__ = ["canvas", "draw_probe", "draw_run", "layer_curve"]
 
 _BLUE, _GREY = "#2c5f8a", "#b0b7bd"
 _SHOWN_CLASSES = 20
@@ -47,6 +47,11 @@ def draw_probe(folder: Path, result: Any) -> None:
         result: a :class:`~embedkit.probe.ProbeResult`.
     """
     fsio.make_folder(folder / "figures")
+    save(folder, "layers.png", layer_curve(result))
+
+
+def layer_curve(result: Any) -> Any:
+    """The figure of :func:`draw_probe`."""
     lines: dict[str, list[tuple[int, Any]]] = {}
     for view in result.views:
         pooling, _, layer = view.name.partition("_")
@@ -77,7 +82,7 @@ def draw_probe(folder: Path, result: Any) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     if lines:
         axis.legend(frameon=False)
-    save(folder, "layers.png", figure)
+    return figure
 
 
 def save(folder: Path, name: str, figure: Any) -> None:

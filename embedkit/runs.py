@@ -12,6 +12,9 @@ only the types named here are ever built.
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +26,7 @@ import pyarrow.parquet as pq
 from embedkit import __version__, fsio
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
 
-__all__ = ["is_run", "load_model_of", "new_run", "read_run", "save_model", "versions",
+__all__ = ["is_run", "load_model_of", "new_run", "path_from", "read_run", "save_model", "versions",
            "write_predictions", "write_run"]  # fmt: skip
 
 FORMAT_VERSION = 1
@@ -78,9 +81,22 @@ def is_run(path: Path) -> bool:
 
 def write_run(folder: Path, content: dict[str, Any]) -> None:
     """Write ``run.json``, the last file of a run."""
-    content = {"format_version": FORMAT_VERSION, **content}
+    content = {"format_version": FORMAT_VERSION, "command": _command(), **content}
     data = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     fsio.write_durably(folder / "run.json", data.encode(), scratch=folder)
+
+
+def path_from(folder: Path, target: Path) -> str:
+    """Where ``target`` is, seen from a run's folder, so that both can be moved together."""
+    return os.path.relpath(target.resolve(), folder.resolve())
+
+
+def _command() -> str | None:
+    """The command line that this process was started by; ``None`` if it was not embedkit's."""
+    program = Path(sys.argv[0])
+    if "embedkit" not in (program.name, program.parent.name):
+        return None
+    return shlex.join(["embedkit", *sys.argv[1:]])
 
 
 def read_run(path: Path) -> dict[str, Any]:

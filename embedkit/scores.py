@@ -6,18 +6,30 @@ no record is copied. Point values agree with scikit-learn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Score", "classification_scores", "regression_scores"]
+__all__ = [
+    "SAMPLES",
+    "Measure",
+    "Score",
+    "calibration_error",
+    "classification_measures",
+    "classification_scores",
+    "draws",
+    "regression_measures",
+    "regression_scores",
+]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
 Measure = Callable[[Floats], float]
+"""A score as a function of the weight of each record, ``(n,)`` float64."""
 
 SAMPLES = 1_000
 _SMALLEST = float(np.finfo(np.float64).eps)
@@ -45,6 +57,13 @@ def classification_scores(
         seed: of the bootstrap.
         samples: number of bootstrap samples.
     """
+    return _intervals(classification_measures(y, probabilities, predicted), len(y), seed, samples)
+
+
+def classification_measures(
+    y: Integers, probabilities: Floats, predicted: Integers
+) -> dict[str, Measure]:
+    """The scores of :func:`classification_scores` as functions of record weights."""
     classes = probabilities.shape[1]
     true = np.clip(probabilities[np.arange(len(y)), y], _SMALLEST, 1)
     hot = np.eye(classes)[y]
@@ -60,13 +79,30 @@ def classification_scores(
     if classes == 2:
         ranked = _Ranking(y, probabilities[:, 1])
         measures |= {"roc_auc": ranked.roc_auc, "average_precision": ranked.average_precision}
-    return _intervals(measures, len(y), seed, samples)
+    return measures
+
+
+def calibration_error(y: Integers, probabilities: Floats, *, bins: int = 10) -> Measure:
+    """Expected calibration error: mean distance between confidence and share of right answers.
+
+    The predicted class is the likeliest one; bins of equal width lie between chance and 1.
+    """
+    sure = probabilities.max(1)
+    gap = sure - (probabilities.argmax(1) == y)
+    edges = np.linspace(1 / probabilities.shape[1], 1, bins + 1)
+    of = np.clip(np.digitize(sure, edges) - 1, 0, bins - 1)
+    return lambda w: float(np.abs(np.bincount(of, w * gap, bins)).sum() / w.sum())
 
 
 def regression_scores(
     y: Floats, predicted: Floats, *, seed: int = 0, samples: int = SAMPLES
 ) -> dict[str, Score]:
     """Root mean squared error, R² and Spearman's rank correlation."""
+    return _intervals(regression_measures(y, predicted), len(y), seed, samples)
+
+
+def regression_measures(y: Floats, predicted: Floats) -> dict[str, Measure]:
+    """The scores of :func:`regression_scores` as functions of record weights."""
     from scipy.stats import rankdata
 
     squares = (y - predicted) ** 2
@@ -76,23 +112,27 @@ def regression_scores(
         mean = np.average(y, weights=w)
         return float(1 - (w @ squares) / np.maximum(w @ (y - mean) ** 2, _SMALLEST))
 
-    measures: dict[str, Measure] = {
+    return {
         "rmse": lambda w: float(np.sqrt(np.average(squares, weights=w))),
         "r2": r_squared,
         # ranks are those of the whole: re-ranking every sample would change the interval little
         "spearman": lambda w: _correlation(*ranks, w),
     }
-    return _intervals(measures, len(y), seed, samples)
+
+
+def draws(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Floats]:
+    """How often each of ``count`` records is drawn, ``(count,)``, for every bootstrap sample."""
+    random = np.random.default_rng(seed)
+    for _ in range(samples):
+        drawn = np.bincount(random.integers(count, size=count), minlength=count)
+        yield drawn.astype(np.float64)
 
 
 def _intervals(
     measures: dict[str, Measure], count: int, seed: int, samples: int
 ) -> dict[str, Score]:
-    random = np.random.default_rng(seed)
     found: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(samples):
-        drawn = np.bincount(random.integers(count, size=count), minlength=count)
-        weights = drawn.astype(np.float64)
+    for weights in draws(count, seed, samples):
         for name, measure in measures.items():
             found[name].append(measure(weights))
     whole = np.ones(count)
