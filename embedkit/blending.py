@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.outcomes import Outcome, Records
+from embedkit.runsets import Outcome, Records
 from embedkit.splits import TEST
 
 __all__ = ["BLENDS", "Blend", "best_threshold", "blend", "read_answers", "write_blend"]
@@ -66,7 +66,7 @@ def blend(kind: str, records: Records, outcomes: Sequence[Outcome], *, cut: bool
     if kind not in BLENDS:
         raise UsageError(f"--blend {kind}: expected {' or '.join(BLENDS)}.")
     outputs = [outcome.output for outcome in outcomes]
-    apply = _mean
+    apply: Callable[[Sequence[Floats]], Floats] = _mean
     output = _mean(outputs)
     if kind == "stacked":
         output, apply = _stack(records, outputs)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
 from embedkit.figures import canvas, layer_curve
-from embedkit.outcomes import Outcome, Records, Run
 from embedkit.probe import ProbeResult, ViewScore
+from embedkit.runsets import Outcome, Records, Run
 from embedkit.scores import Score
 
 __all__ = ["Picture", "draw_all", "save_pictures", "training_log"]

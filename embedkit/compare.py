@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embedkit.blending import BLENDS, Blend, blend
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.outcomes import Outcome, Records, Run, RunSet, read_runs
+from embedkit.runsets import Outcome, Records, Run, RunSet, read_runs
 from embedkit.scores import (
     SAMPLES,
     Measure,

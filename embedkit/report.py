@@ -23,7 +23,7 @@ from embedkit.charts import Picture, draw_all, save_pictures
 from embedkit.compare import LOWER_IS_BETTER, MAJORITY, Compared, Difference, Row
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.outcomes import Records
+from embedkit.runsets import Records
 from embedkit.sources import Dataset, Texts, find_texts
 from embedkit.splits import TEST
 
@@ -183,6 +183,8 @@ def _render(
         runs=compared.runs.runs,
         probes=compared.runs.probes,
         ledgers=[_ledger(dataset) for dataset in compared.datasets],
+        cuts={run.name: run.content["truncated"] for run in compared.runs.runs
+              if run.content.get("truncated")},
         split=compared.runs.runs[0].content["split"],
         settings=[
             {"name": run.name, "kind": run.content["kind"], "path": str(run.path),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import MismatchError, UsageError
-from embedkit.outcomes import Run
+from embedkit.runsets import Run
 from embedkit.splits import source_of
 from embedkit.store import Layout, Manifest, is_dataset, load, read_manifest
 

@@ -21,7 +21,9 @@ ORDER = [
     "tables", "stages", "extraction", "verification", "inspection", "estimate", "progress",
     "splits", "scores", "learners", "runs", "figures", "classify", "probe", "prediction", "answers",
     "sklearn", "mteb",
-    "render", "options", "results_cli", "cli",
+    "runsets", "blending", "sources", "compare", "charts", "report", "fetch",
+    "render", "tabulate", "recipe", "pipeline",
+    "options", "results_cli", "experiment_cli", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
 
