@@ -15,6 +15,9 @@
     features = "tfidf"
     out = "{out}/runs/tfidf"
 
+A command that makes something without being told where gets ``makes = "path"`` besides, so that it
+can be skipped when that is up to date.
+
 Everything is checked before anything starts: names and values against the commands themselves, and
 a mistake is reported with file and line. Paths count from the file's folder. An empty string leaves
 an option out.
@@ -41,6 +44,7 @@ OUTPUTS = ("out", "report", "write-blend")
 """Options that name what a command makes; everything else that exists is an input."""
 
 _SET = "set"
+_MAKES = "makes"
 _TITLES = ("title", "description")
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
 
@@ -128,6 +132,7 @@ class _Reader:
         self._path, self._content, self._lines = path, content, lines
         self._commands = commands
         self._set: dict[str, Any] = {}
+        self._heads: set[Key] = set()
 
     def stages(self, settings: Sequence[str]) -> tuple[Stage, ...]:
         tables = self._tables()
@@ -162,6 +167,7 @@ class _Reader:
             found |= {(command, name): inner for name, inner in named.items()}
         if not found:
             raise UsageError(f"{self._path} has no stage. Write one, such as [extract].")
+        self._heads = set(found)
         return dict(sorted(found.items(), key=lambda item: self._line(item[0])))
 
     def _stage(self, key: Key, table: Mapping[str, Any]) -> Stage:
@@ -173,6 +179,9 @@ class _Reader:
         outputs: list[str] = []
         for name, raw in table.items():
             place = (*key, name)
+            if name == _MAKES:
+                outputs.append(str(self._filled(raw, place)))
+                continue
             if name not in known:
                 raise self._error(
                     place, f"embedkit {key[0]} has no option {name!r}."
@@ -216,7 +225,7 @@ class _Reader:
             if known.nargs == 1 and len(items) != 1:
                 raise self._error(place, f"{name}: expected one value, not {len(items)}.")
             return [self._word(known, name, item, place) for item in items]
-        option = f"--{name}"
+        option = max(known.opts, key=len)
         flag = bool(getattr(known, "is_flag", False))
         optional = not flag and isinstance(getattr(known, "flag_value", None), str)
         if flag or (optional and isinstance(value, bool)):
@@ -269,8 +278,8 @@ class _Reader:
         return self._lines.get(key, 1)
 
     def _error(self, key: Key, message: str) -> UsageError:
-        table = key if key in self._lines and len(key) < 2 else key[:-1]
-        where = f" [{'.'.join(table)}]" if table and table[0] in self._content else ""
+        table = key if key in self._heads else key[:-1] or key
+        where = f" [{'.'.join(table)}]" if table[0] in self._content else ""
         return UsageError(f"{self._path}:{self._line(key)}:{where} {message}")
 
 
@@ -312,13 +321,14 @@ def _value(text: str) -> Any:
 
 
 def _parameters(command: click.Command) -> dict[str, click.Parameter]:
-    """Options by their long names, arguments by their names."""
+    """Options by their long names, or the short one if that is all; arguments by their names."""
     found: dict[str, click.Parameter] = {}
     for parameter in command.params:
         if isinstance(parameter, click.Argument):
             found[str(parameter.name)] = parameter
         else:
-            found |= {o[2:]: parameter for o in parameter.opts if o.startswith("--")}
+            long = [o for o in parameter.opts if o.startswith("--")] or parameter.opts
+            found |= {o.lstrip("-"): parameter for o in long}
     return found
 
 

@@ -150,7 +150,7 @@ def test_signs_that_would_act_are_written_out() -> None:
 def test_the_most_disputed_come_first(tmp_path: Path) -> None:
     one = np.array([[0.9, 0.1], [0.4, 0.6], [0.9, 0.1], [0.2, 0.8]])
     two = np.array([[0.1, 0.9], [0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
-    paths = [write_fake_run(tmp_path / n, "1011", o, [0, 1, 0, 1])
+    paths = [write_fake_run(tmp_path / n, "1001", o, [0, 0, 1, 1])
              for n, o in (("a", one), ("b", two))]  # fmt: skip
     cases = disputed(compare(paths), 10)
     assert [case.row for case in cases] == [0, 1]  # the others are decided alike
