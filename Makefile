@@ -7,7 +7,7 @@ OUT    := outputs
 .PHONY: help install run test check format bench clean
 
 help:
-	@echo "make run     install into $(VENV), then embed the corpora of data/ into $(OUT)/"
+	@echo "make run     install into $(VENV), then compare classifiers on the corpora of data/"
 	@echo "make test    install into $(VENV), then run the tests"
 	@echo "make check   lint, format and types"
 	@echo "make bench   measure"
@@ -23,12 +23,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 install: $(VENV)/.installed
 
 run: install
-	$(BIN)/embedkit extract data/reviews_ko.tsv data/reviews_en.tsv --layers all \
-	    --pooling cls,mean,pooler --out $(OUT)/reviews || test $$? -eq 3
+	$(BIN)/embedkit run pipelines/quickstart.toml --set out=../$(OUT)/quickstart || test $$? -eq 3
 	$(BIN)/embedkit extract data/homonyms.tsv --label sense --keep word,start,end,language \
 	    --layers all --words --tokens --out $(OUT)/homonyms
-	$(BIN)/embedkit verify $(OUT)/reviews --recompute 1
-	$(BIN)/embedkit info $(OUT)/reviews
+	$(BIN)/embedkit verify $(OUT)/quickstart/vectors --recompute 1
+	$(BIN)/embedkit info $(OUT)/quickstart/vectors
 	$(BIN)/python pipelines/first_look.py $(OUT)
 
 test: install

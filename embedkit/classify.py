@@ -30,7 +30,14 @@ from embedkit.outcomes import (
     target_from,
 )
 from embedkit.reencoding import made_how
-from embedkit.runs import new_run, save_model, versions, write_predictions, write_run
+from embedkit.runs import (
+    new_run,
+    path_from,
+    save_model,
+    versions,
+    write_predictions,
+    write_run,
+)
 from embedkit.scores import best_threshold, parse_threshold
 from embedkit.splits import (
     TEST,
@@ -357,7 +364,7 @@ class _Training:
             "views": list(self._data.views) if self._settings.features == "vectors" else [],
             "classes": list(target.classes),
             "threshold": threshold,
-            "dataset": made_how(self._data),
+            "dataset": {**made_how(self._data), "path": path_from(folder, self._data.path)},
             "split": {"fingerprint": split.fingerprint, **split.settings},
             "records": {"folds": len(known), "test": 0 if asked is None else len(asked[3])},
             "test": None if unseen is None else {

@@ -18,6 +18,7 @@ import click
 from embedkit import __version__
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
+from embedkit.experiment_cli import compare, fetch, run
 from embedkit.finetune_cli import finetune
 from embedkit.options import (
     corpus_options,
@@ -330,4 +331,7 @@ def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
 
 
 for _command in (split, train, probe, finetune, predict, mteb_protocol):
+    cli.add_command(_command)
+
+for _command in (compare, run, fetch):
     cli.add_command(_command)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 
-__all__ = ["draw_probe", "draw_run", "draw_training"]
+__all__ = ["canvas", "draw_probe", "draw_run", "draw_training", "layer_curve"]
 
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
@@ -49,6 +49,11 @@ def draw_probe(folder: Path, result: Any) -> None:
         result: a :class:`~embedkit.probing.ProbeResult`.
     """
     fsio.make_folder(folder / "figures")
+    save(folder, "layers.png", layer_curve(result))
+
+
+def layer_curve(result: Any) -> Any:
+    """The figure of :func:`draw_probe`."""
     lines: dict[str, list[tuple[int, Any]]] = {}
     for view in result.views:
         pooling, _, layer = view.name.partition("_")
@@ -80,7 +85,7 @@ def draw_probe(folder: Path, result: Any) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     if lines:
         axis.legend(frameon=False)
-    save(folder, "layers.png", figure)
+    return figure
 
 
 def draw_training(folder: Path, log: list[dict[str, Any]], *, measure: str) -> None:

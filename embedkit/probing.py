@@ -19,7 +19,7 @@ from embedkit.classify import fit, predict_part, split_for, target_of
 from embedkit.errors import UsageError
 from embedkit.learners import LearnerSettings
 from embedkit.outcomes import Target, baseline, check_part
-from embedkit.runs import new_run, versions, write_run
+from embedkit.runs import new_run, path_from, versions, write_run
 from embedkit.scores import Score, classification_scores, regression_scores
 from embedkit.splits import TEST, Split, inner_folds, source_of
 from embedkit.store import VectorData, load
@@ -303,7 +303,7 @@ def _write(
             "kind": "probe",
             "learner": asdict(settings),
             "dataset": {"fingerprint": data.manifest.fingerprint, "source": list(source_of(data)),
-                        "names": data.manifest.names},
+                        "path": path_from(folder, data.path), "names": data.manifest.names},
             "split": {"fingerprint": split.fingerprint, **split.settings},
             "measure": result.measure,
             "majority": result.majority,

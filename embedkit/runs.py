@@ -13,6 +13,9 @@ named here are ever built.
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +28,8 @@ from embedkit import __version__, fsio
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.jobs import difference
 
-__all__ = ["UNFINISHED", "is_run", "load_model_of", "new_run", "read_run", "resumable_run",
-           "save_model", "versions", "write_predictions", "write_run"]  # fmt: skip
+__all__ = ["UNFINISHED", "is_run", "load_model_of", "new_run", "path_from", "read_run",
+           "resumable_run", "save_model", "versions", "write_predictions", "write_run"]  # fmt: skip
 
 UNFINISHED = "unfinished"
 """Folder inside of ``RUN.incomplete`` for what only the next attempt needs."""
@@ -155,9 +158,22 @@ def is_run(path: Path) -> bool:
 
 def write_run(folder: Path, content: dict[str, Any]) -> None:
     """Write ``run.json``, the last file of a run."""
-    content = {"format_version": FORMAT_VERSION, **content}
+    content = {"format_version": FORMAT_VERSION, "command": _command(), **content}
     data = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     fsio.write_durably(folder / "run.json", data.encode(), scratch=folder)
+
+
+def path_from(folder: Path, target: Path) -> str:
+    """Where ``target`` is, seen from a run's folder, so that both can be moved together."""
+    return os.path.relpath(target.resolve(), folder.resolve())
+
+
+def _command() -> str | None:
+    """The command line that this process was started by; ``None`` if it was not embedkit's."""
+    program = Path(sys.argv[0])
+    if "embedkit" not in (program.name, program.parent.name):
+        return None
+    return shlex.join(["embedkit", *sys.argv[1:]])
 
 
 def read_run(path: Path) -> dict[str, Any]:

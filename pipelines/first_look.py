@@ -27,7 +27,7 @@ def main(outputs: Path) -> None:
     # --- sentence vectors: which layer tells praise from complaint? -----------------------------
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     for view in ("mean_3", "mean_6"):
-        data = embedkit.load(outputs / "reviews", view=view)
+        data = embedkit.load(outputs / "quickstart" / "vectors", view=view)
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
         scores = cross_val_score(model, data.X, data.y, cv=folds)
         majority = max(np.unique(data.y, return_counts=True)[1]) / len(data.y)

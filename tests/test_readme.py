@@ -24,7 +24,8 @@ def blocks(language: str) -> list[str]:
 def workplace(tmp_path_factory):
     """A folder with the corpora in it, in which all commands of the README have run."""
     folder = tmp_path_factory.mktemp("readme")
-    shutil.copytree(ROOT / "data", folder / "data")
+    for name in ("data", "pipelines"):
+        shutil.copytree(ROOT / name, folder / name)
     results = {}
     for block in blocks("bash"):
         for line in block.strip().splitlines():

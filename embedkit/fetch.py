@@ -1,0 +1,81 @@
+"""A file from the network whose bytes are known beforehand by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+
+from embedkit import __version__, fsio
+from embedkit.errors import MismatchError, StorageError, UsageError
+
+__all__ = ["fetch"]
+
+_CHUNK = 1 << 16
+_SECONDS = 30
+
+
+def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
+    """Make ``out`` hold the bytes with this hash, from the network if it is not there.
+
+    Args:
+        url: ``https://`` or ``http://``.
+        sha256: 64 hex digits.
+        out: file to make; it gets its name when its hash is right.
+
+    Returns:
+        Whether the network was asked.
+
+    Raises:
+        UsageError: the address or the hash cannot be used.
+        MismatchError: the file that is there, or what the address gives, has another hash.
+        StorageError: the network or the file system refused.
+    """
+    wanted, target = sha256.lower(), Path(out)
+    if not re.fullmatch(r"[0-9a-f]{64}", wanted):
+        raise UsageError(f"--sha256 {sha256}: expected 64 hex digits.")
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise UsageError(f"{url}: expected an address that begins with https:// or http://.")
+    if target.is_file():
+        found = fsio.file_sha256(target)
+        if found == wanted:
+            return False
+        raise MismatchError(
+            f"{target} is there with another hash ({found[:16]}…, expected {wanted[:16]}…). "
+            "Move it away, or name another --out."
+        )
+    fsio.make_folder(target.parent)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        found = _download(url, partial, target)
+        if found != wanted:
+            raise MismatchError(
+                f"{url} gave other bytes than expected (sha256 {found[:16]}…, expected "
+                f"{wanted[:16]}…); nothing was kept."
+            )
+        fsio.publish_file(partial, target)
+    finally:
+        fsio.remove_file(partial)
+    return True
+
+
+def _download(url: str, partial: Path, target: Path) -> str:
+    from http.client import HTTPException
+    from urllib.request import Request, urlopen
+
+    digest = hashlib.sha256()
+    request = Request(url, headers={"User-Agent": f"embedkit/{__version__}"})
+    try:
+        with urlopen(request, timeout=_SECONDS) as source, partial.open("wb") as sink:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                sink.write(chunk)
+    except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise StorageError(
+            f"{url} cannot be fetched: {reason}. Check the network, or put the file at {target} "
+            "by hand."
+        ) from error
+    return digest.hexdigest()

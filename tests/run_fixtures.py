@@ -1,0 +1,98 @@
+"""Run folders from arrays, as train and finetune write them, without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit.runs import write_run
+
+SOURCE = ["ab" * 32]
+
+
+def write_fake_run(
+    folder: Path,
+    y: Sequence[str] | np.ndarray,
+    output: np.ndarray,
+    folds: Sequence[int],
+    *,
+    classes: Sequence[str] = ("0", "1"),
+    decided: Sequence[str] | None = None,
+    repeat: Sequence[int] | None = None,
+    row: Sequence[int] | None = None,
+    split: str = "s",
+    **content: Any,
+) -> Path:
+    """A run of ``(n, classes)`` probabilities, or ``(n,)`` values where ``classes`` is empty."""
+    folder.mkdir(parents=True)
+    n = len(folds)
+    rows = np.arange(n) if row is None else np.array(row)
+    columns: dict[str, Any] = {
+        "row": rows.astype(np.int64),
+        "id": [f"id{r}" for r in rows],
+        "repeat": np.array(repeat if repeat is not None else [0] * n, np.int16),
+        "fold": ["test" if f < 0 else str(f) for f in folds],
+    }
+    if classes:
+        names = np.array(classes)
+        said = names[output.argmax(1)] if decided is None else decided
+        columns |= {"y_true": list(map(str, y)), "y_pred": list(map(str, said))}
+        columns |= {f"proba_{name}": output[:, i] for i, name in enumerate(classes)}
+    else:
+        columns |= {"y_true": np.asarray(y, np.float64), "y_pred": output}
+    pq.write_table(pa.table(columns), folder / "predictions.parquet")
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").write_bytes(b"x" * 1_000)
+    write_run(
+        folder,
+        {
+            "kind": "frozen",
+            "learner": {"classifier": "logreg", "features": "vectors"},
+            "views": ["mean_2"],
+            "classes": list(classes),
+            "dataset": {"fingerprint": "f", "source": SOURCE},
+            "split": {"fingerprint": split, "source": SOURCE, "folds": int(max(folds)) + 1,
+                      "test": 0.0, "repeats": 1, "seed": 0, "stratified": True, "grouped": False,
+                      "allow_duplicates": False},
+            "cost": {"fit_seconds": 2.0, "predict_seconds": 0.5, "peak_memory_bytes": 10**8,
+                     "parameters": 17, "device": "cpu"},
+            "versions": {"embedkit": "0"},
+            **content,
+        },
+    )  # fmt: skip
+    return folder
+
+
+def random_runs(
+    folder: Path, names: Sequence[str], *, n: int = 200, classes: int = 2, test: int = 0,
+    seed: int = 0, strength: float = 1.0,
+) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:  # fmt: skip
+    """Runs whose probabilities lean towards the truth, the later ones more."""
+    random = np.random.default_rng(seed)
+    y = random.integers(classes, size=n)
+    folds = np.where(np.arange(n) < test, -1, np.arange(n) % 5)
+    outputs = []
+    for number in range(len(names)):
+        scores = random.normal(size=(n, classes))
+        scores[np.arange(n), y] += strength * (0.5 + number)
+        output = np.exp(scores)
+        outputs.append(output / output.sum(1, keepdims=True))
+    labels = tuple(str(c) for c in range(classes))
+    paths = [
+        write_fake_run(folder / name, [labels[i] for i in y], output, folds.tolist(),
+                       classes=labels)
+        for name, output in zip(names, outputs, strict=True)
+    ]  # fmt: skip
+    return paths, y, outputs
+
+
+def edit_run(folder: Path, **changes: Any) -> None:
+    """Change entries of ``run.json``."""
+    content = json.loads((folder / "run.json").read_text("utf-8"))
+    (folder / "run.json").write_text(json.dumps({**content, **changes}), "utf-8")

@@ -1,0 +1,400 @@
+"""Comparison of runs: numbers against oracles, honest blends, refused mixtures."""
+
+from __future__ import annotations
+
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from embedkit.blending import best_threshold, blend, write_blend
+from embedkit.compare import Comparison, compare, holm, mcnemar
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.runsets import read_runs
+from embedkit.scores import calibration_error, classification_scores
+from embedkit.tabulate import comparison_markdown, comparison_text
+from tests.run_fixtures import edit_run, random_runs, write_fake_run
+
+
+def row_of(table: Comparison, name: str) -> Any:
+    return next(row for row in table.rows if row.name == name)
+
+
+# scores
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> None:
+    """The same records, draws and measures as `train` uses, intervals included."""
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], classes=classes, n=90)
+    found = compare(paths, seed=3).table
+    for path, output in zip(paths, outputs, strict=True):
+        expected = classification_scores(y, output, output.argmax(1), seed=3)
+        scores = row_of(found, path.name).scores
+        assert {name: scores[name] for name in expected} == expected
+        assert scores["accuracy"].value == metrics.accuracy_score(y, output.argmax(1))
+
+
+def test_decisions_of_the_run_count_not_the_likeliest_class(tmp_path: Path) -> None:
+    output = np.array([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.2, 0.8]])
+    write_fake_run(tmp_path / "a", "1011", output, [0, 1, 0, 1], decided="1011", threshold=0.35)
+    scores = compare([tmp_path / "a"]).table.rows[0].scores
+    assert scores["accuracy"].value == 1
+    assert scores["log_loss"].value == pytest.approx(-np.log([0.4, 0.9, 0.7, 0.8]).mean())
+
+
+def test_calibration_error_by_hand() -> None:
+    # two bins are hit: [0.6, 0.65) holds 0.62 (right) and 0.64 (wrong), [0.95, 1] 0.96 (right)
+    positive = np.array([0.62, 0.64, 0.96])
+    measure = calibration_error(np.array([1, 0, 1]), np.stack([1 - positive, positive], axis=1))
+    expected = (abs((0.62 - 1) + (0.64 - 0)) + abs(0.96 - 1)) / 3
+    assert measure(np.ones(3)) == pytest.approx(expected)
+    assert measure(np.array([0.0, 0.0, 2.0])) == pytest.approx(0.04)
+
+
+def test_the_majority_is_learnt_on_the_other_folds(tmp_path: Path) -> None:
+    output = np.full((6, 2), 0.5)
+    write_fake_run(tmp_path / "a", "110100", output, [0, 0, 0, 1, 1, 1])
+    compared = compare([tmp_path / "a"])
+    majority = compared.outcomes["majority"]
+    assert np.allclose(majority.output[:3], [2 / 3, 1 / 3])  # fold 1 holds 1 0 0
+    assert np.allclose(majority.output[3:], [1 / 3, 2 / 3])
+    assert row_of(compared.table, "majority").kind == "majority"
+
+
+def test_order_follows_the_measure(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["weak", "middle", "strong"], n=300)
+    names = [row.name for row in compare(paths).table.rows if row.kind == "frozen"]
+    assert names == ["strong", "middle", "weak"]
+    by_loss = compare(paths, measure="log_loss").table
+    losses = [row.scores["log_loss"].value for row in by_loss.rows]
+    assert losses == sorted(losses)
+    assert by_loss.rows[-1].to_best is not None
+    assert by_loss.rows[-1].to_best.value > 0
+
+
+def test_repeats_are_drawn_with_their_record(tmp_path: Path) -> None:
+    """Twice the same predictions are no more records: the interval stays as wide."""
+    _, y, (output,) = random_runs(tmp_path / "x", ["a"], n=80)
+    once = write_fake_run(tmp_path / "once", list(map(str, y)), output, [i % 5 for i in range(80)])
+    twice = write_fake_run(
+        tmp_path / "twice", list(map(str, y)) * 2, np.concatenate([output, output]),
+        [i % 5 for i in range(80)] * 2, repeat=[0] * 80 + [1] * 80, row=[*range(80)] * 2,
+    )  # fmt: skip
+    first, second = (row_of(compare([p]).table, p.name).scores["accuracy"] for p in (once, twice))
+    assert first == second
+
+
+# differences
+
+
+def test_difference_of_pairs(tmp_path: Path) -> None:
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
+    table = compare(paths, baseline="a").table
+    found = row_of(table, "b").to_baseline
+    right = [output.argmax(1) == y for output in outputs]
+    assert found.value == pytest.approx(right[1].mean() - right[0].mean())
+    assert (found.only_this, found.only_other) == (
+        int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    gap = right[1].astype(float) - right[0]
+    drawn = [gap[random.integers(150, size=150)].mean() for _ in range(1_000)]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+    assert row_of(table, "a").to_baseline is None
+
+
+def test_a_run_does_not_differ_from_its_copy(tmp_path: Path) -> None:
+    (path,), y, (output,) = random_runs(tmp_path, ["a"], n=60)
+    copy = write_fake_run(tmp_path / "z", list(map(str, y)), output, [i % 5 for i in range(60)])
+    found = row_of(compare([path, copy], baseline="a").table, "z").to_baseline
+    assert (found.value, found.low, found.high, found.p, found.p_corrected) == (0, 0, 0, 1, 1)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_sign_test(b: int, c: int) -> None:
+    n, k = b + c, min(b, c)
+    tail = sum(comb(n, i) for i in range(k + 1)) / 2**n
+    assert mcnemar(b, c) == pytest.approx(1.0 if b == c else min(1.0, 2 * tail))
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_nothing_and_bonferroni(p: list[float]) -> None:
+    corrected = holm(p)
+    for one, more in zip(p, corrected, strict=True):
+        assert one <= more <= min(1.0, len(p) * one) + 1e-12
+    order = np.argsort(p, kind="stable")
+    assert np.all(np.diff(np.array(corrected)[order]) >= 0)
+
+
+def test_every_test_is_counted_once(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b", "c"])
+    table = compare(paths, baseline="a").table
+    # six rows: five against the best, five against the baseline, one of them the same
+    assert len(table.rows) == 6
+    assert table.tests == 9
+
+
+# blends
+
+
+def test_mean_blend(tmp_path: Path) -> None:
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], test=30)
+    compared = compare(paths)
+    order = np.argsort(compared.runs.records.row)
+    assert np.allclose(compared.outcomes["blend: mean"].output[order], sum(outputs) / 2)
+
+
+def test_stacked_blend_is_that_of_scikit_learn(tmp_path: Path) -> None:
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
+    found = compare(paths).outcomes["blend: stacked"].output
+    X = np.stack([np.log(o[:, 0] / o[:, 1]) for o in outputs], axis=1)
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
+    folds = PredefinedSplit(np.arange(150) % 5)
+    wanted = cross_val_predict(model, X, y, cv=folds, method="predict_proba")
+    assert np.allclose(found, wanted, atol=1e-6)
+
+
+def stacked_in_fold(tmp_path: Path, name: str, flipped: bool, fold: int = 2) -> np.ndarray:
+    """Stacked probabilities of a fold whose own labels are turned round, or not."""
+    _, y, outputs = random_runs(tmp_path / f"{name}x", ["a", "b"], n=100)
+    folds = np.arange(100) % 5
+    y = np.where((folds == fold) & flipped, 1 - y, y)
+    paths = [write_fake_run(tmp_path / name / n, list(map(str, y)), o, folds.tolist())
+             for n, o in zip("ab", outputs, strict=True)]  # fmt: skip
+    compared = compare(paths)
+    return compared.outcomes["blend: stacked"].output[compared.runs.records.fold == fold]
+
+
+def test_a_fold_does_not_learn_from_its_own_labels(tmp_path: Path) -> None:
+    one, other = (stacked_in_fold(tmp_path, n, f) for n, f in (("one", False), ("two", True)))
+    assert np.array_equal(one, other)
+
+
+def test_a_stack_fitted_on_all_folds_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leak that the test above is for, planted."""
+    from embedkit import blending
+
+    honest = blending._fitted
+    monkeypatch.setattr(
+        blending, "_fitted", lambda records, X, _: honest(records, X, records.fold >= 0)
+    )
+    one, other = (stacked_in_fold(tmp_path, n, f) for n, f in (("one", False), ("two", True)))
+    assert not np.array_equal(one, other)
+
+
+def test_threshold_of_rare_positives(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    y = (random.random(400) < 0.1).astype(int)
+    positive = np.clip(0.1 + 0.25 * y + random.normal(scale=0.08, size=400), 0.01, 0.99)
+    output = np.stack([1 - positive, positive], axis=1)
+    folds = (np.arange(400) % 5).tolist()
+    paths = [write_fake_run(tmp_path / n, list(map(str, y)), output, folds, threshold=0.25)
+             for n in "ab"]  # fmt: skip
+    runs = read_runs(paths)
+    plain = blend("mean", runs.records, runs.outcomes)
+    cut = blend("mean", runs.records, runs.outcomes, cut=True)
+    assert plain.threshold is None
+    assert 0.15 < float(cut.threshold or 0) < 0.35
+    f1 = [metrics.f1_score(y, made.outcome.decided) for made in (plain, cut)]
+    assert f1[1] > f1[0]
+    known = np.arange(400) % 5 != 0
+    expected = best_threshold(y[known], positive[known])
+    assert np.array_equal(cut.outcome.decided[~known], positive[~known] >= expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9])),
+                min_size=2, max_size=30).filter(lambda all: any(y for y, _ in all)))  # fmt: skip
+def test_no_threshold_beats_the_best(pairs: list[tuple[int, float]]) -> None:
+    y, scores = (np.array(column) for column in zip(*pairs, strict=True))
+    best = metrics.f1_score(y, scores >= best_threshold(y, scores), zero_division=0.0)
+    for other in (0.05, 0.2, 0.4, 0.6, 0.8, 0.95):
+        assert metrics.f1_score(y, scores >= other, zero_division=0.0) <= best + 1e-12
+
+
+def test_blends_are_written(tmp_path: Path) -> None:
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    compared = compare(paths)
+    made = compared.chosen_blend("mean")
+    assert write_blend(made, compared.runs.records, tmp_path / "b.tsv") == 60
+    table = pd.read_csv(tmp_path / "b.tsv", sep="\t", dtype={"label": str, "fold": str})
+    assert list(table.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
+    table = table.set_index("row").sort_index()
+    assert np.allclose(table[["proba_0", "proba_1"]], sum(outputs) / 2, atol=1e-6)
+    assert (table["fold"] == "test").sum() == 10
+    with pytest.raises(OutputExistsError, match="Choose another name, or give --overwrite"):
+        write_blend(made, compared.runs.records, tmp_path / "b.tsv")
+    with pytest.raises(UsageError, match=r"expected a name ending in \.tsv or \.parquet"):
+        write_blend(made, compared.runs.records, tmp_path / "b.csv")
+    with pytest.raises(UsageError, match="one run cannot be blended"):
+        compare(paths[:1]).chosen_blend("mean")
+    with pytest.raises(UsageError, match="expected mean or stacked"):
+        blend("best", compared.runs.records, compared.runs.outcomes)
+
+
+@pytest.mark.parametrize("kind", ["mean", "stacked"])
+@pytest.mark.parametrize("suffix", [".tsv", ".parquet"])
+def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: str) -> None:
+    """Answers that are those of the records themselves give the blend on all records again."""
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=40, test=8)
+    compared = compare(paths)
+    files = []
+    for number, output in enumerate(outputs):
+        frame = pd.DataFrame({"row": range(40), "id": [f"n{i}" for i in range(40)], "label": "0",
+                              "proba_0": output[:, 0], "proba_1": output[:, 1]})  # fmt: skip
+        files.append(tmp_path / f"{number}{suffix}")
+        if suffix == ".tsv":
+            frame.to_csv(files[-1], sep="\t", index=False)
+        else:
+            frame.to_parquet(files[-1])
+    made = compared.chosen_blend(kind)
+    write_blend(made, compared.runs.records, tmp_path / "s.parquet", answers=files)
+    found = pd.read_parquet(tmp_path / "s.parquet")
+    assert list(found["id"]) == [f"n{i}" for i in range(40)]
+    place = {int(r): i for i, r in enumerate(compared.runs.records.row)}
+    held = compared.runs.records.test  # these were predicted by the model of all folds
+    wanted = made.outcome.output[held]
+    rows = [int(compared.runs.records.row[i]) for i in held]
+    assert np.allclose(found.loc[rows, ["proba_0", "proba_1"]], wanted, atol=1e-6)
+    assert len(place) == 40
+    files[1].unlink()
+    with pytest.raises(UsageError, match=r"does not exist\. Make it with embedkit predict"):
+        write_blend(made, compared.runs.records, tmp_path / "t.tsv", answers=files)
+    frame.assign(row=range(1, 41)).to_parquet(tmp_path / "o.parquet")
+    with pytest.raises(MismatchError, match="is about other records than"):
+        write_blend(made, compared.runs.records, tmp_path / "t.tsv",
+                    answers=[files[0], tmp_path / "o.parquet"])  # fmt: skip
+    frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
+    with pytest.raises(UsageError, match="has no column 'proba_1'"):
+        write_blend(made, compared.runs.records, tmp_path / "t.tsv",
+                    answers=[tmp_path / "o.parquet"])  # fmt: skip
+
+
+# what may be compared
+
+
+def test_mixtures_are_refused(tmp_path: Path) -> None:
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=50)
+    labels, folds = list(map(str, y)), [i % 5 for i in range(50)]
+    other = write_fake_run(tmp_path / "other", labels, outputs[0], folds, split="t")
+    with pytest.raises(MismatchError, match="was made under another split than"):
+        compare([paths[0], other])
+    turned = write_fake_run(tmp_path / "turned", labels[::-1], outputs[0], folds)
+    with pytest.raises(MismatchError, match="has predictions for other true labels than"):
+        compare([paths[0], turned])
+    named = write_fake_run(tmp_path / "named", ["xy"[i] for i in y], outputs[0], folds,
+                           classes=("x", "y"))  # fmt: skip
+    with pytest.raises(MismatchError, match=r"named predicts the labels x, y, .* the labels 0, 1"):
+        compare([paths[0], named])
+    moved = write_fake_run(tmp_path / "moved", labels, outputs[0], folds, row=range(1, 51))
+    with pytest.raises(MismatchError, match="has predictions for other records than"):
+        compare([paths[0], moved])
+    with pytest.raises(UsageError, match="a is given twice"):
+        compare([paths[0], tmp_path / "b/../a"])
+    with pytest.raises(UsageError, match=r"is not a run\. Make one"):
+        compare([paths[0], tmp_path])
+
+
+def test_a_probe_is_no_row(tmp_path: Path) -> None:
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=50)
+    _, _, _ = random_runs(tmp_path / "p", ["probe"], n=50)
+    edit_run(tmp_path / "p/probe", kind="probe")
+    compared = compare([path, tmp_path / "p/probe"])
+    assert [run.name for run in compared.runs.probes] == ["probe"]
+    assert [row.name for row in compared.table.rows if row.path] == ["a"]
+    with pytest.raises(UsageError, match="none of the runs has predictions"):
+        compare([tmp_path / "p/probe"])
+
+
+def test_names_and_measures(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path / "x", ["a", "b"], n=50)
+    more, _, _ = random_runs(tmp_path / "y", ["a"], n=50)
+    table = compare([*paths, *more]).table
+    assert {str(paths[0]), str(more[0]), "b"} < {row.name for row in table.rows}
+    with pytest.raises(UsageError, match=r"--measure acuracy: .*Did you mean 'accuracy'"):
+        compare(paths, measure="acuracy")
+    with pytest.raises(UsageError, match=r"--baseline c: expected one of a, b, majority"):
+        compare(paths, baseline="c")
+    assert compare(paths, baseline=str(paths[1])).table.baseline == "b"
+    edit_run(paths[1], learner={"features": "tfidf"})
+    assert compare(paths).table.baseline == "b"
+    reserved, _, _ = random_runs(tmp_path / "z", ["majority"], n=50)
+    with pytest.raises(UsageError, match="Rename its folder"):
+        compare([*paths, *reserved])
+
+
+def test_damage(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
+    (paths[1] / "predictions.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DamagedError, match=r"predictions.parquet cannot be read: .*again"):
+        compare(paths)
+
+
+def test_values(tmp_path: Path) -> None:
+    """Runs of a regression: errors instead of shares, no McNemar."""
+    random = np.random.default_rng(0)
+    y = random.normal(size=100)
+    folds = [i % 4 for i in range(100)]
+    paths = [
+        write_fake_run(tmp_path / name, y, y + random.normal(scale=noise, size=100), folds,
+                       classes=())
+        for name, noise in (("coarse", 1.0), ("fine", 0.3))
+    ]  # fmt: skip
+    table = compare(paths).table
+    assert table.measure == "rmse"
+    assert table.agreement == ()
+    assert table.tests == 0
+    names = [row.name for row in table.rows]
+    assert names.index("fine") < names.index("coarse") < names.index("majority")
+    stacked = row_of(table, "blend: stacked").scores["rmse"].value
+    assert stacked < row_of(table, "blend: mean").scores["rmse"].value
+    worst = row_of(table, "majority").to_best
+    assert worst.low > 0
+    assert worst.p is None
+    assert "p (best)" in comparison_text(table)
+
+
+def test_cost_is_taken_over(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
+    edit_run(paths[1], cost={"seconds": 3})
+    table = compare(paths).table
+    cost = row_of(table, "a").cost
+    assert (cost.fit_seconds, cost.predict_seconds, cost.size_bytes) == (2.0, 10.0, 1_000)
+    assert row_of(table, "b").cost.fit_seconds is None
+    assert row_of(table, "blend: mean").cost is None
+
+
+def test_tables(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a|b", "c<d"], n=50, test=10)
+    table = compare(paths).table
+    text, markdown = comparison_text(table), comparison_markdown(table)
+    best = table.rows[0].scores["accuracy"]
+    for shown in (text, markdown):
+        assert f"{best.value:.3f} ({best.low:.3f} to {best.high:.3f})" in shown
+        assert "40 records in folds, 10 in the test part" in shown
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert "| a\\|b |" in markdown
+    assert "c&lt;d" in markdown
+    tables = [part.splitlines() for part in markdown.split("\n\n") if part.startswith("|")]
+    assert [len(part) for part in tables] == [7, 7, 7, 4]  # two runs, two blends, the majority
+    for part in tables:
+        assert len({line.replace("\\|", "").count("|") for line in part}) == 1
+    assert sum(map(len, tables)) == len(lines)

@@ -1,0 +1,387 @@
+"""Experiments as files: run, skipped, resumed, failed, shown as shell commands; downloads."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit import pipeline
+from embedkit.cli import cli
+from embedkit.errors import MismatchError, StorageError, UsageError
+from embedkit.fetch import fetch
+from embedkit.pipeline import Done, content_hash, run_recipe, shell_lines
+from embedkit.recipe import Stage, read_recipe
+from tests.store_fixtures import ROOT, command, environment, tiny_model
+from tests.test_results import corpus_of
+
+RECIPE = """\
+[set]
+corpus = "corpus.tsv"
+out = "out put"
+
+[split]
+source = "{corpus}"
+folds = 3
+out = "{out}/split.parquet"
+
+[split.other]
+source = "{corpus}"
+folds = 3
+seed = 1
+out = "{out}/other.parquet"
+"""
+
+
+def stages_of(folder: Path, *settings: str, text: str = RECIPE) -> tuple[Stage, ...]:
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    return read_recipe(folder / "recipe.toml", cli.commands, settings)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands in this process instead of one each; what was called, in order."""
+    seen: list[list[str]] = []
+
+    def call(arguments: list[str], folder: Path, divert: bool) -> int:
+        seen.append(list(arguments))
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            code = cli.main([*arguments, "-q"], standalone_mode=False)
+        finally:
+            os.chdir(before)
+        return code if isinstance(code, int) else 0
+
+    monkeypatch.setattr(pipeline, "_call", call)
+    return seen
+
+
+def statuses(done: Done) -> list[str]:
+    return [result.status for result in done.stages]
+
+
+def reasons(folder: Path, *settings: str, text: str = RECIPE) -> list[str]:
+    """What a run says before each stage."""
+    lines: list[str] = []
+    run_recipe(stages_of(folder, *settings, text=text), progress=lines.append)
+    return [line.partition(": ")[2] for line in lines if "done in" not in line]
+
+
+def test_what_is_up_to_date_is_skipped(tmp_path: Path, calls: list[list[str]]) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    assert reasons(tmp_path) == ["not done yet", "not done yet"]
+    assert reasons(tmp_path) == ["up to date", "up to date"]
+    assert len(calls) == 2
+    assert statuses(run_recipe(stages_of(tmp_path), force=True)) == ["done", "done"]
+
+
+def test_what_makes_a_stage_run_again(
+    tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    run_recipe(stages_of(tmp_path))
+    # a setting of one stage
+    assert reasons(tmp_path, "split.other.seed=2") == ["up to date", "its settings have changed"]
+    assert calls[-1][-1] == "--overwrite"
+    # the file is back to what it was: the stage is made again, the other stays
+    assert reasons(tmp_path) == ["up to date", "its settings have changed"]
+    # an output that is gone, and one that is another
+    (tmp_path / "out put/split.parquet").unlink()
+    (tmp_path / "out put/other.parquet").write_bytes(b"x")
+    assert reasons(tmp_path) == [
+        "out put/split.parquet is missing", "out put/other.parquet is no longer what was made"
+    ]  # fmt: skip
+    # an input; its time alone is nothing
+    os.utime(tmp_path / "corpus.tsv", (1, 1))
+    assert reasons(tmp_path) == ["up to date", "up to date"]
+    corpus_of(tmp_path / "corpus.tsv", seed=1)
+    assert reasons(tmp_path) == ["corpus.tsv has changed"] * 2
+    # comments and order of keys are nothing, code is something
+    assert reasons(tmp_path, text="# more\n" + RECIPE) == ["up to date", "up to date"]
+    monkeypatch.setattr(pipeline, "_code", lambda: {"embedkit": "9"})
+    assert reasons(tmp_path) == ["embedkit or a library has changed"] * 2
+
+
+def test_the_code_is_every_file_of_the_package() -> None:
+    code = pipeline._code()
+    assert set(code) >= {"embedkit", "sources", "torch", "scikit-learn"}
+    assert "not installed" not in code.values()
+
+
+def test_a_failed_stage_leaves_the_earlier_ones_done(
+    tmp_path: Path, calls: list[list[str]]
+) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    bad = "split.other.label=none"
+    lines: list[str] = []
+
+    def failing(arguments: list[str], folder: Path, divert: bool) -> int:
+        return 2 if "none" in arguments else honest(arguments, folder, divert)
+
+    honest = pipeline._call
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_call", failing)
+        done = run_recipe(stages_of(tmp_path, bad), progress=lines.append)
+        assert statuses(done) == ["done", "failed"]
+        assert done.exit_code == 2
+        assert "failed with exit code 2; 1 earlier stages are done" in lines[-1]
+        assert reasons(tmp_path, bad)[:2] == ["up to date", "was not finished"]
+    assert reasons(tmp_path) == ["up to date", "was not finished"]
+
+
+def test_what_is_not_ours_is_not_replaced(tmp_path: Path, calls: list[list[str]]) -> None:
+    from embedkit.errors import OutputExistsError
+
+    corpus_of(tmp_path / "corpus.tsv")
+    (tmp_path / "out put").mkdir()
+    (tmp_path / "out put/split.parquet").write_bytes(b"mine")
+    with pytest.raises(OutputExistsError, match=r"exists\. Choose another --out"):
+        run_recipe(stages_of(tmp_path))
+    assert (tmp_path / "out put/split.parquet").read_bytes() == b"mine"
+
+
+def test_an_interrupted_stage_is_resumed_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash before any output: the same command again; after a change: over again."""
+    corpus_of(tmp_path / "corpus.tsv")
+    seen: list[list[str]] = []
+
+    def crash(arguments: list[str], folder: Path, divert: bool) -> int:
+        seen.append(list(arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_call", crash)
+    for settings in ((), (), ("split.seed=5",)):
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(stages_of(tmp_path, *settings))
+    assert seen[0] == seen[1]
+    assert seen[2][-1] == "--overwrite"
+
+
+def test_a_damaged_record_is_no_record(tmp_path: Path, calls: list[list[str]]) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    run_recipe(stages_of(tmp_path))
+    record = tmp_path / "out put/.other.parquet.stage.json"
+    assert json.loads(record.read_text("utf-8"))["stage"] == "split.other"
+    for content in (b"", b"{}", b"\xff", b'{"status": "done", "made_from": {}}', b"[]"):
+        record.write_bytes(content)
+        assert pipeline._plan(stages_of(tmp_path)[1]).reason == "not done yet"
+
+
+def test_hashes_of_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"1")
+    first = content_hash(folder)
+    (folder / "b").write_bytes(b"2")
+    second = content_hash(folder)
+    (folder / "b").rename(folder / "c")
+    assert len({first, second, content_hash(folder)}) == 3
+    (folder / "_embedkit").mkdir()
+    (folder / "_embedkit/manifest.json").write_text("{}")
+    third = content_hash(folder)
+    (folder / "a").write_bytes(b"3")  # a dataset is told by its manifest
+    assert content_hash(folder) == third == content_hash(folder / "_embedkit/manifest.json")
+
+
+# the whole, in processes of their own
+
+
+def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
+    for name in ("by run", "by shell"):
+        (tmp_path / name).mkdir()
+        corpus_of(tmp_path / name / "corpus.tsv")
+        (tmp_path / name / "recipe.toml").write_text(RECIPE, "utf-8")
+    ran = command("run", "by run/recipe.toml", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "[2/2] split.other: done in" in ran.stderr
+    assert f"made {Path('by run/out put/other.parquet')}" in ran.stderr
+    dry = command("run", "by shell/recipe.toml", "--dry-run", cwd=tmp_path)
+    assert not (tmp_path / "by shell/out put").exists()
+    tool = f'embedkit() {{ "{sys.executable}" -m embedkit "$@"; }}\n'
+    subprocess.run(
+        ["bash", "-e", "-c", tool + dry.stdout], cwd=tmp_path, check=True, capture_output=True,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    for name in ("split.parquet", "other.parquet"):
+        one, other = (
+            (tmp_path / n / "out put" / name).read_bytes() for n in ("by run", "by shell")
+        )
+        assert one == other
+    lines = shell_lines(stages_of(tmp_path / "by run", "split.other.seed=4"))
+    assert lines[1] == "# split is up to date:"
+    assert lines[-1].startswith("embedkit split corpus.tsv --folds 3 --seed 4 --out")
+    assert lines[-1].endswith("--overwrite")
+    again = command("run", "by run/recipe.toml", "--json", cwd=tmp_path)
+    assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
+
+
+def test_a_mistake_stops_before_anything_starts(tmp_path: Path) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("seed = 1", "sead = 1"), "utf-8")
+    done = command("run", "recipe.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "embedkit: recipe.toml:13: [split.other] embedkit split has no option 'sead'. "
+        "Did you mean 'seed'?"
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.tsv", "recipe.toml"]
+
+
+# downloads
+
+CONTENT = b"text\tlabel\n" + b"a text\t1\n" * 20_000
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """A web server of this machine's own, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if self.path != "/missing" else 404)
+            cut = self.path == "/cut"
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.end_headers()
+            self.wfile.write(CONTENT[: len(CONTENT) // 2] if cut else CONTENT)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_address[1]}", asked
+        running.shutdown()
+        thread.join()
+
+
+def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
+    address, asked = server
+    right = hashlib.sha256(CONTENT).hexdigest()
+    out = tmp_path / "a/b/corpus.tsv"
+    assert fetch(f"{address}/corpus.tsv", sha256=right.upper(), out=out)
+    assert out.read_bytes() == CONTENT
+    assert not fetch(f"{address}/corpus.tsv", sha256=right, out=out)
+    assert asked == ["/corpus.tsv"]
+    for path in ("/cut", "/corpus.tsv"):
+        wrong = right if path == "/cut" else "0" * 64
+        with pytest.raises(MismatchError, match=r"gave other bytes than expected .*nothing was"):
+            fetch(address + path, sha256=wrong, out=tmp_path / "other")
+    with pytest.raises(StorageError, match=r"cannot be fetched: .*Check the network, or put"):
+        fetch(f"{address}/missing", sha256=right, out=tmp_path / "other")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+    out.write_bytes(b"mine")
+    with pytest.raises(MismatchError, match="is there with another hash"):
+        fetch(f"{address}/corpus.tsv", sha256=right, out=out)
+    assert out.read_bytes() == b"mine"
+
+
+def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected 64 hex digits"):
+        fetch("https://example.org/x", sha256="abc", out=tmp_path / "x")
+    for url in ("file:///etc/hostname", "example.org/x", "https:///x"):
+        with pytest.raises(UsageError, match="begins with https://"):
+            fetch(url, sha256="0" * 64, out=tmp_path / "x")
+    with pytest.raises(StorageError, match=r"cannot be fetched: .*refused"):
+        fetch("http://127.0.0.1:9/x", sha256="0" * 64, out=tmp_path / "x")
+
+
+# the recipes of the project
+
+PRINTING = ("search", "words")  # leave no file, run every time
+RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
+
+
+def needs(path: Path) -> set[str]:
+    """Commands that a recipe calls and this program has not."""
+    import tomllib
+
+    called = set(tomllib.loads(path.read_text("utf-8"))) - {"set", "title", "description"}
+    return called - set(cli.commands)
+
+
+def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
+    """Small settings and files for each recipe, to run without network in seconds."""
+    corpus_of(folder / "corpus.tsv")
+    random_words = [f"{i},a study of number {i % 7},{'we treat rats' if i % 5 else 'we screen'} "
+                    f"no {i},{int(i % 5 == 0)}" for i in range(60)]  # fmt: skip
+    uses = [f"{i}\t{'배를 타고 간다' if i % 2 else 'the bank was good'} {i}\t{i % 2}\tx\tko"
+            for i in range(12)]  # fmt: skip
+    (folder / "uses.tsv").write_text(
+        "\n".join(["id\tsentence\tsense\tword\tlanguage", *uses]) + "\n", "utf-8"
+    )
+    header = "id,title,abstract,judgement"
+    (folder / "papers.csv").write_text("\n".join([header, *random_words]) + "\n", "utf-8")
+    test = [line.rpartition(",")[0] for line in [header, *random_words[:12]]]
+    (folder / "test.csv").write_text("\n".join(test) + "\n", "utf-8")
+    tiny = [f"model={tiny_model()}"]
+    small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
+    corpus = [f"corpus={folder / 'corpus.tsv'}"]
+    return {
+        "quickstart": [*tiny, *corpus],
+        "reviews": [*small, *corpus],
+        "nsmc": [*small, f"url={address}/ratings_train.txt", "sample=60",
+                 f"sha256={hashlib.sha256(NSMC).hexdigest()}", f"corpus={folder / 'nsmc.txt'}"],
+        "medical_papers": [*small, f"corpus={folder / 'papers.csv'}",
+                           f"test={folder / 'test.csv'}"],
+        "semantic_search": [*tiny, *corpus, "device=cpu"],
+        "word_senses": [*tiny, f"corpus={folder / 'uses.tsv'}", "device=cpu"],
+    }  # fmt: skip
+
+
+NSMC = "\n".join(
+    ["id\tdocument\tlabel", *(f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}"
+                               for i in range(80))]
+).encode()  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_right(recipe: Path) -> None:
+    if missing := needs(recipe):
+        pytest.skip(f"there is no command {', '.join(sorted(missing))} yet")
+    stages = read_recipe(recipe, cli.commands)
+    assert len(shell_lines(stages)) >= len(stages) + 1
+    assert all(stage.outputs or stage.command in PRINTING for stage in stages)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_runs_on_a_stand_in(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]],
+    calls: list[list[str]],
+) -> None:  # fmt: skip
+    """Every stage of every recipe, in this process: starting one for each takes longer."""
+    if missing := needs(recipe):
+        pytest.skip(f"there is no command {', '.join(sorted(missing))} yet")
+    monkeypatch.setitem(globals(), "CONTENT", NSMC)
+    settings = stand_ins(tmp_path, server[0])[recipe.stem]
+    stages = read_recipe(recipe, cli.commands, [*settings, f"out={tmp_path / 'out'}"])
+    done = run_recipe(stages)
+    assert statuses(done) == ["done"] * len(stages)
+    assert done.exit_code == 0
+    compares = [stage.command for stage in stages].count("compare")
+    assert (tmp_path / "out/report.html").is_file() == bool(compares)
+    if compares:
+        html = (tmp_path / "out/report.html").read_text("utf-8")
+        runs = [p.name for p in (tmp_path / "out/runs").iterdir() if not p.name.startswith(".")]
+        assert len(runs) >= 4
+        assert all(f">{name}" in html or f" {name}" in html for name in runs)
+    if recipe.stem == "medical_papers":
+        lines = (tmp_path / "out/submission.tsv").read_text("utf-8").splitlines()
+        assert lines[0].split("\t") == ["row", "id", "label", "proba_0", "proba_1"]
+        assert len(lines) == 13
+    again = run_recipe([stage for stage in stages if stage.command not in PRINTING])
+    assert set(statuses(again)) == {"up to date"}
