@@ -40,7 +40,14 @@ from embedkit.outcomes import (
     target_from,
 )
 from embedkit.precision import choose_precision
-from embedkit.runs import UNFINISHED, resumable_run, versions, write_predictions, write_run
+from embedkit.runs import (
+    UNFINISHED,
+    path_from,
+    resumable_run,
+    versions,
+    write_predictions,
+    write_run,
+)
 from embedkit.scores import best_threshold, parse_threshold
 from embedkit.splits import (
     TEST,
@@ -471,6 +478,7 @@ class _Run:
             "truncated": _truncated(self._texts, plan.max_length),
             "dataset": {
                 "fingerprint": _fingerprint({n: identity[n] for n in ("source", "reading")}),
+                "path": path_from(self._folder, Path(data.name)),
                 "source": list(data.source),
                 "model": {
                     "type": plan.checkpoint.model_type, "n_layers": plan.checkpoint.n_layers,
