@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.runsets import Outcome, Records
+from embedkit.scores import best_threshold
 from embedkit.splits import TEST
 
-__all__ = ["BLENDS", "Blend", "best_threshold", "blend", "read_answers", "write_blend"]
+__all__ = ["BLENDS", "Blend", "blend", "read_answers", "write_blend"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -75,24 +76,6 @@ def blend(kind: str, records: Records, outcomes: Sequence[Outcome], *, cut: bool
     if cut and len(records.classes) == 2:
         decided, threshold = _decide_by_fold(records, output)
     return Blend(Outcome(f"blend: {kind}", output, decided), threshold, apply)
-
-
-def best_threshold(y: Integers, scores: Floats) -> float:
-    """The threshold with the highest F1 of class 1, halfway between two neighbouring scores.
-
-    Args:
-        y: ``(n,)`` class numbers 0 and 1.
-        scores: ``(n,)`` probabilities of class 1.
-    """
-    order = np.argsort(-scores, kind="stable")
-    ordered = scores[order]
-    ends = np.append(np.flatnonzero(np.diff(ordered)), len(y) - 1)
-    hits = np.cumsum(y[order] == 1)[ends]
-    f1 = 2 * hits / (ends + 1 + (y == 1).sum())
-    best = int(np.argmax(f1))
-    upper = ordered[ends[best]]
-    lower = ordered[ends[best] + 1] if best + 1 < len(ends) else 0.0
-    return float((upper + lower) / 2)
 
 
 def read_answers(paths: Sequence[Path], classes: Sequence[str]) -> tuple[Any, list[Floats]]:
@@ -247,9 +230,9 @@ def _decide_by_fold(records: Records, output: Floats) -> tuple[Integers, float]:
         for fold in np.unique(records.fold[here]):
             held = here & (records.fold == fold)
             known = here & ~held
-            cut = best_threshold(records.y[known], output[known, 1])
+            cut = best_threshold(records.y[known], output[known, 1], beta=1)
             decided[held] = output[held, 1] >= cut
-    whole = best_threshold(records.y[records.held], output[records.held, 1])
+    whole = best_threshold(records.y[records.held], output[records.held, 1], beta=1)
     decided[records.test] = output[records.test, 1] >= whole
     return decided, whole
 

@@ -18,11 +18,11 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from embedkit.blending import best_threshold, blend, write_blend
+from embedkit.blending import blend, write_blend
 from embedkit.compare import Comparison, compare, holm, mcnemar
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.runsets import read_runs
-from embedkit.scores import calibration_error, classification_scores
+from embedkit.scores import best_threshold, calibration_error, classification_scores
 from embedkit.tabulate import comparison_markdown, comparison_text
 from tests.run_fixtures import edit_run, random_runs, write_fake_run
 
@@ -60,8 +60,8 @@ def test_calibration_error_by_hand() -> None:
     positive = np.array([0.62, 0.64, 0.96])
     measure = calibration_error(np.array([1, 0, 1]), np.stack([1 - positive, positive], axis=1))
     expected = (abs((0.62 - 1) + (0.64 - 0)) + abs(0.96 - 1)) / 3
-    assert measure(np.ones(3)) == pytest.approx(expected)
-    assert measure(np.array([0.0, 0.0, 2.0])) == pytest.approx(0.04)
+    found = measure(np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 2.0]]))
+    assert found == pytest.approx([expected, 0.04])
 
 
 def test_the_majority_is_learnt_on_the_other_folds(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_threshold_of_rare_positives(tmp_path: Path) -> None:
     f1 = [metrics.f1_score(y, made.outcome.decided) for made in (plain, cut)]
     assert f1[1] > f1[0]
     known = np.arange(400) % 5 != 0
-    expected = best_threshold(y[known], positive[known])
+    expected = best_threshold(y[known], positive[known], beta=1)
     assert np.array_equal(cut.outcome.decided[~known], positive[~known] >= expected)
 
 
@@ -227,7 +227,7 @@ def test_threshold_of_rare_positives(tmp_path: Path) -> None:
                 min_size=2, max_size=30).filter(lambda all: any(y for y, _ in all)))  # fmt: skip
 def test_no_threshold_beats_the_best(pairs: list[tuple[int, float]]) -> None:
     y, scores = (np.array(column) for column in zip(*pairs, strict=True))
-    best = metrics.f1_score(y, scores >= best_threshold(y, scores), zero_division=0.0)
+    best = metrics.f1_score(y, scores >= best_threshold(y, scores, beta=1), zero_division=0.0)
     for other in (0.05, 0.2, 0.4, 0.6, 0.8, 0.95):
         assert metrics.f1_score(y, scores >= other, zero_division=0.0) <= best + 1e-12
 
