@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Encoder", "__version__", "extract", "finetune", "load", "probe", "split", "train", "verify",
+    "Encoder", "Searcher", "__version__", "extract", "finetune", "load", "probe", "split", "train",
+    "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     from embedkit.extraction import extract
     from embedkit.finetuning import finetune
     from embedkit.probing import probe
+    from embedkit.search import Searcher
     from embedkit.splits import split
     from embedkit.store import load
     from embedkit.verification import verify
 
 _HOMES = {
     "Encoder": "embedkit.encoder",
+    "Searcher": "embedkit.search",
     "extract": "embedkit.extraction",
     "finetune": "embedkit.finetuning",
     "load": "embedkit.store",

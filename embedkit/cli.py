@@ -28,6 +28,7 @@ from embedkit.options import (
     show_progress,
 )
 from embedkit.results_cli import mteb_protocol, predict, probe, split, train
+from embedkit.search_cli import index, map_, search, similarity, words
 
 if TYPE_CHECKING:
     from embedkit.extraction import ExtractPlan
@@ -330,8 +331,9 @@ def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
     return 0
 
 
-for _command in (split, train, probe, finetune, predict, mteb_protocol):
-    cli.add_command(_command)
-
-for _command in (compare, run, fetch):
+for _command in (
+    split, train, probe, finetune, predict, mteb_protocol,
+    compare, run, fetch,
+    search, index, similarity, words, map_,
+):  # fmt: skip
     cli.add_command(_command)

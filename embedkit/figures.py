@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 
-__all__ = ["canvas", "draw_probe", "draw_run", "draw_training", "layer_curve"]
+__all__ = [
+    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "layer_curve",
+]  # fmt: skip
 
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
@@ -139,6 +141,40 @@ def draw_training(folder: Path, log: list[dict[str, Any]], *, measure: str) -> N
         handles, names = handles + more[0], names + more[1]
     axis.legend(handles, names, frameon=False, fontsize=8)
     save(folder, "training.png", figure)
+
+
+def draw_similarity(folder: Path, agreement: Any) -> None:
+    """Spearman's correlation with human scores against layer, one line per pooling.
+
+    Args:
+        folder: of the results; the figure goes to ``figures/``.
+        agreement: :class:`~embedkit.similarity.Agreement` of every view.
+    """
+    fsio.make_folder(folder / "figures")
+    lines: dict[str, list[tuple[int, Any]]] = {}
+    single = []
+    for one in agreement:
+        pooling, _, layer = one.view.partition("_")
+        if layer.isdigit():
+            lines.setdefault(pooling, []).append((int(layer), one.spearman))
+        else:
+            single.append(one)
+    figure, axis = canvas(6.5, 4.2)
+    for pooling, points in lines.items():
+        layers = [layer for layer, _ in points]
+        axis.fill_between(layers, [s.low for _, s in points], [s.high for _, s in points],
+                          alpha=0.15)  # fmt: skip
+        axis.plot(layers, [s.value for _, s in points], "o-", label=pooling)
+    for one in single:
+        axis.axhline(one.spearman.value, color=_BLUE, linewidth=1)
+        axis.text(0, one.spearman.value, f" {one.view}", fontsize=7, va="bottom")
+    axis.set_xlabel("layer (0 is the embedding output)")
+    axis.set_ylabel("Spearman's correlation")
+    axis.set_title("cosine of pairs against human scores (band: 95 %)", loc="left", fontsize=9)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    if lines:
+        axis.legend(frameon=False)
+    save(folder, "layers.png", figure)
 
 
 def save(folder: Path, name: str, figure: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ __all__ = [
     "DatasetInfo",
     "ModelInfo",
     "ViewHealth",
+    "atlas_line",
     "describe_dataset",
     "describe_model",
     "open_lines",
@@ -197,6 +199,13 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
         ),
         "embedkit": f"import embedkit; data = embedkit.load({where!r}, view={view!r}); X = data.X",
     }
+
+
+def atlas_line(path: Path, manifest: Manifest) -> str:
+    """The command that opens a dataset in Embedding Atlas, which takes files and no folder."""
+    text = " --text text" if manifest.job["storage"]["text"] else ""
+    where = shlex.quote(f"{path}/sentences")
+    return f"embedding-atlas {where}/*.parquet{text} --vector {_default_view(manifest)}"
 
 
 def _default_view(manifest: Manifest) -> str:

@@ -12,7 +12,7 @@ then repetition levels, definition levels and values, with a CRC-32 of all that 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,14 @@ class _Page:
     values: int
 
 
-def copy_vectors(path: Path, metadata: pq.FileMetaData, columns: dict[str, Floats]) -> bool:
+def copy_vectors(
+    path: Path,
+    metadata: pq.FileMetaData,
+    columns: dict[str, Floats],
+    *,
+    groups: Sequence[int] | None = None,
+    threads: int = _THREADS,
+) -> bool:
     """Copy vector columns of a file into matrices, their checksums verified.
 
     Args:
@@ -51,6 +58,8 @@ def copy_vectors(path: Path, metadata: pq.FileMetaData, columns: dict[str, Float
         metadata: its footer.
         columns: ``(rows, width)`` float32 for each column name, to be filled; they may be parts of
             a wider matrix.
+        groups: numbers of the row groups to read, one after the other; by default all.
+        threads: pages read at the same time; with 1 they are read by the caller's own thread.
 
     Returns:
         Whether it was done; ``False`` if the file is not of the kind that this reader takes.
@@ -61,17 +70,25 @@ def copy_vectors(path: Path, metadata: pq.FileMetaData, columns: dict[str, Float
     """
     with path.open("rb") as file:
         descriptor = file.fileno()
-        copies = _plan(descriptor, metadata, columns)
+        chosen = range(metadata.num_row_groups) if groups is None else groups
+        copies = _plan(descriptor, metadata, columns, chosen)
         if copies is None:
             return False
-        with ThreadPoolExecutor(_THREADS) as pool:
+        if threads == 1:
+            for copy in copies:
+                _copy(descriptor, *copy)
+            return True
+        with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(lambda copy: _copy(descriptor, *copy), copies):
                 pass
     return True
 
 
 def _plan(
-    descriptor: int, metadata: pq.FileMetaData, columns: dict[str, Floats]
+    descriptor: int,
+    metadata: pq.FileMetaData,
+    columns: dict[str, Floats],
+    groups: Sequence[int],
 ) -> list[tuple[_Page, Floats]] | None:
     """Every page with the rows that it fills; ``None`` if a column is not plain."""
     places = {metadata.row_group(0).column(i).path_in_schema: i
@@ -79,7 +96,7 @@ def _plan(
     copies = []
     for name, matrix in columns.items():
         start = 0
-        for group in range(metadata.num_row_groups):
+        for group in groups:
             at = places.get(f"{name}.list.element")
             if at is None:
                 return None

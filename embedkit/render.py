@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
 
 from embedkit.display import bytes_text, duration_text, visible
-from embedkit.inspection import open_lines
+from embedkit.inspection import atlas_line, open_lines
 from embedkit.stages import bottleneck
 
 if TYPE_CHECKING:
@@ -263,6 +264,8 @@ def dataset_text(info: DatasetInfo) -> str:
     lines.append(table_text(rows_of_table))
     lines.append("open it:")
     lines += [f"  {line}" for line in open_lines(info.path, manifest).values()]
+    lines += ["look at it:", f"  embedkit map {shlex.quote(str(info.path))}",
+              f"  {atlas_line(info.path, manifest)}"]  # fmt: skip
     return visible("\n".join(lines))
 
 
@@ -276,6 +279,7 @@ def dataset_json(info: DatasetInfo) -> str:
             "health_rows": info.health_rows,
             "duplicate_texts": info.duplicate_texts,
             "open": open_lines(info.path, info.manifest),
+            "atlas": atlas_line(info.path, info.manifest),
         }
     )
 

@@ -22,7 +22,7 @@ from embedkit.errors import DamagedError, UsageError, did_you_mean
 from embedkit.pages import copy_vectors
 from embedkit.views import parse_view
 
-__all__ = ["Layout", "Manifest", "VectorData", "is_dataset", "load", "read_manifest"]
+__all__ = ["Block", "Layout", "Manifest", "VectorData", "is_dataset", "load", "read_manifest"]
 
 Floats = NDArray[np.float32]
 
@@ -136,6 +136,30 @@ class Manifest:
         return int(self.job["model"]["n_layers"])
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A row group of a shard, the smallest part that is read at once.
+
+    Attributes:
+        shard: number of the shard.
+        group: number of the row group in it.
+        start: place of its first record among the records of the dataset.
+        rows: number of its records.
+        metadata: footer of the shard's file.
+    """
+
+    shard: int
+    group: int
+    start: int
+    rows: int
+    metadata: pq.FileMetaData
+
+    @property
+    def stop(self) -> int:
+        """Place after its last record."""
+        return self.start + self.rows
+
+
 def _column_order(name: str) -> tuple[bool, int, int, str, int]:
     """Layers ascending, within one the poolings as they are listed, the pooler last."""
     pooling, _, layer = name.partition("_")
@@ -211,7 +235,7 @@ class VectorData:
     @cached_property
     def X(self) -> Floats:
         """The vectors, ``(n, width)`` float32; several views side by side."""
-        matrix = np.empty((len(self), self._width), np.float32)
+        matrix = np.empty((len(self), self.width), np.float32)
         start = 0
         for number in range(self.manifest.n_shards):
             stop = start + self._rows(number)
@@ -229,12 +253,81 @@ class VectorData:
             raise ValueError(f"size={size}: expected 1 or more.")
         labelled = self.manifest.job["input"]["label"] is not None
         for number in range(self.manifest.n_shards):
-            matrix = np.empty((self._rows(number), self._width), np.float32)
+            matrix = np.empty((self._rows(number), self.width), np.float32)
             self._fill(number, matrix)
             labels = self._labels(number) if labelled else None
             for start in range(0, len(matrix), size):
                 part = slice(start, start + size)
                 yield matrix[part], None if labels is None else labels[part]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The row groups of all shards in order; their rows add up to ``len(self)``."""
+        found = []
+        start = 0
+        for number in range(self.manifest.n_shards):
+            with self._damage(number):
+                metadata = pq.read_metadata(self._part(number))
+                if metadata.num_rows != self._rows(number):
+                    raise ValueError(f"{metadata.num_rows} rows, {self._rows(number)} were written")
+            for group in range(metadata.num_row_groups):
+                rows = metadata.row_group(group).num_rows
+                found.append(Block(number, group, start, rows, metadata))
+                start += rows
+        return found
+
+    def read_block(self, block: Block, target: Floats) -> None:
+        """Read the chosen views of one row group by the caller's own thread.
+
+        Args:
+            block: one of :attr:`blocks`.
+            target: ``(block.rows, width)`` float32 to be filled.
+        """
+        columns = self._columns_of(target)
+        part, groups = self._part(block.shard), [block.group]
+        with self._damage(block.shard):
+            if copy_vectors(part, block.metadata, columns, groups=groups, threads=1):
+                return
+            with self._open(block.shard) as file:
+                table = file.read_row_group(block.group, columns=list(columns), use_threads=False)
+            for name, matrix in columns.items():
+                matrix[:] = _to_matrix(table.column(name), matrix.shape[1])
+
+    def pick(self, places: NDArray[np.int64], names: Sequence[str]) -> dict[str, list[Any]]:
+        """Columns that are not vectors, of some records only; their row groups are read.
+
+        Args:
+            places: ``(m,)`` positions among the records of the dataset, in any order.
+            names: the columns.
+
+        Returns:
+            ``m`` Python values for each column, in the order of ``places``.
+        """
+        order = np.argsort(places, kind="stable")
+        starts = np.array([block.start for block in self.blocks], np.int64)
+        owner = np.searchsorted(starts, places[order], side="right") - 1
+        values: dict[str, list[Any]] = {name: [None] * len(places) for name in names}
+        for number in np.unique(owner):
+            block = self.blocks[int(number)]
+            mine = order[owner == number]
+            with self._damage(block.shard), self._open(block.shard) as file:
+                table = file.read_row_group(block.group, columns=list(names), use_threads=False)
+            table = table.take(places[mine] - block.start)
+            for name in names:
+                for at, value in zip(mine, table.column(name).to_pylist(), strict=True):
+                    values[name][at] = value
+        return values
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that are not vectors."""
+        names = self._open(0).schema_arrow.names
+        return [name for name in names if name not in self.manifest.views]
+
+    def read_columns(self, shard: int, names: Sequence[str]) -> pa.Table:
+        """Columns that are not vectors, of one shard."""
+        with self._damage(shard), self._open(shard) as file:
+            return file.read(columns=list(names))
 
     def mapped(self, cache: str | Path) -> Floats:
         """``X`` as a read-only memory map, for matrices larger than memory.
@@ -251,7 +344,7 @@ class VectorData:
             partial = file.with_suffix(".partial")
             with fsio.storage_errors(file):
                 target = np.lib.format.open_memmap(
-                    partial, "w+", np.float32, (len(self), self._width)
+                    partial, "w+", np.float32, (len(self), self.width)
                 )
                 start = 0
                 for number in range(self.manifest.n_shards):
@@ -264,16 +357,13 @@ class VectorData:
         return cast("Floats", np.load(file, mmap_mode="r"))
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """Width of the chosen views side by side."""
         return sum(self.manifest.views[name] for name in self.views)
 
     def _fill(self, number: int, matrix: Floats) -> None:
         """Read the chosen views of a shard into ``(rows, width)``."""
-        columns = {}
-        left = 0
-        for name in self.views:
-            columns[name] = matrix[:, left : left + self.manifest.views[name]]
-            left += self.manifest.views[name]
+        columns = self._columns_of(matrix)
         with self._damage(number), self._open(number) as file:
             rows = file.metadata.num_rows
             if rows != len(matrix):
@@ -282,6 +372,15 @@ class VectorData:
                 table = file.read(columns=list(self.views))
                 for name, part in columns.items():
                     part[:] = _to_matrix(table.column(name), part.shape[1])
+
+    def _columns_of(self, matrix: Floats) -> dict[str, Floats]:
+        """The part of the matrix that each view fills."""
+        columns = {}
+        left = 0
+        for name in self.views:
+            columns[name] = matrix[:, left : left + self.manifest.views[name]]
+            left += self.manifest.views[name]
+        return columns
 
     def _labels(self, number: int) -> NDArray[np.str_]:
         with self._damage(number), self._open(number) as file:

@@ -23,9 +23,11 @@ ORDER = [
     "progress", "splits", "scores", "outcomes", "reencoding", "unseen", "texts", "training",
     "learners", "runs", "figures", "classify", "probing", "finetuning", "finetuned",
     "prediction", "answers", "sklearn", "mteb",
+    "topk", "coarse", "isotropy", "filters", "nearest", "search", "index",
+    "similarity", "occurrences", "words", "marked", "projection",
     "runsets", "blending", "sources", "compare", "charts", "report", "fetch",
-    "render", "tabulate", "recipe", "pipeline",
-    "options", "results_cli", "finetune_cli", "experiment_cli", "cli",
+    "render", "search_render", "tabulate", "recipe", "pipeline",
+    "options", "results_cli", "finetune_cli", "search_cli", "experiment_cli", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
 

@@ -1,0 +1,277 @@
+"""Search: exact against faiss on the same threads, cold start, indexes, peak memory.
+
+    python -m benchmarks.search [--rows 1000000] [--folder DIR] [--only exact,cold,index]
+    python -m benchmarks.search --memory 10000000 [--width 256]
+
+Vectors are synthetic: points around 4,096 centres in 32 latent dimensions, carried into the width
+by a random matrix, with a little noise in all directions, scaled to length 1. They are written as a
+dataset with the schema, shards and checksums of ``extract``. Queries are drawn in the same way and
+are not in the dataset. Contestants run in turn, round after round; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import embedkit
+from benchmarks.measure import describe, in_turn, table
+from embedkit.fsio import make_folder, remove_tree
+from embedkit.jobs import Job, open_job
+from embedkit.nearest import available_threads, nearest
+from embedkit.schema import Footer, shard_bytes, text_column
+from embedkit.store import is_dataset
+
+PACKAGES = ("numpy", "faiss-cpu", "pyarrow")
+VIEW = "mean_6"
+SHARD_ROWS = 16_384
+CENTRES, LATENT, NOISE = 4_096, 32, 0.02
+QUERIES, K = 1_000, 10
+
+Floats = NDArray[np.float32]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--only", default="exact,cold,index")
+    parser.add_argument("--memory", type=int, metavar="ROWS", help="Only peak memory, of so many.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="Leave the dataset on disk.")
+    asked = parser.parse_args()
+    rows = asked.memory or asked.rows
+    folder = asked.folder / f"embedkit-search-{rows}x{asked.width}"
+    print(describe(PACKAGES))
+    if not is_dataset(folder):
+        write_dataset(folder, rows, asked.width)
+    try:
+        sections = ["memory"] if asked.memory else asked.only.split(",")
+        for section in sections:
+            SECTIONS[section](folder, asked)
+    finally:
+        if not asked.keep:
+            remove_tree(folder)
+
+
+def draw(rows: int, width: int, *, seed: int) -> Iterator[Floats]:
+    """Vectors in blocks of a shard; the centres are the same for every seed."""
+    fixed = np.random.default_rng(0)
+    centres = fixed.normal(size=(CENTRES, LATENT)).astype(np.float32)
+    carry = (fixed.normal(size=(LATENT, width)) / LATENT**0.5).astype(np.float32)
+    random = np.random.default_rng(seed)
+    for start in range(0, rows, SHARD_ROWS):
+        count = min(SHARD_ROWS, rows - start)
+        latent = centres[random.integers(CENTRES, size=count)]
+        latent = latent + 0.5 * random.standard_normal((count, LATENT), np.float32)
+        vectors = latent @ carry + NOISE * random.standard_normal((count, width), np.float32)
+        yield vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def queries_of(width: int) -> Floats:
+    """Vectors that are not in the dataset."""
+    return np.concatenate(list(draw(QUERIES, width, seed=2)))
+
+
+def write_dataset(folder: Path, rows: int, width: int) -> None:
+    """A dataset as ``extract`` writes it, with vectors that no model made."""
+    files = [{"sha256": "0" * 64, "bytes": rows}]
+    settings = {
+        "format_version": 1,
+        "input": {"files": files, "format": "tsv", "encoding": "utf-8", "delimiter": "\t",
+                  "quoting": "none", "header": True, "text": "text", "text_pair": None,
+                  "id": "id", "label": "label", "keep": [], "unicode": "none", "min_chars": 0,
+                  "limit": None, "sample": None, "seed": None},
+        "model": {"type": "bert", "n_layers": 6, "width": width, "sha256": {}},
+        "vectors": {"views": {VIEW: width}, "token_layers": {}, "words": None, "tokens": False,
+                    "special_tokens": True, "normalize": True, "max_length": 256,
+                    "on_long": "truncate", "stride": 0, "prefix": "", "precision": "fp32",
+                    "batch_tokens": 2_048},
+        "storage": {"profile": "float32", "shard_rows": SHARD_ROWS, "text": True},
+    }  # fmt: skip
+    job = Job(settings, {"synthetic": True})
+    make_folder(folder.parent)
+    started = time.perf_counter()
+    with open_job(folder, job, overwrite=True, allow_env_change=True) as target:
+        number = -1
+        for number, vectors in enumerate(draw(rows, width, seed=1)):
+            first = number * SHARD_ROWS
+            row = np.arange(first, first + len(vectors))
+            names = [str(i) for i in row.tolist()]
+            scalars = {
+                "row": pa.array(row, pa.int64()),
+                "id": text_column(names),
+                "text": text_column([f"text number {name}" for name in names]),
+                "label": text_column([str(i % 2) for i in row.tolist()]),
+                "n_tokens": pa.array(np.full(len(row), 5), pa.int32()),
+                "n_kept": pa.array(np.full(len(row), 5), pa.int32()),
+                "truncated": pa.array(np.zeros(len(row), bool)),
+            }
+            made = {"environment": job.environment}
+            footer = Footer(job.fingerprint, number, int(row[0]), int(row[-1]), len(row),
+                            {"records": len(row)}, {}, made)  # fmt: skip
+            data = shard_bytes(scalars, {VIEW: vectors}, footer=footer, storage="float32")
+            target.commit(number, footer, data, {})
+        totals = {"records": rows, "accepted": rows, "rejected": 0, "rejected_by_reason": {},
+                  "left_out": 0, "left_out_by_reason": {}, "ledger": {"records": rows}}  # fmt: skip
+        names_ = {"inputs": ["synthetic"], "model": "none", "model_source": "none",
+                  "revision": None}  # fmt: skip
+        target.finish(n_shards=number + 1, totals=totals, names=names_)
+    print(f"wrote {rows:,} × {width} in {time.perf_counter() - started:.0f} s: {folder}")
+
+
+def exact(folder: Path, asked: Any) -> None:
+    """A thousand queries, and one, against faiss with the vectors in memory."""
+    import faiss
+    import torch  # noqa: F401 - as loaded where queries are texts; then rough products are used
+
+    data = embedkit.load(folder, VIEW)
+    queries = queries_of(data.width)
+    threads = available_threads()
+    faiss.omp_set_num_threads(threads)
+    flat = faiss.IndexFlatIP(data.width)
+    for block in data.blocks:
+        vectors = np.empty((block.rows, data.width), np.float32)
+        data.read_block(block, vectors)
+        flat.add(vectors)
+    ours, theirs = nearest(data, queries, k=K, metric="dot"), flat.search(queries, K)
+    same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours.places, theirs[1], strict=True)])
+
+    def plainly() -> None:
+        with mock.patch("embedkit.nearest.coarse_product", return_value=None):
+            nearest(data, queries, k=K, metric="dot")
+
+    seconds = in_turn(
+        {
+            "embedkit, dot": lambda: nearest(data, queries, k=K, metric="dot"),
+            "faiss IndexFlatIP": lambda: flat.search(queries, K),
+            "embedkit, cosine": lambda: nearest(data, queries, k=K),
+            "embedkit, dot, without rough products": plainly,
+            "embedkit, one query": lambda: nearest(data, queries[:1], k=K, metric="dot"),
+            "faiss, one query": lambda: flat.search(queries[:1], K),
+            "reading the column": lambda: embedkit.load(folder, VIEW).X,
+        },
+        asked.rounds,
+    )  # fmt: skip
+    print(f"\n{len(data):,} × {data.width}, {QUERIES} queries, k {K}, {threads} threads; "
+          f"{same:.4f} of the results are the same")  # fmt: skip
+    print(table(["", "seconds"], [[name, f"{s:.3f}"] for name, s in seconds.items()]))
+    ratio = seconds["faiss IndexFlatIP"] / seconds["embedkit, dot"]
+    print(f"throughput of exact search, faiss = 1: {ratio:.2f} (goal 1)")
+
+
+COLD = """
+import sys, time
+started = time.perf_counter()
+import numpy as np
+import embedkit
+data = embedkit.load(sys.argv[1], "mean_6")
+if sys.argv[2] == "read":
+    data.X
+else:
+    from embedkit.search import Searcher
+    Searcher(sys.argv[1], view="mean_6").vectors(np.load(sys.argv[3]))
+print(time.perf_counter() - started)
+"""
+
+
+def cold(folder: Path, asked: Any) -> None:
+    """A new process until its first result, against a new process that reads the column."""
+    width = embedkit.load(folder, VIEW).width
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "q.npy"
+        np.save(file, queries_of(width)[0])
+
+        def process(what: str) -> None:
+            subprocess.run([sys.executable, "-c", COLD, str(folder), what, str(file)], check=True,
+                           capture_output=True)  # fmt: skip
+
+        seconds = in_turn(
+            {"read": lambda: process("read"), "search": lambda: process("search")}, asked.rounds
+        )
+    ratio = seconds["search"] / seconds["read"]
+    print(f"\nnew process, first result: {seconds['search']:.2f} s; reading the column: "
+          f"{seconds['read']:.2f} s; ratio {ratio:.2f} (goal below 1.5)")  # fmt: skip
+
+
+def index(folder: Path, asked: Any) -> None:
+    """HNSW at recall@10 of 0.95 against exact search."""
+    from embedkit.index import build_index, open_index
+
+    data = embedkit.load(folder, VIEW)
+    queries = queries_of(data.width)
+    info = build_index(folder, kind="hnsw", view=VIEW, recall=0.95, overwrite=True)
+    print(f"\nhnsw built in {info.seconds:.0f} s, {info.nbytes / 1e9:.2f} GB")
+    print(table(["efSearch", "recall@10", "ms per query", "queries/s"], [
+        [str(p.setting), f"{p.recall:.4f}", f"{p.single_ms:.2f}", f"{p.batch_per_second:,.0f}"]
+        for p in info.curve
+    ]))  # fmt: skip
+    ann = open_index(data, kind="hnsw", recall=0.95)
+    truth, found = nearest(data, queries, k=K), ann(queries, K)
+    recall = np.mean([len(set(a) & set(b)) / K
+                      for a, b in zip(truth.places, found.places, strict=True)])  # fmt: skip
+    seconds = in_turn(
+        {
+            "exact, one": lambda: nearest(data, queries[:1], k=K),
+            "hnsw, one": lambda: [ann(query[None], K) for query in queries[:100]],
+            "exact, batch": lambda: nearest(data, queries, k=K),
+            "hnsw, batch": lambda: ann(queries, K),
+        },
+        asked.rounds,
+    )  # fmt: skip
+    seconds["hnsw, one"] /= 100
+    print(f"efSearch {ann.setting}: recall@10 {recall:.4f} on {QUERIES} other queries")
+    print(table(["", "seconds"], [[name, f"{s:.5f}"] for name, s in seconds.items()]))
+    print(f"one query {seconds['exact, one'] / seconds['hnsw, one']:.0f} × faster (goal 50), "
+          f"a batch {seconds['exact, batch'] / seconds['hnsw, batch']:.1f} × (goal 5)")  # fmt: skip
+
+
+MEMORY = """
+import json, resource, sys, time
+import numpy as np
+import embedkit
+from embedkit.search import Searcher
+searcher = Searcher(sys.argv[1], view="mean_6", where=sys.argv[3] or None)
+queries = np.load(sys.argv[2])
+started = time.perf_counter()
+answers = searcher.vectors(queries)
+seconds = time.perf_counter() - started
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": seconds, "peak": peak, "hits": len(answers[0].hits)}))
+"""
+
+
+def memory(folder: Path, asked: Any) -> None:
+    """Peak memory of a process that searches exactly, with texts fetched."""
+    data = embedkit.load(folder, VIEW)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for count, where in ((1, ""), (100, ""), (1_000, ""), (1, "label = '1'")):
+            file = Path(scratch) / "q.npy"
+            np.save(file, queries_of(data.width)[:count])
+            done = subprocess.run([sys.executable, "-c", MEMORY, str(folder), str(file), where],
+                                  check=True, capture_output=True, text=True)  # fmt: skip
+            found = json.loads(done.stdout)
+            rows.append([f"{count:,} {where}".strip(), f"{found['peak'] / 1e6:,.0f} MB",
+                         f"{found['seconds']:.1f} s"])  # fmt: skip
+    print(f"\n{len(data):,} × {data.width}: peak memory of exact search (goal below 1,000 MB)")
+    print(table(["queries", "peak", "time"], rows))
+
+
+SECTIONS = {"exact": exact, "cold": cold, "index": index, "memory": memory}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,483 @@
+"""Exact search against plain NumPy, filters, repeated texts, queries without answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embedkit
+from embedkit.cli import cli
+from embedkit.coarse import CoarseProduct
+from embedkit.encoder import Encoder
+from embedkit.errors import DamagedError, UsageError
+from embedkit.filters import chosen_records
+from embedkit.isotropy import isotropy_of, learn_isotropy
+from embedkit.nearest import nearest, unit_rows
+from embedkit.search import Searcher, read_queries, search
+from embedkit.store import Layout
+from embedkit.topk import TopK
+from embedkit.verification import verify
+from tests.store_fixtures import ROOT, ROWS, load_quickly, tiny_model, write_tsv
+
+N = 90
+
+
+def corpus_of(path: Path) -> Path:
+    """Texts of a few words that the tiny model tells apart; every ninth one is repeated."""
+    random = np.random.default_rng(5)
+    words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "정말"]
+    rows: list[tuple[str, str, str]] = []
+    texts: list[str] = []
+    for i in range(N):
+        text = " ".join(random.choice(words, random.integers(2, 9)))
+        if i % 9 == 8:
+            text = texts[i - 5]
+        texts.append(text)
+        rows.append((f"id{i}", "" if i == 40 else text, str(i % 3)))
+    return write_tsv(path, rows)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A dataset of several shards with a reject in the middle."""
+    folder = tmp_path_factory.mktemp("search")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        embedkit.extract(
+            corpus_of(folder / "corpus.tsv"), out=folder / "data", model=str(tiny_model()),
+            layers="all", poolings=["cls", "mean"], shard_rows=20,
+        )  # fmt: skip
+        yield folder / "data"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the tiny model once, not for every search."""
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+
+
+def plain(X: Any, queries: Any, metric: str) -> Any:
+    """Scores of all records by the definition; more is nearer."""
+    X, q = X.astype(np.float64), queries.astype(np.float64)
+    if metric == "dot":
+        return q @ X.T
+    if metric == "euclid":
+        return -np.linalg.norm(q[:, None] - X[None], axis=2)
+    lengths = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(X, axis=1)
+    return q @ X.T / lengths
+
+
+# the running k best
+
+
+@given(
+    rows=st.integers(1, 60), queries=st.integers(1, 5), k=st.integers(1, 70),
+    step=st.integers(1, 25), parts=st.integers(1, 3), seed=st.integers(0, 1_000),
+)  # fmt: skip
+def test_top_k_is_a_stable_sort(
+    rows: int, queries: int, k: int, step: int, parts: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    scores = random.integers(-3, 4, (queries, rows)).astype(np.float32)  # many ties
+    scores[random.random(scores.shape) < 0.1] = -np.inf
+    bar = np.full(queries, -np.inf, np.float32)
+    several = [TopK(queries, k, bar=bar) for _ in range(parts)]
+    for number, start in enumerate(range(0, rows, step)):
+        places = np.arange(start, min(start + step, rows))
+        for first in range(0, queries, 2):
+            part = scores[first : first + 2, places]
+            several[number % parts].offer(np.ascontiguousarray(part), places, first=first)
+    best = several[0]
+    for other in several[1:]:
+        best.merge(other)
+    best.finish()
+    for q in range(queries):
+        order = np.argsort(-scores[q], kind="stable")
+        wanted = [int(p) for p in order if scores[q, p] > -np.inf][:k]
+        assert [int(p) for p in best.places[q] if p >= 0] == wanted
+        assert best.scores[q, : len(wanted)].tolist() == scores[q, wanted].tolist()
+        assert (best.places[q, len(wanted) :] == -1).all()
+
+
+def test_top_k_settles_on_the_way() -> None:
+    random = np.random.default_rng(0)
+    scores = random.normal(size=(300, 2_000)).astype(np.float32)
+    best = TopK(300, 20)
+    for start in range(0, 2_000, 100):
+        places = np.arange(start, start + 100)
+        best.offer(np.ascontiguousarray(scores[:, places]), places)
+    best.finish()
+    assert np.array_equal(best.places, np.argsort(-scores, axis=1)[:, :20])
+
+
+# exact search
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_nearest_is_a_sort_of_all_scores(dataset: Path, metric: str, threads: int) -> None:
+    data = embedkit.load(dataset, "cls_1")
+    queries = np.random.default_rng(1).normal(size=(7, data.width)).astype(np.float32)
+    found = nearest(data, queries, k=12, metric=metric, threads=threads)
+    scores = plain(data.X, queries, metric)
+    wanted = -np.sort(-scores, axis=1)[:, :12]
+    sign = -1 if metric == "euclid" else 1
+    assert np.allclose(sign * found.scores, wanted, atol=2e-5)
+    assert np.allclose(np.take_along_axis(scores, found.places, 1), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+@pytest.mark.parametrize("spread", [1.0, 0.02, 1e-4])
+def test_rough_products_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, spread: float
+) -> None:
+    """Whether records lie far apart or closer together than bfloat16 can tell."""
+    random = np.random.default_rng(3)
+    rows = [(str(i), "the movie", "1") for i in range(700)]
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
+                            model=str(tiny_model()), shard_rows=60)  # fmt: skip
+    data = embedkit.load(made.out)
+    vectors = 1 + spread * random.normal(size=(700, 16)).astype(np.float32)
+    vectors[100:] *= random.uniform(0.1, 3, (600, 1)).astype(np.float32)
+
+    def read(block: Any, target: Any) -> None:
+        target[:] = vectors[block.start : block.stop]
+
+    monkeypatch.setattr(data, "read_block", read)
+    queries = 1 + spread * random.normal(size=(40, 16)).astype(np.float32)
+    plainly = nearest(data, queries, k=7, metric=metric, threads=2)
+    ruled_out = []
+    kept = TopK.take
+
+    def count(self: TopK, query: Any, scores: Any, places: Any) -> None:
+        ruled_out.append(len(query))
+        kept(self, query, scores, places)
+
+    monkeypatch.setattr(TopK, "take", count)
+    monkeypatch.setattr("embedkit.nearest.coarse_product", lambda q: CoarseProduct(torch, q))
+    monkeypatch.setattr("embedkit.nearest._WORTH_ROUGH", 1)
+    monkeypatch.setattr("embedkit.topk._LEAST", 1)
+    roughly = nearest(data, queries, k=7, metric=metric, threads=2)
+    assert ruled_out
+    assert sum(ruled_out) < 700 * 40
+    assert np.allclose(plainly.scores, roughly.scores, rtol=1e-6)
+    scores = plain(vectors, queries, metric)
+    found = np.take_along_axis(scores, roughly.places, 1)
+    assert np.allclose(found, -np.sort(-scores, axis=1)[:, :7], rtol=1e-6)
+
+
+def test_the_error_of_rough_products_is_bounded() -> None:
+    random = np.random.default_rng(0)
+    for scale in (1e-3, 1.0, 1e4):
+        queries = (scale * random.standard_cauchy((200, 48))).astype(np.float32)
+        vectors = random.standard_cauchy((300, 48)).astype(np.float32)
+        coarse = CoarseProduct(torch, queries)
+        rough = np.empty((200, 300), np.float32)
+        coarse.scores(coarse.rounded(vectors), 0, rough)
+        exact = queries.astype(np.float64) @ vectors.T.astype(np.float64)
+        for column, vector in enumerate(vectors):
+            slack = coarse.slack(0, 200, float(np.linalg.norm(vector)))
+            assert (np.abs(rough[:, column] - exact[:, column]) <= slack).all()
+        assert np.abs(rough - exact).max() > 0
+
+
+def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
+    data = embedkit.load(dataset, "mean_2")
+    found = nearest(data, data.X, k=1, metric="euclid")
+    assert (found.scores[:, 0] <= 1e-3 * np.linalg.norm(data.X, axis=1)).all()
+    assert np.allclose(data.X[found.places[:, 0]], data.X)
+
+
+def test_more_than_there_are(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    chosen = np.zeros(len(data), bool)
+    chosen[[3, 50, 88]] = True
+    found = nearest(data, data.X[:2], k=5, chosen=chosen)
+    assert found.places.shape == (2, 5)
+    assert sorted(found.places[0, :3].tolist()) == [3, 50, 88]
+    assert (found.places[:, 3:] == -1).all()
+    whole = nearest(data, data.X[:2], k=1_000)
+    assert sorted(whole.places[1].tolist()) == list(range(len(data)))
+
+
+def test_vectors_of_zeros_have_cosine_zero() -> None:
+    assert unit_rows(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("storage", ["float16", "compact"])
+def test_other_storage_is_read_too(tmp_path: Path, storage: str) -> None:
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv"), out=tmp_path / "d",
+                            model=str(tiny_model()), storage=storage, shard_rows=4)  # fmt: skip
+    data = embedkit.load(made.out)
+    found = nearest(data, data.X, k=3)
+    assert np.allclose(found.scores, -np.sort(-plain(data.X, data.X, "cosine"))[:, :3], atol=1e-5)
+
+
+def test_damage_is_named(dataset: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    part = Layout(copy).part("sentences", 2)
+    content = bytearray(part.read_bytes())
+    data = embedkit.load(copy)
+    chunk = next(
+        c for c in map(data.blocks[2].metadata.row_group(0).column, range(20))
+        if c.path_in_schema == f"{data.views[0]}.list.element"
+    )  # fmt: skip
+    content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 64
+    part.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"part-00002.parquet is damaged.*embedkit verify"):
+        nearest(data, np.ones((1, data.width), np.float32))
+
+
+# centring and whitening
+
+
+def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
+    data = embedkit.load(dataset, "mean_1")
+    X = data.X.astype(np.float64)
+    center = learn_isotropy(data, "center")
+    assert np.allclose(center.mean, X.mean(0), atol=1e-6)
+    white = learn_isotropy(data, "whiten").apply(data.X).astype(np.float64)
+    covariance = np.cov(white.T, bias=True)
+    assert np.allclose(white.mean(0), 0, atol=1e-3)
+    # a layer norm without a shift leaves one direction without variance
+    assert np.allclose(covariance, np.diag([0] + [1] * (data.width - 1)), atol=0.01)
+
+
+def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
+    data = embedkit.load(dataset, "mean_1")
+    learnt = learn_isotropy(data, "center")
+    found = nearest(data, data.X[:4], k=6, isotropy=learnt)
+    X = data.X - data.X.mean(0)
+    assert np.allclose(found.scores, -np.sort(-plain(X, X[:4], "cosine"))[:, :6], atol=1e-4)
+
+
+def test_a_map_is_stored_and_belongs_to_its_dataset(dataset: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    data = embedkit.load(copy, "mean_2")
+    first = isotropy_of(data, "whiten")
+    file = Layout(copy).private / "isotropy" / "mean_2.whiten.safetensors"
+    written = file.read_bytes()
+    again = isotropy_of(data, "whiten")
+    assert np.array_equal(first.matrix, again.matrix)  # type: ignore[arg-type]
+    file.write_bytes(written.replace(data.manifest.fingerprint.encode(), b"0" * 64))
+    assert np.array_equal(isotropy_of(data, "whiten").mean, first.mean)
+    assert file.read_bytes() == written
+    file.write_bytes(b"no tensors")
+    assert np.array_equal(isotropy_of(data, "whiten").mean, first.mean)
+    assert verify(copy).ok
+
+
+# conditions
+
+
+def test_conditions_choose_records(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    labels = np.array(data.column("label"))
+    tokens = np.array(data.column("n_tokens"))
+    assert np.array_equal(chosen_records(data, "label = '1'"), labels == "1")
+    assert np.array_equal(
+        chosen_records(data, "n_tokens > 6 AND (label IN ('0','2') OR text LIKE '%bus%')"),
+        (tokens > 6)
+        & (np.isin(labels, ["0", "2"]) | np.array(["bus" in text for text in data.text])),
+    )
+    assert chosen_records(data, "true").all()
+
+
+@pytest.mark.parametrize(
+    "condition", ["colour = 'red'", "label = ", "label = '1'; DROP TABLE x", "n_tokens + ",
+                  "row IN (SELECT 1 FROM read_csv('/etc/passwd'))"],
+)  # fmt: skip
+def test_conditions_that_cannot_be_used(dataset: Path, condition: str) -> None:
+    with pytest.raises(UsageError, match=r"--where .*The columns are row, id, text, label"):
+        chosen_records(embedkit.load(dataset), condition)
+
+
+# searching texts
+
+
+def test_a_stored_text_finds_itself(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    answers = search(dataset, data.text[:3], k=4)
+    for answer, text in zip(answers, data.text, strict=False):
+        assert answer.query == text
+        assert answer.hits[0].text == text
+        assert answer.hits[0].score == pytest.approx(1, abs=1e-5)
+        assert len(answer.hits) == 4
+
+
+def test_repeated_texts_are_given_once(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    distinct = len(set(data.text))
+    assert distinct < len(data)
+    once = Searcher(dataset).like([3], k=N)[0].hits
+    assert len({hit.text for hit in once}) == len(once) == distinct - 1
+    every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
+    assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
+
+
+def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
+    rows = [(str(i), "the movie was good", "1") for i in range(120)]
+    rows += [("a", "bus home", "0"), ("b", "rain", "0")]
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
+                            model=str(tiny_model()), shard_rows=50)  # fmt: skip
+    hits = search(made.out, "the movie was good", k=3)[0].hits
+    assert hits[0].text == "the movie was good"
+    assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
+
+
+def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    hits = Searcher(dataset, keep_duplicates=True).like([41], k=5)[0].hits
+    for hit in hits:
+        place = int(np.flatnonzero(data.row == hit.row)[0])
+        assert (hit.text, hit.id, hit.label) == (
+            data.text[place], data.ids[place], data.y[place],
+        )  # fmt: skip
+    with pytest.raises(UsageError, match=r"--like 40: .*no such row; rows go from 0 to 89"):
+        Searcher(dataset).like([40])
+
+
+def test_conditions_hold_for_what_is_found(dataset: Path) -> None:
+    found = search(dataset, "the bus", k=10, where="label = '2'")[0].hits
+    assert {hit.label for hit in found} == {"2"}
+    with pytest.raises(UsageError, match=r"no record of .* is like that"):
+        Searcher(dataset, where="label = '9'")
+
+
+def test_queries_get_the_prefix_of_the_dataset(tmp_path: Path) -> None:
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", ROWS), out=tmp_path / "d",
+                            model=str(tiny_model()), prefix="movie ")  # fmt: skip
+    own = search(made.out, "a", keep_duplicates=True)[0].hits[0]
+    assert own.text == "a"
+    assert own.score == pytest.approx(1, abs=1e-5)
+    other = search(made.out, "a", prefix="", keep_duplicates=True)[0].hits
+    assert next(hit.score for hit in other if hit.text == "a") < 0.9999
+
+
+def test_what_the_user_is_told(dataset: Path) -> None:
+    told: list[str] = []
+    searcher = Searcher(dataset, notify=told.append)
+    searcher.texts(["뷁쀍 Ωμέγα"], k=1)
+    assert any("does not know" in note and "[UNK]" in note for note in told)
+    told.clear()
+    searcher.texts(["good " * 50], k=1)
+    assert told == [
+        f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count, as in the dataset"
+    ]
+    told.clear()
+    searcher.texts(["good"], k=1_000)
+    assert told == ["-k 1000: there are only 89 records to choose from"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: search(d, "  "), r"the query is empty"),
+        (lambda d: search(d, ["good", ""]), r"the query \(number 2\) is empty"),
+        (lambda d: search(d, "good", view="mean_9"), r"has no view 'mean_9'; it has"),
+        (lambda d: search(d, "good", k=0), r"-k 0: expected 1 or more"),
+        (lambda d: search(d, "good", metric="near"), r"--metric near: expected cosine"),
+        (lambda d: search(d, np.ones((1, 5))), r"mean_2 is 16 wide"),
+        (lambda d: search(d, np.full((1, 16), np.nan)), r"NaN or infinity"),
+        (lambda d: search(d, "good", isotropy="round"), r"expected center or whiten"),
+    ],
+)
+def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call(dataset)
+
+
+def test_another_model_is_refused(dataset: Path) -> None:
+    from embedkit.errors import MismatchError
+
+    with pytest.raises(MismatchError, match="not the checkpoint that made this dataset"):
+        search(dataset, "good", model=str(tiny_model(seed=2)))
+
+
+def test_files_of_queries(tmp_path: Path) -> None:
+    file = tmp_path / "q.txt"
+    file.write_bytes("\ufeffgood\r\n영화 \x85 x\n".encode())
+    assert read_queries(file) == ["good", "영화 \x85 x"]
+    for content, message in ((b"", "is empty"), (b"a\n\nb\n", "line 2 is empty"),
+                             (b"\xff\n", "it is not UTF-8")):  # fmt: skip
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=message):
+            read_queries(file)
+    with pytest.raises(UsageError, match="No such file"):
+        read_queries(tmp_path / "none")
+
+
+# the command
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli, [str(a) for a in arguments], standalone_mode=False)
+
+
+def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
+    data = embedkit.load(dataset)
+    table = run("search", dataset, data.text[0], "-k", 2).output
+    assert data.text[0] in table
+    found = json.loads(run("search", dataset, "--like", 0, "--like", 7, "-k", 3, "--json").stdout)
+    assert [answer["query"] for answer in found] == ["row 0", "row 7"]
+    assert all(len(answer["hits"]) == 3 for answer in found)
+    (tmp_path / "q.txt").write_text("good\nbad bus\n", "utf-8")
+    lines = run("search", dataset, "--queries", tmp_path / "q.txt", "-k", 2, "--tsv").stdout
+    rows = [line.split("\t") for line in lines.splitlines()]
+    assert rows[0] == ["query", "rank", "score", "row", "id", "label", "text", "text_pair"]
+    assert [row[:2] for row in rows[1:]] == [
+        ["good", "1"], ["good", "2"], ["bad bus", "1"], ["bad bus", "2"]
+    ]  # fmt: skip
+    np.save(tmp_path / "v.npy", data.X[5])
+    found = json.loads(
+        run("search", dataset, "--vector", tmp_path / "v.npy", "-k", 1, "--json").stdout
+    )
+    assert found[0]["hits"][0]["text"] == data.text[5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give a QUERY, or --queries FILE"),
+        (("good", "--like", 3), "give a QUERY, or --queries FILE"),
+        (("good", "--recall", 0.9), "--recall needs --index"),
+        (("good", "--center", "--whiten"), "whitening centres too"),
+        (("good", "--index", "hnsw", "--where", "true"), "has no index|needs exact search"),
+        (("--vector", "none.npy"), "cannot be read"),
+    ],
+)
+def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        raise run("search", dataset, *arguments).exception
+
+
+def test_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    rows = [("1", "good \x1b[2J movie", "1"), ("2", "bad", "0")]
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
+                            model=str(tiny_model()))  # fmt: skip
+    assert "\x1b" not in run("search", made.out, "good \x1b[2J movie").output
+
+
+def test_the_documentation_names_what_exists() -> None:
+    import re
+
+    text = (ROOT / "docs/search.md").read_text("utf-8")
+    for line in re.findall(r"^embedkit (?:(?!   ).)*", text, re.M):  # up to the remark beside it
+        name = line.split()[1]
+        known = {option for parameter in cli.commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= known, line
+    known = {o for c in cli.commands.values() for p in c.params for o in p.opts}
+    assert set(re.findall(r"(?<=`)--[a-z][a-z-]+", text)) <= known

@@ -1,0 +1,301 @@
+"""Words in context: where they stand, whose vectors they get, clusters, marked pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embedkit
+from embedkit.cli import cli
+from embedkit.encoder import Encoder
+from embedkit.errors import UsageError
+from embedkit.marked import best_threshold, evaluate, marked_pairs
+from embedkit.occurrences import Marked, find_word, read_marked
+from embedkit.views import parse_layers
+from embedkit.words import UseVectors, describe_uses, span_vectors, uses_in_dataset, uses_in_texts
+from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+
+TEXTS = (
+    "배를 타고 여행을 간다.",
+    "추석에 먹은 배가 맛있었다.",
+    "the bus was good , a bus !",
+    "영화 정말 재미있었다",
+    "bad rain , rained home",
+    "배를 타고 home",
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Datasets with word vectors, with token vectors, with both, with neither."""
+    where = tmp_path_factory.mktemp("words")
+    rows = [(f"id{i}", text, str(i % 2)) for i, text in enumerate(TEXTS)]
+    corpus = write_tsv(where / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        tables: dict[str, Any] = {
+            "words": {"words": "mean"},
+            "tokens": {"tokens": True},
+            "neither": {},
+            "both": {"words": "mean", "tokens": True},
+        }
+        for name, made in tables.items():
+            embedkit.extract(corpus, out=where / name, model=str(tiny_model()), layers="0,2",
+                             shard_rows=3, **made)  # fmt: skip
+        yield where
+
+
+# where a word stands
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "match", "found"),
+    [
+        ("배를 타고 배가 아프고 배우가", "배", "word", ["배", "배"]),
+        ("배를 타고 배가 아프고 배우가", "배", "start", ["배", "배", "배"]),
+        ("택배를 배에서는 배까지도 배.", "배", "word", ["배", "배", "배"]),
+        ("택배를", "배", "anywhere", ["배"]),
+        ("Bank of the BANK, banks; embankment", "bank", "word", ["Bank", "BANK"]),
+        ("Bank of the BANK, banks; embankment", "bank", "start", ["Bank", "BANK", "bank"]),
+        ("吾輩は猫である。猫だ", "猫", "word", ["猫", "猫"]),
+        ("a+b is a+b", "a+b", "word", ["a+b", "a+b"]),
+        ("nothing", "bank", "word", []),
+    ],
+)
+def test_where_a_word_stands(text: str, word: str, match: str, found: list[str]) -> None:
+    assert [text[slice(*span)] for span in find_word(text, word, match=match)] == found
+
+
+def test_words_that_cannot_be_looked_for() -> None:
+    with pytest.raises(UsageError, match="the word is empty"):
+        find_word("a", " ")
+    with pytest.raises(UsageError, match="--match near: expected word, start, anywhere"):
+        find_word("a", "a", match="near")
+
+
+def test_marks() -> None:
+    assert read_marked("a [bank] of") == Marked("a bank of", 2, 6)
+    assert read_marked("[배]를") == Marked("배를", 0, 1)
+    for text in ("no mark", "[a] and [b]", "[a", "a]", "[]", "[ ]", "[[a]]"):
+        assert read_marked(text) is None
+
+
+# vectors of uses
+
+
+def test_a_use_has_the_mean_of_its_tokens() -> None:
+    encoder = Encoder.load(str(tiny_model()))
+    layers = parse_layers("0,sum:1..2", n_layers=2)
+    text = "배를 rained 타고"
+    vectors, there = span_vectors(
+        encoder, [text, text, "good " * 40 + "bus"], [(0, 1), (3, 9), (200, 203)], layers
+    )
+    assert there.tolist() == [True, True, False]  # the last was cut off
+    from embedkit.tokenization import TokenizerSettings
+
+    tokens = encoder.tokenizer.encode(
+        [text], settings=TokenizerSettings(max_length=24), offsets=True
+    )
+    pieces = encoder.tokenizer.tokens(tokens[0].ids.tolist())
+    shard = encoder.encode_shard(tokens, views=[], token_layers=layers)
+    for spec in layers:
+        states = shard.tokens[spec.name]
+        assert np.array_equal(vectors[spec.name][0], states[pieces.index("배")])
+        rained = [pieces.index("rain"), pieces.index("##ed")]
+        assert np.allclose(vectors[spec.name][1], states[rained].mean(axis=0), atol=1e-6)
+
+
+def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
+    encoder = Encoder.load(str(tiny_model()))
+    direct = uses_in_texts(encoder, TEXTS, "배", parse_layers("0,2", n_layers=2))
+    stored = uses_in_dataset(folder / "tokens", "배")
+    assert [(u.text, u.start, u.end) for u in stored.uses] == [
+        (u.text, u.start, u.end) for u in direct.uses
+    ]
+    assert [u.row for u in stored.uses] == [0, 1, 6]
+    assert [u.id for u in stored.uses] == ["id0", "id1", "id5"]
+    for name in ("0", "2"):
+        assert np.allclose(stored.vectors[name], direct.vectors[name], atol=1e-5)
+    whole = uses_in_dataset(folder / "words", "bus")
+    again = uses_in_texts(encoder, TEXTS, "bus", parse_layers("2", n_layers=2))
+    assert len(whole.uses) == 2
+    assert np.allclose(whole.vectors["2"], again.vectors["2"], atol=1e-5)
+
+
+def test_at_most_so_many_uses(folder: Path) -> None:
+    assert len(uses_in_dataset(folder / "tokens", "배", limit=2).uses) == 2
+
+
+def test_words_that_are_not_there(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"'zoo' does not occur in .*--match start"):
+        uses_in_dataset(folder / "words", "zoo")
+    with pytest.raises(UsageError, match=r"has no word vectors. Extract again with --words"):
+        uses_in_dataset(folder / "neither", "bus")
+
+
+# what is said about them
+
+
+def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
+    from embedkit.words import Use
+
+    random = np.random.default_rng(0)
+    vectors = np.repeat(np.array(groups, np.float32), copies, axis=0)
+    vectors += 0.02 * random.normal(size=vectors.shape).astype(np.float32)
+    uses = tuple(Use(i, str(i), f"text {i}", 0, 4) for i in range(len(vectors)))
+    return UseVectors(uses, {"1": np.ones_like(vectors), "2": vectors}, 0)
+
+
+def test_clusters_are_found_and_described() -> None:
+    found = uses_of([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 5)
+    senses = [s for s in "abc" for _ in range(5)]
+    report = describe_uses(found, "text", senses=senses)
+    assert sorted(np.bincount(report.clusters).tolist()) == [5, 5, 5]
+    for start in (0, 5, 10):
+        assert len(set(report.clusters[start : start + 5].tolist())) == 1
+    last = report.layers[-1]
+    assert last.layer == "2"
+    assert last.within > 0.99
+    assert abs(last.between) < 0.1
+    assert last.same_sense == 1.0
+    assert report.majority == pytest.approx(1 / 3)
+    assert report.layers[0].cosine == pytest.approx(1)
+    assert all(report.clusters[i] == c for c, some in enumerate(report.examples) for i in some)
+    assert np.allclose(np.diag(report.cosines), 1, atol=1e-5)
+
+
+def test_one_cluster_where_there_is_one() -> None:
+    report = describe_uses(uses_of([[1, 0, 0]], 1), "text")
+    assert report.clusters.tolist() == [0]
+    two = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 3), "text", clusters=1)
+    assert two.clusters.tolist() == [0] * 6
+    with pytest.raises(UsageError, match="--layer 7: there is 1, 2"):
+        describe_uses(uses_of([[1, 0, 0]], 1), "text", layer="7")
+
+
+def test_other_words_are_other_words(folder: Path) -> None:
+    report = describe_uses(uses_in_dataset(folder / "both", "배"), "배", clusters=1)
+    near = report.neighbours[0]
+    assert len({n.word for n in near}) == len(near) == 8
+    assert not any(n.word.startswith("배") for n in near)
+    assert [n.cosine for n in near] == sorted((n.cosine for n in near), reverse=True)
+    assert all(np.isfinite(layer.others) for layer in report.layers)
+
+
+# marked pairs
+
+
+@given(
+    cosines=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9]), min_size=1, max_size=12),
+    seed=st.integers(0, 99),
+)
+def test_the_threshold_is_the_best(cosines: list[float], seed: int) -> None:
+    values = np.array(cosines)
+    same = np.random.default_rng(seed).random(len(values)) < 0.5
+    threshold, accuracy = best_threshold(values, same)
+    assert ((values >= threshold) == same).mean() == pytest.approx(accuracy)
+    edges = [0.0, 0.15, 0.25, 0.4, 0.7, 1.0]
+    assert accuracy == pytest.approx(max(((values >= t) == same).mean() for t in edges))
+
+
+MARKED = (
+    ("the [bus] home", "a [bus]", "True"),
+    ("[배]를 타고", "추석에 먹은 [배]가", "FALSE"),
+    ("no mark", "a [bus]", "False"),
+    ("[a] [bus]", "a [bus]", "True"),
+    ("good " * 40 + "[bus]", "a [bus]", "True"),
+    ("[good] movie", "[bad] movie", "false"),
+)
+
+
+def marked_file(path: Path) -> Path:
+    lines = ["one\ttwo\tsame", *("\t".join(row) for row in MARKED)]
+    path.write_bytes(("\r\n".join(lines) + "\r\n").encode())
+    return path
+
+
+def test_marked_pairs(tmp_path: Path) -> None:
+    encoder = Encoder.load(str(tiny_model()))
+    layers = parse_layers("all", n_layers=2)
+    told: list[str] = []
+    pairs = marked_pairs(marked_file(tmp_path / "m.tsv"), encoder, layers, text="one",
+                         text_pair="two", label="same", notify=told.append)  # fmt: skip
+    assert [r.row for r in pairs.records] == [0, 1, 5]
+    assert pairs.words == (("bus", "bus"), ("배", "배"), ("good", "bad"))
+    assert (pairs.unmarked, pairs.cut, pairs.rejected) == (2, 1, 0)
+    assert any("2 records" in note for note in told)
+    assert pairs.same is not None
+    assert pairs.same.tolist() == [True, False, False]
+    vectors, _ = span_vectors(encoder, ["배를 타고", "추석에 먹은 배가"], [(0, 1), (7, 8)], layers)
+    a, b = vectors["1"].astype(np.float64)
+    assert pairs.cosines["1"][1] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    test = evaluate(pairs, pairs)
+    for one in test.layers:
+        assert one.test.value == one.train
+        assert one.test.low <= one.test.value <= one.test.high
+    assert test.majority == pytest.approx(2 / 3)
+    (tmp_path / "n.tsv").write_text("one\ttwo\na\tb\n", "utf-8")
+    with pytest.raises(UsageError, match=r"has no pair with one word marked"):
+        marked_pairs(tmp_path / "n.tsv", encoder, layers, text="one", text_pair="two")
+    with pytest.raises(UsageError, match=r"say neither true nor false, the first in row 0"):
+        marked_pairs(tmp_path / "m.tsv", encoder, layers, text="one", text_pair="two", label="one")
+
+
+# the command
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli, ["words", *map(str, arguments)], standalone_mode=False)
+
+
+def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
+    model = ("--model", tiny_model())
+    shown = run(folder / "both", "배", "--sense", "label").output
+    assert "3 uses of 배, layer 2" in shown
+    assert "추석에 먹은 [배]가 맛있었다." in shown
+    assert "any two words" in shown
+    said = run("bus", "--text", "the bus home", "--text", "a bus !", "--layers", "all", *model)
+    assert "2 uses of bus, layer 2" in said.output
+    found = json.loads(
+        run("bus", "--text", "the bus home", "--text", "a bus !", *model, "--json").stdout
+    )
+    assert np.shape(found["cosines"]) == (2, 2)
+    file = marked_file(tmp_path / "m.tsv")
+    columns = ("--marked", file, "--columns", "one,two", *model)
+    listed = run(*columns)
+    assert listed.return_value == 3
+    assert "3 pairs; 2 unmarked, 1 cut off, 0 rejected" in listed.output
+    tested = run(*columns, "--label", "same", "--train", file)
+    assert "best on train" in tested.output
+    assert "majority 0.6667" in tested.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give DATASET WORD, or WORD with sentences"),
+        (("bus",), "give DATASET WORD"),
+        (("bus", "--text", "a", "--marked", "x"), "goes without WORD"),
+        (("--marked", "x"), "needs --columns FIRST,SECOND"),
+        (("--marked", "x", "--columns", "a,b", "--train", "y"), "--train needs --label"),
+        (("bus", "--text", "the home"), "'bus' does not occur in the sentences"),
+        (("bus", "--text", "a bus", "--sense", "x"), "--sense needs a dataset"),
+        (("bus", "--text", "a bus", "--layer", "9"), "the model has layers 0"),
+    ],
+)
+def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        raise run(*arguments, "--model", tiny_model()).exception
