@@ -49,7 +49,5 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        found = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = found  # importing embedkit.probe has put the module in this place
-        return found
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'embedkit' has no attribute {name!r}")

@@ -389,8 +389,7 @@ class _Training:
         """Rows and ids that places point into, labels, places, and features of the test part."""
         if unseen is not None:
             places = np.arange(len(unseen.row))
-            truth = Target(unseen.y, self._target.classes)
-            return unseen.row, unseen.ids, truth, places, unseen.features
+            return unseen.row, unseen.ids, unseen.target, places, unseen.features
         places = np.flatnonzero(self._split.folds[:, 0] == TEST)
         if not len(places):
             return None

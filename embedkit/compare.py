@@ -108,7 +108,7 @@ class Row:
         kind: ``frozen``, ``finetuned``, ``blend`` or ``majority``.
         path: folder of the run; ``None`` for what is made here.
         scores: by name, on out-of-fold predictions.
-        test: the same on the test part; empty without one.
+        test: the same on the test part; empty without one, or where nobody knows its labels.
         to_best: against the best row; ``None`` in the best row itself.
         to_baseline: against the baseline; ``None`` in the baseline itself.
         cost: ``None`` for what is made here.
@@ -264,8 +264,8 @@ class _Table:
         self.tests = 0
         self.scores, self._drawn = self._score(records.held, seed, samples)
         self._test = {name: dict[str, Score]() for name in outcomes}
-        if len(records.test):
-            self._test, _ = self._score(records.test, seed, samples)
+        if len(records.scored_test):
+            self._test, _ = self._score(records.scored_test, seed, samples)
 
     def rows(
         self, runs: Sequence[Run], baseline: str, encoding: Mapping[str, float | None]

@@ -38,6 +38,7 @@ from embedkit.outcomes import (
     scores_content,
     scores_of,
     target_from,
+    target_like,
 )
 from embedkit.precision import choose_precision
 from embedkit.runs import (
@@ -60,14 +61,13 @@ from embedkit.splits import (
 from embedkit.texts import TextData, read_more_texts, read_texts
 from embedkit.tokenization import TextTokenizer, TokenizedText, TokenizerSettings, load_tokenizer
 from embedkit.training import Fold, FoldSettings, predict_logits, saving, train_fold
+from embedkit.unseen import count_known
 
 __all__ = ["FinetuneResult", "finetune"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Notify = Callable[[str], None]
-
-_TEST_FILE = "test.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,7 @@ def finetune(
         device: ``auto``, ``cpu`` or ``cuda``.
         split: file that ``embedkit split`` wrote; without one ``folds`` folds are dealt.
         folds: number of folds where no split is given.
-        test: a further corpus file, with labels or without, that the mean of all folds' models
-            predicts.
+        test: a further corpus file to predict as test part, with labels or without.
         task: ``classification`` or ``regression``.
         max_length: tokens per text; by default what the checkpoint states.
         precision: ``auto`` (bf16 on CUDA, fp32 on CPU), ``fp32``, ``bf16`` or ``fp16``.
@@ -213,7 +212,9 @@ def finetune(
         target=target,
         split=_split_of(data, split, folds=folds, seed=seed),
         extra=extra,
-        extra_target=_extra_target(extra, target, task),
+        extra_target=None
+        if extra is None
+        else target_like(target, extra.labels, rows=extra.row, name=extra.name),
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         max_length=choose_max_length(checkpoint, tokenizer, max_length),
@@ -279,7 +280,12 @@ def _check_target(target: Target, settings: FoldSettings, threshold: str | None)
 
 
 def _check_folds(plan: _Plan) -> None:
-    """Raise a :class:`UsageError` if a fold cannot be trained or predicted, before any is."""
+    """Raise a :class:`UsageError` if a part cannot be trained or predicted, before any is."""
+    if plan.extra is not None and (plan.split.folds == TEST).any():
+        raise UsageError(
+            f"the split holds a test part already; leave out --test {plan.extra.name}, or take a "
+            "split without one."
+        )
     for repeat in range(plan.split.repeats):
         dealt = plan.split.folds[:, repeat]
         for fold in range(plan.split.n_folds):
@@ -294,22 +300,6 @@ def _check_folds(plan: _Plan) -> None:
                     f"no record of {plan.data.name} is left to learn fold {fold} from."
                 )
             check_part(plan.target, known, f"the training part of fold {fold}")
-
-
-def _extra_target(extra: TextData | None, target: Target, task: str) -> Target | None:
-    """Labels of the further file by the class numbers of the corpus; ``None`` without labels."""
-    if extra is None or extra.labels is None:
-        return None
-    if not target.classes:
-        return target_from(extra.labels, rows=extra.row, name=extra.name, task=task)
-    numbers = {label: i for i, label in enumerate(target.classes)}
-    for row, label in zip(extra.row, extra.labels, strict=True):
-        if label not in numbers:
-            raise UsageError(
-                f"{extra.name}: the label {label!r} of row {row} does not occur in the training "
-                f"corpus, which has {', '.join(target.classes)}."
-            )
-    return Target(np.array([numbers[str(x)] for x in extra.labels], np.int64), target.classes)
 
 
 class _Run:
@@ -415,14 +405,15 @@ class _Run:
         scores = {"cross_validation": scores_of(target, held, seed=seed, beta=chosen.beta)}
         tables = [self._columns(plan.data, target, held)]
         known = np.flatnonzero(plan.split.folds[:, 0] != TEST)
-        if len(self._test):
-            output = np.mean([part["test_output"] for part in parts], axis=0)
-            test = _averaged(self._test, output, chosen.final, baseline(target, known, len(output)))
-            scores["test"] = scores_of(target, test, seed=seed, beta=chosen.beta)
-            tables.append(self._columns(plan.data, target, test))
+        if (asked := self._test_part()) is not None:
+            about, truth, places = asked
+            which = "test_output" if plan.extra is None else "extra_output"
+            output = np.mean([part[which] for part in parts], axis=0)
+            test = _averaged(places, output, chosen.final, baseline(target, known, len(output)))
+            tables.append(self._columns(about, truth, test))
+            if len(truth.y):
+                scores["test"] = scores_of(truth, test, seed=seed, beta=chosen.beta)
         write_predictions(folder, tables)
-        if plan.extra is not None:
-            scores |= self._further(plan.extra, parts, chosen, known)
         _write_log(folder, parts)
         draw_run(folder, target.y[held.place], held.output, held.decided, target.classes)
         draw_training(folder, _log_lines(parts), measure="R²" if not target.classes else "macro-F1")
@@ -430,25 +421,15 @@ class _Run:
         write_run(folder, content)
         return content
 
+    def _test_part(self) -> tuple[TextData, Target, Integers] | None:
+        """What places point into, labels, and places of the test part."""
+        plan = self._plan
+        if plan.extra is not None and plan.extra_target is not None:
+            return plan.extra, plan.extra_target, np.arange(len(plan.extra))
+        return (plan.data, plan.target, self._test) if len(self._test) else None
+
     def _columns(self, data: TextData, target: Target, held: HeldOut) -> dict[str, Any]:
         return prediction_columns(row=data.row, ids=data.ids, target=target, held=held)
-
-    def _further(
-        self, extra: TextData, parts: list[dict[str, Any]], chosen: _Thresholds, known: Integers
-    ) -> dict[str, Any]:
-        """Predict the further file; its scores if it has labels."""
-        plan = self._plan
-        output = np.mean([part["extra_output"] for part in parts], axis=0)
-        places = np.arange(len(extra))
-        guess = baseline(plan.target, known, len(extra))
-        held = _averaged(places, output, chosen.final, guess)
-        target = plan.extra_target or Target(np.zeros(0, np.int64), plan.target.classes)
-        columns = self._columns(extra, target, held)
-        write_predictions(self._folder, [columns], name=_TEST_FILE)
-        if plan.extra_target is None:
-            return {}
-        found = scores_of(plan.extra_target, held, seed=plan.settings.seed, beta=chosen.beta)
-        return {"test_corpus": found}
 
     def _content(
         self, parts: list[dict[str, Any]], chosen: _Thresholds, scores: dict[str, Any]
@@ -494,7 +475,15 @@ class _Run:
                 },
             },
             "split": {"fingerprint": plan.split.fingerprint, **plan.split.settings},
-            "records": {"folds": len(data) - held_out, "test": held_out},
+            "records": {"folds": len(data) - held_out,
+                        "test": held_out if plan.extra is None else len(plan.extra)},
+            "test": None if plan.extra is None else {
+                "source": list(plan.extra.source),
+                "rejected": sum(plan.extra.rejected.values()),
+                "known_texts": count_known(
+                    plan.extra.whole_texts(), plan.data.whole_texts()
+                ),
+            },
             "scores": scores_content(scores),
             "cost": {
                 "fit_seconds": sum(part["fit_seconds"] for part in parts),

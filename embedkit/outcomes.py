@@ -15,10 +15,20 @@ from numpy.typing import NDArray
 
 from embedkit.errors import UsageError
 from embedkit.scores import Score, classification_scores, regression_scores
-from embedkit.splits import TEST, check_labelled
+from embedkit.splits import TEST, check_labelled, has_label
 
-__all__ = ["HeldOut", "Target", "baseline", "check_part", "decide",
-           "prediction_columns", "scores_content", "scores_of", "target_from"]  # fmt: skip
+__all__ = [
+    "HeldOut",
+    "Target",
+    "baseline",
+    "check_part",
+    "decide",
+    "prediction_columns",
+    "scores_content",
+    "scores_of",
+    "target_from",
+    "target_like",
+]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -102,6 +112,39 @@ def target_from(
         )
     numbers = {label: i for i, label in enumerate(classes)}
     return Target(np.array([numbers[str(x)] for x in labels], np.int64), classes)
+
+
+def target_like(
+    target: Target, labels: Sequence[str | None] | None, *, rows: Integers, name: str
+) -> Target:
+    """Labels of further records by the class numbers of a target; empty where there are none.
+
+    Args:
+        target: what models learnt to predict.
+        labels: ``(m,)`` labels, or ``None``.
+        rows: ``(m,)`` record numbers, for messages.
+        name: of the further records, for messages.
+
+    Raises:
+        UsageError: only some records have a label, or one is not among those learnt.
+    """
+    if labels is None or not any(map(has_label, labels)):
+        return Target(np.empty(0, np.int64), target.classes)
+    for label, row in zip(labels, rows, strict=True):
+        if not has_label(label):
+            raise UsageError(
+                f"{name}: row {row} has no label while others have one. Label all or none."
+            )
+    if not target.classes:
+        return Target(_values(labels, rows, name), ())
+    numbers = {label: i for i, label in enumerate(target.classes)}
+    for label, row in zip(labels, rows, strict=True):
+        if label not in numbers:
+            raise UsageError(
+                f"{name}: row {row} has the label {label!r}, which no training record has; "
+                f"there are {', '.join(target.classes[:10])}."
+            )
+    return Target(np.array([numbers[str(x)] for x in labels], np.int64), target.classes)
 
 
 def check_part(target: Target, known: Integers, name: str) -> None:

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-_PARTS = {"cross_validation": "folds", "test": "test", "test_corpus": "test file"}
+_PARTS = {"cross_validation": "folds", "test": "test"}
 
 
 def plan_text(plan: ExtractPlan) -> str:
@@ -68,10 +68,7 @@ def run_text(result: TrainResult) -> str:
     lines.append(_scores_table(content))
     if content["threshold"] is not None:
         lines.append(_decision(content))
-    test = content["test"] or {}
-    if test.get("known_texts"):
-        lines.append(f"{test['known_texts']:,} of the {content['records']['test']:,} test texts "
-                     "occur among the training texts too")  # fmt: skip
+    lines += _known_texts(content)
     count = content["records"]["folds"]
     lines.append(
         f"{count:,} records in folds, fitted in {cost['fit_seconds']:.1f} s; predictions of "
@@ -97,10 +94,18 @@ def finetune_text(result: FinetuneResult) -> str:
     ]
     if content["threshold"] is not None:
         lines.append(_decision(content))
+    lines += _known_texts(content)
     if rejected := content["dataset"]["rejected"]:
         lines.append(f"{sum(rejected.values()):,} records rejected{_reasons(rejected)}")
     lines.append(f"predictions of held-out records: {out}/predictions.parquet")
     return "\n".join(lines)
+
+
+def _known_texts(content: dict[str, Any]) -> list[str]:
+    known = (content["test"] or {}).get("known_texts")
+    count = content["records"]["test"]
+    return [f"{known:,} of the {count:,} test texts occur among the training texts too"] \
+        if known else []  # fmt: skip
 
 
 def _decision(content: dict[str, Any]) -> str:

@@ -86,7 +86,8 @@ def disputed(compared: Compared, limit: int) -> tuple[Disputed, ...]:
     Records for which all runs decide the same are left out, where there are labels to decide for.
     """
     records = compared.runs.records
-    places = np.concatenate([records.first, records.test])
+    # of a test part that is another corpus neither texts nor, often, labels are at hand
+    places = records.first if records.test_source else np.concatenate([records.first, records.test])
     outputs = np.stack([o.output[places] for o in compared.runs.outcomes])
     decided = np.stack([o.decided[places] for o in compared.runs.outcomes])
     if not records.classes:

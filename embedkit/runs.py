@@ -199,9 +199,7 @@ def read_run(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def write_predictions(
-    folder: Path, parts: Sequence[dict[str, Any]], *, name: str = "predictions.parquet"
-) -> None:
+def write_predictions(folder: Path, parts: Sequence[dict[str, Any]]) -> None:
     """Write predictions from columns by name; the same columns give the same bytes."""
     tables = [pa.table(columns) for columns in parts]
     sink = pa.BufferOutputStream()
@@ -209,7 +207,8 @@ def write_predictions(
         pa.concat_tables(tables, promote_options="default").combine_chunks(), sink,
         compression="zstd", write_page_checksum=True,
     )  # fmt: skip
-    fsio.write_durably(folder / name, memoryview(sink.getvalue()), scratch=folder)
+    file = folder / "predictions.parquet"
+    fsio.write_durably(file, memoryview(sink.getvalue()), scratch=folder)
 
 
 def save_model(folder: Path, pipeline: Any) -> None:

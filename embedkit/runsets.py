@@ -32,7 +32,9 @@ class Records:
         fold: ``(m,)`` fold it was held out in, ``-1`` for the test part.
         repeat: ``(m,)`` number of the deal.
         ids: ids of the records.
-        y: ``(m,)`` class numbers int64, or values float64 of a regression.
+        y: ``(m,)`` class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test
+            part whose labels nobody knows.
+        test_source: SHA-256 of the files of a test part that was a corpus of its own; else empty.
         classes: labels by class number; empty for a regression.
     """
 
@@ -42,6 +44,7 @@ class Records:
     ids: tuple[str, ...]
     y: NDArray[Any]
     classes: tuple[str, ...]
+    test_source: tuple[str, ...] = ()
 
     @property
     def held(self) -> Integers:
@@ -52,6 +55,12 @@ class Records:
     def test(self) -> Integers:
         """Places of the test part."""
         return np.flatnonzero(self.fold == TEST)
+
+    @property
+    def scored_test(self) -> Integers:
+        """Places of the test part whose labels are known."""
+        known = self.y >= 0 if self.classes else np.isfinite(self.y)
+        return np.flatnonzero((self.fold == TEST) & known)
 
     @property
     def first(self) -> Integers:
@@ -178,6 +187,7 @@ def _predictions(run: Run) -> tuple[Records, Outcome]:
     records = Records(
         columns["row"][order], folds[order], columns["repeat"][order],
         tuple(str(ids[i]) for i in order), truth[order], classes,
+        tuple((run.content.get("test") or {}).get("source", ())),
     )  # fmt: skip
     return records, Outcome(run.name, output.astype(np.float64)[order], decided[order])
 
@@ -185,7 +195,7 @@ def _predictions(run: Run) -> tuple[Records, Outcome]:
 def _numbers(column: pa.ChunkedArray, classes: tuple[str, ...]) -> NDArray[Any]:
     if not classes:
         return np.asarray(column.to_numpy(), np.float64)
-    numbers = {name: i for i, name in enumerate(classes)}
+    numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
     return np.array([numbers[label] for label in column.to_pylist()], np.int64)
 
 
@@ -195,8 +205,14 @@ def _check_same(first: Run, expected: Records, run: Run, found: Records) -> None
             f"{run.path} predicts {_labels(found)}, {first.path} {_labels(expected)}. "
             "Compare runs on the same label column."
         )
+    if found.test_source != expected.test_source:
+        raise MismatchError(
+            f"{run.path} has another test part than {first.path}. Give both the same --test, or "
+            "none."
+        )
     for name in ("row", "fold", "repeat", "y"):
-        if not np.array_equal(getattr(found, name), getattr(expected, name)):
+        one, other = getattr(found, name), getattr(expected, name)
+        if not np.array_equal(one, other, equal_nan=one.dtype.kind == "f"):
             what = "other true labels" if name == "y" else "other records"
             raise MismatchError(
                 f"{run.path} has predictions for {what} than {first.path}. "

@@ -33,7 +33,7 @@ def _joined(
         f"Scores on held-out records with 95 % intervals ({counts}), best first:",
         draw([_score_cells(table, row) for row in table.rows]),
     ]
-    if table.records["test"]:
+    if table.rows[0].test:
         parts += ["Test part:", draw([_test_cells(row) for row in table.rows])]
     parts += [
         f"Differences in {table.measure} with 95 % intervals"

@@ -63,11 +63,14 @@ class TextData:
         """Normal form of the texts: ``none``, ``nfc`` or ``nfkc``."""
         return str(self.reading["unicode"])
 
+    def whole_texts(self) -> list[str]:
+        """``n`` texts, of pairs both as one."""
+        seconds: Sequence[str | None] = self.pairs or [None] * len(self)
+        return [whole_text(a, b) for a, b in zip(self.texts, seconds, strict=True)]
+
     def labelled(self) -> Labelled:
         """What a split needs to know."""
-        seconds: Sequence[str | None] = self.pairs or [None] * len(self)
-        whole = [whole_text(a, b) for a, b in zip(self.texts, seconds, strict=True)]
-        return Labelled(self.source, self.row, self.labels, whole, None)
+        return Labelled(self.source, self.row, self.labels, self.whole_texts(), None)
 
 
 def read_texts(

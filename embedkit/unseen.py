@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
 from embedkit.errors import UsageError
-from embedkit.outcomes import Target
+from embedkit.outcomes import Target, target_like
 from embedkit.reencoding import Reencoder, check_alike, joined_pairs, made_how
-from embedkit.splits import has_label, source_of, stored_texts, text_key
+from embedkit.splits import source_of, stored_texts, text_key
 from embedkit.store import VectorData, is_dataset, load
 
-__all__ = ["Unseen", "unseen_records"]
+__all__ = ["Unseen", "count_known", "unseen_records"]
 
 Integers = NDArray[np.int64]
 
@@ -30,7 +30,7 @@ class Unseen:
         source: SHA-256 of its input files.
         row: ``(m,)`` record numbers.
         ids: ``(m,)`` ids.
-        y: ``(m,)`` class numbers or values; empty where it has no labels.
+        target: its labels by the class numbers of the dataset; empty where it has none.
         features: ``(m, width)`` float32, or a list of texts.
         rejected: records that were not embedded.
         known_texts: how many of its texts occur in the dataset too; ``None`` without texts.
@@ -39,7 +39,7 @@ class Unseen:
     source: tuple[str, ...]
     row: Integers
     ids: list[str]
-    y: NDArray[Any]
+    target: Target
     features: Any
     rejected: int
     known_texts: int | None
@@ -72,10 +72,10 @@ def unseen_records(
         source=source,
         row=row,
         ids=ids,
-        y=_classes(labels, target, row, test),
+        target=target_like(target, labels, rows=row, name=str(test)),
         features=features,
         rejected=rejected,
-        known_texts=_known(texts, stored_texts(data)),
+        known_texts=count_known(texts, stored_texts(data)),
     )
 
 
@@ -139,40 +139,8 @@ def _from_corpus(
     )
 
 
-def _classes(
-    labels: Sequence[str | None] | None, target: Target, row: Integers, test: Path
-) -> NDArray[Any]:
-    """Labels by the class numbers of the dataset; empty where there are none at all."""
-    if labels is None or not any(map(has_label, labels)):
-        return np.empty(0, np.int64)
-    known = {name: i for i, name in enumerate(target.classes)}
-    result: list[float] = []
-    for label, number in zip(labels, row, strict=True):
-        if not has_label(label):
-            raise UsageError(
-                f"{test}: row {number} has no label while others have one. Label all or none."
-            )
-        if target.classes and label not in known:
-            raise UsageError(
-                f"{test}: row {number} has the label {label!r}, which no training record has; "
-                f"there are {', '.join(target.classes[:10])}."
-            )
-        name = str(label)
-        result.append(known[name] if target.classes else _number(name, number, test))
-    return np.array(result, np.int64 if target.classes else np.float64)
-
-
-def _number(label: str, row: int, test: Path) -> float:
-    try:
-        value = float(label)
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
-        raise UsageError(f"{test}: the label {label!r} of row {row} is no number.")
-    return value
-
-
-def _known(texts: Sequence[str] | None, trained: Sequence[str] | None) -> int | None:
+def count_known(texts: Sequence[str] | None, trained: Sequence[str] | None) -> int | None:
+    """How many of some texts occur among others too; ``None`` where either is not there."""
     if texts is None or trained is None:
         return None
     keys = {text_key(text) for text in trained}

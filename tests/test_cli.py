@@ -388,7 +388,8 @@ def test_the_examples_of_the_help_are_read_by_the_parser(here: Path, embedkit_: 
     import shlex
 
     for name, sub in cli.cli.commands.items():
-        lines = [line.strip() for line in (sub.epilog or "").splitlines()]
+        text = (sub.epilog or "").replace("\\\n", " ")
+        lines = [line.strip() for line in text.splitlines()]
         examples = [line for line in lines if "embedkit " in line]
         assert examples, name
         for line in examples:

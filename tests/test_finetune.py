@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import embedkit
+from embedkit.blending import write_blend
 from embedkit.classify import train
+from embedkit.compare import compare
 from embedkit.encoder import Encoder
 from embedkit.errors import (
     EncodeError,
@@ -29,9 +31,11 @@ from embedkit.errors import (
 from embedkit.finetuning import FinetuneResult, finetune
 from embedkit.heads import EncoderWithHead
 from embedkit.prediction import Predictor
+from embedkit.report import disputed, write_report
 from embedkit.runs import read_run, resumable_run
 from embedkit.scores import classification_scores
 from embedkit.splits import TEST, Split, read_split, split, write_split
+from embedkit.tabulate import comparison_text
 from tests.store_fixtures import command, environment, load_quickly, tiny_model
 
 N = 60
@@ -246,26 +250,58 @@ def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path)
     assert other.content["scores"]["test"] != content["scores"]["test"]
 
 
-def test_a_further_file_is_predicted_by_the_mean_of_the_folds(shared: Path, tmp_path: Path) -> None:
+def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
     more = corpus_of(tmp_path / "more.tsv", count=12)
     result = tuned(shared / "corpus.tsv", tmp_path / "run", test=more, epochs=1)
-    found = pd.read_parquet(tmp_path / "run/test.parquet")
+    found = predictions(tmp_path / "run")
+    found = found[found["fold"] == "test"]
     assert found["row"].tolist() == list(range(12))
-    assert "test_corpus" in result.content["scores"]
+    assert "test" in result.content["scores"]
+    assert result.content["records"]["test"] == 12
+    assert result.content["test"]["known_texts"] > 0
     texts = [line.split("\t")[0] for line in more.read_text("utf-8").splitlines()[1:]]
     outputs = Predictor(tmp_path / "run", device="cpu").outputs(texts)
     assert np.allclose(outputs, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
 
     unlabelled = corpus_of(tmp_path / "new.tsv", count=12, label=False)
     result = tuned(shared / "corpus.tsv", tmp_path / "new", test=unlabelled, epochs=1)
-    assert "test_corpus" not in result.content["scores"]
-    found = pd.read_parquet(tmp_path / "new/test.parquet")
-    assert found["y_true"].isna().all()
-    assert len(found) == 12
+    assert set(result.content["scores"]) == {"cross_validation"}
+    found = predictions(tmp_path / "new")
+    assert found["y_true"].isna().sum() == 12
+    assert (found["y_true"].isna() == (found["fold"] == "test")).all()
 
     strange = corpus_of(tmp_path / "strange.tsv", count=4, labels=["0", "1", "2", "0"])
-    with pytest.raises(UsageError, match="the label '2' of row 2 does not occur in the training"):
+    with pytest.raises(UsageError, match="row 2 has the label '2', which no training record has"):
         tuned(shared / "corpus.tsv", tmp_path / "none", test=strange)
+    with pytest.raises(UsageError, match="the split holds a test part already; leave out --test"):
+        tuned(shared / "corpus.tsv", tmp_path / "none", test=more, split=shared / "split.parquet")
+
+
+def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: Path) -> None:
+    new = corpus_of(tmp_path / "new.tsv", count=12, label=False)
+    other = corpus_of(tmp_path / "other.tsv", count=14, label=False)
+    split(shared / "corpus.tsv", out=tmp_path / "split.parquet", folds=2)
+    given: dict[str, Any] = {"split": tmp_path / "split.parquet", "overwrite": True}
+    tuned(shared / "corpus.tsv", tmp_path / "tuned", test=new, epochs=1, **given)
+    for features in ("vectors", "tfidf"):
+        train(shared / "data", out=tmp_path / features, test=new, features=features, **given)
+    found = compare([tmp_path / n for n in ("tuned", "vectors", "tfidf")], samples=50)
+    assert found.table.records["test"] == 12
+    assert not any(row.test for row in found.table.rows)
+    assert "Test part" not in comparison_text(found.table)
+    for kind in ("mean", "stacked"):
+        file = tmp_path / f"{kind}.parquet"
+        count = write_blend(found.chosen_blend(kind), found.runs.records, file)
+        table = pd.read_parquet(file)
+        assert count == len(table)
+        assert (table["fold"] == "test").sum() == 12
+        assert np.allclose(table["proba_0"] + table["proba_1"], 1)
+    write_report(found, tmp_path / "report.html")
+    assert {case.held for case in disputed(found, 1_000)} <= {"0", "1"}
+
+    train(shared / "data", out=tmp_path / "vectors", test=other, **given)
+    with pytest.raises(MismatchError, match="has another test part than"):
+        compare([tmp_path / "tuned", tmp_path / "vectors"])
 
 
 def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:
