@@ -6,9 +6,11 @@ import hashlib
 import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,56 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     assert lines[-1].endswith("--overwrite")
     again = command("run", "by run/recipe.toml", "--json", cwd=tmp_path)
     assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
+
+
+def test_kill_9_of_an_experiment(tmp_path: Path) -> None:
+    """Everything killed while the second stage works: the first is not run again, the second goes
+    on with the fold it was at, and its predictions are those of an undisturbed run."""
+    recipe = f"""\
+[split]
+source = "corpus.tsv"
+folds = 3
+out = "split.parquet"
+
+[finetune]
+corpus = "corpus.tsv"
+split = "split.parquet"
+model = {json.dumps(str(tiny_model()))}
+device = "cpu"
+epochs = 3
+batch-size = 4
+out = "run"
+"""
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
+        corpus_of(tmp_path / name / "corpus.tsv")
+        (tmp_path / name / "recipe.toml").write_text(recipe, "utf-8")
+    arguments = [sys.executable, "-m", "embedkit", "run", "killed/recipe.toml"]
+    process = subprocess.Popen(
+        arguments, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        while not list((tmp_path / "killed/run.incomplete").rglob("folds/*.json")):
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "killed/run").exists()
+    first = tmp_path / "killed/run.incomplete/model/fold-0/model.safetensors"
+    written = first.stat().st_mtime_ns
+    again = command("run", "killed/recipe.toml", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "[1/2] split: up to date" in again.stderr
+    assert "[2/2] finetune: was not finished" in again.stderr
+    kept = tmp_path / "killed/run/model/fold-0/model.safetensors"
+    assert kept.stat().st_mtime_ns == written
+    assert command("run", "whole/recipe.toml", cwd=tmp_path).returncode == 0
+    one, other = (
+        (tmp_path / name / "run/predictions.parquet").read_bytes() for name in ("killed", "whole")
+    )
+    assert one == other
 
 
 def test_a_mistake_stops_before_anything_starts(tmp_path: Path) -> None:
