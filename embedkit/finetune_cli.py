@@ -74,6 +74,11 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
     "--freeze-layers", metavar="K|embeddings|all", help="What of the encoder is not trained."
 )
 @click.option(
+    "--lora", type=int, metavar="RANK",
+    help="Train matrices of this rank beside the encoder's weights instead of them; try 8 and a "
+    "learning rate of 1e-3.",
+)  # fmt: skip
+@click.option(
     "--layer-decay", default=1.0, show_default=True, type=float,
     help="Factor of the learning rate from layer to layer downwards.",
 )  # fmt: skip

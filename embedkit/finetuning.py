@@ -361,7 +361,7 @@ class _Run:
             else self._outputs(result.model, self._extra).tolist(),
             "log": result.log, "epoch": result.epoch,
             "fit_seconds": result.seconds, "predict_seconds": seconds,
-            "parameters": sum(p.numel() for p in result.model.parameters() if p.requires_grad),
+            "parameters": result.parameters,
         }  # fmt: skip
         self._keep_model(result.model, name)
         fsio.make_folder(file.parent)

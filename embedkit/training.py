@@ -26,6 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from embedkit import fsio
 from embedkit.errors import EncodeError, StorageError, UsageError, first_line
 from embedkit.heads import HEADS, EncoderWithHead, parameter_depth
+from embedkit.lora import add_lora, check_lora, merge_lora
 from embedkit.outcomes import Target
 from embedkit.scores import classification_scores, regression_scores
 from embedkit.tokenization import TokenizedText
@@ -61,6 +62,7 @@ class FoldSettings:
         label_smoothing: share of the target that is spread over all classes.
         freeze_layers: ``embeddings``, ``all``, or how many of the lowest layers are not trained
             (with the embeddings); ``None`` for none.
+        lora: rank of small matrices that are trained instead of the encoder's own weights.
         layer_decay: factor by which the learning rate falls from layer to layer downwards.
         warmup: steps, or below 1 the part of all steps, in which the learning rate rises.
         precision: ``fp32``, ``bf16`` or ``fp16``.
@@ -81,6 +83,7 @@ class FoldSettings:
     class_weight: str | None = None
     label_smoothing: float = 0.0
     freeze_layers: str | None = None
+    lora: int | None = None
     layer_decay: float = 1.0
     warmup: float = 0.1
     precision: str = "fp32"
@@ -120,6 +123,7 @@ class FoldSettings:
         for message, is_wrong in wrong.items():
             if is_wrong:
                 raise UsageError(f"{message}.")
+        check_lora(self.lora, self.freeze_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +156,14 @@ class FoldResult:
         log: lines of ``training.jsonl``, without repeat and fold.
         seconds: of training, all attempts together.
         epoch: that was kept.
+        parameters: how many numbers were trained.
     """
 
     model: EncoderWithHead
     log: list[dict[str, Any]]
     seconds: float
     epoch: float
+    parameters: int
 
 
 def train_fold(
@@ -186,6 +192,7 @@ def train_fold(
         StorageError: a checkpoint cannot be written.
     """
     freeze(model, settings.freeze_layers)
+    lora = None if settings.lora is None else add_lora(model, settings.lora, seed=fold.seed)
     model.to(device)
     fsio.make_folder(work)
     last = _last_checkpoint(work)
@@ -204,7 +211,10 @@ def train_fold(
         _load_weights(model, work / f"checkpoint-{best or state.global_step}")
     log = [line for entry in state.log_history if (line := _log_line(entry))]
     epoch = next((e["epoch"] for e in log if e["step"] == best and "valid_loss" in e), state.epoch)
-    return FoldResult(model.eval(), log, seconds, float(epoch))
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if lora is not None:
+        merge_lora(model, lora)
+    return FoldResult(model.eval(), log, seconds, float(epoch), parameters)
 
 
 def freeze(model: EncoderWithHead, layers: str | None) -> None:

@@ -20,7 +20,7 @@ ORDER = [
     "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
     "pooling", "model", "heads", "packed", "precision", "encoder", "schema", "pages", "store",
     "jobs", "tables", "stages", "extraction", "verification", "inspection", "estimate",
-    "progress", "splits", "scores", "outcomes", "reencoding", "unseen", "texts", "training",
+    "progress", "splits", "scores", "outcomes", "reencoding", "unseen", "texts", "lora", "training",
     "learners", "runs", "figures", "classify", "probing", "finetuning", "finetuned",
     "prediction", "answers", "sklearn", "mteb",
     "topk", "coarse", "isotropy", "filters", "nearest", "search", "index",

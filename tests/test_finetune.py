@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoModel
 
 import embedkit
 from embedkit.blending import write_blend
@@ -192,6 +193,37 @@ def test_settings_make_runs_that_predict(
     texts = embedkit.load(shared / "data").text
     outputs = Predictor(tmp_path / "run", device="cpu").outputs([texts[r] for r in tested["row"]])
     assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+
+
+def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Path) -> None:
+    """What is saved has the names and shapes of the checkpoint, and little else was learnt."""
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet", lora=2,
+                   learning_rate=3e-2, epochs=4)  # fmt: skip
+    loaded = EncoderWithHead.from_pretrained(str(tmp_path / "run/model/fold-0"))
+    plain = EncoderWithHead.from_pretrained(str(shared / "run/model/fold-0"))
+    assert loaded.state_dict().keys() == plain.state_dict().keys()
+    encoder = AutoModel.from_pretrained(tiny_model(), add_pooling_layer=False)
+    before, after = encoder.state_dict(), loaded.encoder.state_dict()
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert changed == {name for name, part in encoder.named_parameters()
+                       if part.ndim == 2 and "embeddings" not in name}  # fmt: skip
+    for name in changed:
+        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
+    shapes = [before[name].shape for name in changed]
+    head = sum(p.numel() for n, p in loaded.named_parameters() if not n.startswith("encoder."))
+    assert result.content["cost"]["parameters"] == 2 * sum(a + b for a, b in shapes) + head
+    assert result.content["scores"]["cross_validation"]["accuracy"]["value"] > 0.6
+    found = predictions(tmp_path / "run")
+    tested = found[found["fold"] == "test"]
+    texts = embedkit.load(shared / "data").text
+    outputs = Predictor(tmp_path / "run", device="cpu").outputs([texts[r] for r in tested["row"]])
+    assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+    for wrong, message in (
+        ({"lora": 0}, "--lora 0: expected a rank"),
+        ({"lora": 2, "freeze_layers": "1"}, "--freeze-layers goes without it"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            tuned(shared / "corpus.tsv", tmp_path / "no", **wrong)
 
 
 def test_predict_answers_as_for_any_run(shared: Path, tmp_path: Path) -> None:
@@ -394,9 +426,12 @@ main()
 """
 
 
-def test_killed_in_the_third_fold_it_goes_on_there(shared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [(), ("--lora", "2")], ids=["weights", "lora"])
+def test_killed_in_the_third_fold_it_goes_on_there(
+    shared: Path, tmp_path: Path, extra: tuple[str, ...]
+) -> None:
     options = [
-        "finetune", shared / "corpus.tsv", "--model", tiny_model(), "--folds", "4",
+        "finetune", shared / "corpus.tsv", "--model", tiny_model(), "--folds", "4", *extra,
         "--epochs", "2", "--learning-rate", "0.005", "--batch-size", "8", "--device", "cpu",
     ]  # fmt: skip
     arguments = [*map(str, options), "--out", "run"]
