@@ -200,7 +200,8 @@ def extract(
 
 
 @cli.command(
-    epilog="\b\nExamples:\n  embedkit info corpus.vectors\n  embedkit info klue/bert-base\n"
+    epilog="\b\nExamples:\n  embedkit info corpus.vectors\n  embedkit info runs/logreg\n"
+    "  embedkit info klue/bert-base\n"
 )
 @click.argument("what")
 @click.option("--revision", help="Branch, tag or commit of a hub checkpoint.")
@@ -209,11 +210,20 @@ def extract(
 def info(
     what: str, revision: str | None, offline: bool, as_json: bool, quiet: bool, verbose: bool
 ) -> None:
-    """Tell what is in a dataset or a checkpoint.
+    """Tell what is in a dataset, a run or a checkpoint.
 
-    WHAT is a folder that extract wrote, or the hub id or folder of a checkpoint.
+    WHAT is a folder that extract wrote, one that train, probe, finetune or similarity wrote, or the
+    hub id or folder of a checkpoint.
     """
     path = Path(what)
+    if (path / "run.json").is_file():
+        from embedkit.render import json_text
+        from embedkit.run_render import run_info_text
+        from embedkit.runs import read_run
+
+        content = read_run(path)
+        click.echo(json_text(content) if as_json else run_info_text(path, content))
+        return
     if path.is_dir() and not (path / "config.json").is_file():
         from embedkit.inspection import describe_dataset
         from embedkit.render import dataset_json, dataset_text

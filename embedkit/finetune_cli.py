@@ -119,7 +119,7 @@ def finetune(
     labels are used. The same command again goes on where an interrupted one stopped.
     """
     from embedkit.finetuning import finetune as run
-    from embedkit.render import finetune_text
+    from embedkit.run_render import finetune_text
 
     reading = {name: settings.pop(name) for name in _READING}
     shown = verbose or show_progress(progress, quiet)

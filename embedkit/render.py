@@ -15,32 +15,25 @@ from embedkit.inspection import atlas_line, open_lines
 from embedkit.stages import bottleneck
 
 if TYPE_CHECKING:
-    from embedkit.classify import TrainResult
     from embedkit.estimate import Estimate
     from embedkit.extraction import ExtractPlan, ExtractResult
-    from embedkit.finetuning import FinetuneResult
     from embedkit.inspection import DatasetInfo, ModelInfo
-    from embedkit.probing import ProbeResult
     from embedkit.store import Manifest
 
 __all__ = [
+    "count_text",
     "dataset_json",
     "dataset_text",
     "estimate_text",
-    "finetune_text",
     "json_text",
     "model_text",
     "plain",
     "plan_text",
-    "probe_text",
+    "reasons_text",
     "result_text",
-    "run_text",
     "stages_text",
     "table_text",
 ]
-
-
-_PARTS = {"cross_validation": "folds", "test": "test"}
 
 
 def plan_text(plan: ExtractPlan) -> str:
@@ -57,99 +50,6 @@ def plan_text(plan: ExtractPlan) -> str:
         "shards": f"{plan.shard_rows} records each, batches of {encoder.batch_tokens} tokens",
     }
     return visible("\n".join(f"{name:8} {line}" for name, line in lines.items()))
-
-
-def run_text(result: TrainResult) -> str:
-    """Scores of a run beside the majority, with intervals, and where it is."""
-    content = result.content
-    learner, cost = content["learner"], content["cost"]
-    what = " + ".join(content["views"]) or learner["features"]
-    lines = [f"wrote {visible(str(result.out))}: {learner['classifier']} on {visible(what)}"]
-    lines.append(_scores_table(content))
-    if content["threshold"] is not None:
-        lines.append(_decision(content))
-    lines += _known_texts(content)
-    count = content["records"]["folds"]
-    lines.append(
-        f"{count:,} records in folds, fitted in {cost['fit_seconds']:.1f} s; predictions of "
-        f"held-out records: {visible(str(result.out / 'predictions.parquet'))}"
-    )
-    return "\n".join(lines)
-
-
-def finetune_text(result: FinetuneResult) -> str:
-    """Scores of a fine-tuned run, what training cost, and where it is."""
-    content, out = result.content, visible(str(result.out))
-    cost, cut = content["cost"], content["truncated"]
-    epochs = sorted({round(epoch) for epoch in content["epochs"]})
-    lines = [
-        f"wrote {out}: {content['learner']['head']} head on "
-        f"{visible(content['dataset']['names']['model'])}, {_count(content['models'], 'fold')}",
-        _scores_table(content),
-        f"{content['records']['folds']:,} records in folds, trained in "
-        f"{duration_text(cost['fit_seconds'])} on {cost['device']}, {cost['parameters']:,} "
-        f"parameters; epoch kept: {', '.join(map(str, epochs))}",
-        f"cut at {cut['limit']} tokens: {cut['records']:,} texts, {cut['tokens']:,} of "
-        f"{cut['tokens_all']:,} tokens",
-    ]
-    if content["threshold"] is not None:
-        lines.append(_decision(content))
-    lines += _known_texts(content)
-    if rejected := content["dataset"]["rejected"]:
-        lines.append(f"{sum(rejected.values()):,} records rejected{_reasons(rejected)}")
-    lines.append(f"predictions of held-out records: {out}/predictions.parquet")
-    return "\n".join(lines)
-
-
-def _known_texts(content: dict[str, Any]) -> list[str]:
-    known = (content["test"] or {}).get("known_texts")
-    count = content["records"]["test"]
-    return [f"{known:,} of the {count:,} test texts occur among the training texts too"] \
-        if known else []  # fmt: skip
-
-
-def _decision(content: dict[str, Any]) -> str:
-    label = visible(content["classes"][1])
-    return f"{label} is decided on from a probability of {content['threshold']:.3g} on"
-
-
-def _scores_table(content: dict[str, Any]) -> str:
-    rows = [
-        {
-            "score": name,
-            "held out": _PARTS[part],
-            "value": f"{score['value']:.4f}",
-            "95 % interval": f"{score['low']:.4f} to {score['high']:.4f}",
-            "majority": f"{score['majority']:.4f}",
-        }
-        for part, found in content["scores"].items()
-        for name, score in found.items()
-    ]
-    return table_text(rows)
-
-
-def probe_text(result: ProbeResult) -> str:
-    """Every view with its score and controls, and what may honestly be reported."""
-    rows = [
-        {
-            "view": visible(view.name),
-            result.measure: f"{view.score.value:.4f}",
-            "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
-            "shuffled labels": f"{view.shuffled:.4f}",
-            **({"random weights": f"{result.random.get(view.name, float('nan')):.4f}"}
-               if result.random else {}),
-            "chosen in folds": str(view.chosen),
-        }
-        for view in result.views
-    ]  # fmt: skip
-    nested = result.nested
-    return "\n".join([
-        table_text(rows),
-        f"majority {result.majority:.4f}",
-        f"view chosen inside the folds: {result.measure} {nested.value:.4f} "
-        f"({nested.low:.4f} to {nested.high:.4f}); report this, not the highest row",
-        f"{result.seconds:.0f} s; figure: {visible(str(result.out / 'figures/layers.png'))}",
-    ])  # fmt: skip
 
 
 def stages_text(result: ExtractResult) -> str:
@@ -171,8 +71,8 @@ def estimate_text(plan: ExtractPlan, cost: Estimate) -> str:
     lines = [
         f"would write {plan.out}: {cost.accepted:,} rows in {cost.shards} shards",
         f"  records    {cost.records:,} = {cost.accepted:,} to embed + "
-        f"{sum(cost.rejected.values()):,} rejected{_reasons(cost.rejected)} + {left:,} left out"
-        f"{_reasons(cost.left_out)}",
+        f"{sum(cost.rejected.values()):,} rejected{reasons_text(cost.rejected)} + {left:,} left out"
+        f"{reasons_text(cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts; "
         f"{cost.truncated:.1%} of them are cut at {plan.tokenizer.max_length})",
     ]
@@ -202,15 +102,15 @@ def result_text(result: ExtractResult) -> str:
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
         resumed = f", {result.resumed_shards} shards were there" if result.resumed_shards else ""
         lines = [
-            f"wrote {result.out}: {totals['accepted']:,} rows × {_count(manifest.views, 'view')}, "
-            f"{bytes_text(size)}, in {duration_text(result.seconds)} "
-            f"({speed:,.0f} tokens/s{resumed})"
+            f"wrote {result.out}: {totals['accepted']:,} rows × "
+            f"{count_text(manifest.views, 'view')}, {bytes_text(size)}, in "
+            f"{duration_text(result.seconds)} ({speed:,.0f} tokens/s{resumed})"
         ]
-    rejected = f"{totals['rejected']:,} rejected{_reasons(totals['rejected_by_reason'])}"
+    rejected = f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])}"
     if totals["rejected"]:
         rejected += f" → {result.out}/_embedkit/rejects.jsonl"
     left = totals["left_out"]
-    left_out = f" + {left:,} left out{_reasons(totals['left_out_by_reason'])}" if left else ""
+    left_out = f" + {left:,} left out{reasons_text(totals['left_out_by_reason'])}" if left else ""
     opened = open_lines(result.out, manifest)
     return visible(
         "\n".join(
@@ -241,8 +141,8 @@ def dataset_text(info: DatasetInfo) -> str:
     )
     lines.append(
         f"  records    {totals['records']:,} = {totals['accepted']:,} embedded + "
-        f"{totals['rejected']:,} rejected{_reasons(totals['rejected_by_reason'])} + "
-        f"{totals['left_out']:,} left out{_reasons(totals['left_out_by_reason'])}"
+        f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])} + "
+        f"{totals['left_out']:,} left out{reasons_text(totals['left_out_by_reason'])}"
     )
     lines.append(f"  tokens     {_ledger_text(totals['ledger'], manifest)}")
     if unknown := totals["ledger"].get("tokens_unknown"):
@@ -374,11 +274,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _count(things: Sized, name: str) -> str:
+def count_text(things: Sized, name: str) -> str:
+    """How many things, with their name in the right number."""
     return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
 
 
-def _reasons(counts: dict[str, int]) -> str:
+def reasons_text(counts: dict[str, int]) -> str:
+    """In brackets, what was counted how often; nothing if there is nothing."""
     if not counts:
         return ""
     return " (" + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()) + ")"

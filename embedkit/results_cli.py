@@ -133,7 +133,7 @@ def train(
 ) -> None:  # fmt: skip
     """Cross-validate a classifier on stored vectors, and fit it on all folds."""
     from embedkit.classify import train as fit
-    from embedkit.render import run_text
+    from embedkit.run_render import run_text
 
     def progress(line: str) -> None:
         if verbose:
@@ -180,7 +180,8 @@ def probe(
 ) -> None:  # fmt: skip
     """Score every stored view under the same folds, beside its controls."""
     from embedkit.probing import probe as run
-    from embedkit.render import json_text, plain, probe_text
+    from embedkit.render import json_text, plain
+    from embedkit.run_render import probe_text
 
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty() and not quiet:

@@ -26,7 +26,7 @@ ORDER = [
     "topk", "coarse", "isotropy", "filters", "nearest", "search", "index",
     "similarity", "occurrences", "words", "marked", "projection",
     "runsets", "blending", "sources", "compare", "charts", "report", "fetch",
-    "render", "search_render", "tabulate", "recipe", "pipeline",
+    "render", "run_render", "search_render", "tabulate", "recipe", "pipeline",
     "options", "results_cli", "finetune_cli", "search_cli", "experiment_cli", "cli",
 ]  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""

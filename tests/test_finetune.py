@@ -33,6 +33,7 @@ from embedkit.finetuning import FinetuneResult, finetune
 from embedkit.heads import EncoderWithHead
 from embedkit.prediction import Predictor
 from embedkit.report import disputed, write_report
+from embedkit.run_render import run_info_text
 from embedkit.runs import read_run, resumable_run
 from embedkit.scores import classification_scores
 from embedkit.splits import TEST, Split, read_split, split, write_split
@@ -128,6 +129,10 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
         "figures", "model", "predictions.parquet", "run.json", "training.jsonl"
     ]  # fmt: skip
     assert (shared / "run/figures/training.png").stat().st_size > 5_000
+    told = run_info_text(shared / "run", ours)
+    assert "a finetuned run" in told
+    assert "cls head" in told
+    assert f"{ours['scores']['test']['accuracy']['value']:.4f}" in told
 
 
 def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:

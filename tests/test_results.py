@@ -32,8 +32,9 @@ from embedkit.errors import (
 from embedkit.learners import CLASSIFIERS, LearnerSettings
 from embedkit.prediction import Predictor, parse_label_names
 from embedkit.probing import probe
+from embedkit.run_render import run_info_text
 from embedkit.splits import split, text_key
-from tests.store_fixtures import build_tiny, environment, load_quickly, tiny_model
+from tests.store_fixtures import build_tiny, command, environment, load_quickly, tiny_model
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
 N = 120
@@ -138,6 +139,19 @@ def test_the_run_says_what_it_is(shared: Path) -> None:
 
 
 # leaks
+
+
+def test_info_of_a_run(shared: Path, tmp_path: Path) -> None:
+    done = command("info", shared / "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((shared / "run/run.json").read_text("utf-8"))
+    score = content["scores"]["test"]["accuracy"]
+    assert f"accuracy           test      {score['value']:.4f}" in done.stdout
+    for words in ("a frozen run", "logreg on mean_2", "4 folds, 1 deal, stratified, seed 0",
+                  "pd.read_parquet(", "embedkit predict", "confusion.png"):  # fmt: skip
+        assert words in done.stdout
+    as_json = command("info", shared / "run", "--json", cwd=tmp_path)
+    assert json.loads(as_json.stdout) == content
 
 
 def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
@@ -535,6 +549,9 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     content = json.loads((tmp_path / "probe/run.json").read_text("utf-8"))
     assert content["kind"] == "probe"
     assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
+    told = run_info_text(tmp_path / "probe", content)
+    assert f"{best.score.value:.4f}" in told
+    assert f"accuracy {result.nested.value:.4f}" in told
     single = train(shared / "data", out=tmp_path / "run", view="mean_1",
                    split=shared / "split.parquet")  # fmt: skip
     accuracy = single.content["scores"]["cross_validation"]["accuracy"]["value"]

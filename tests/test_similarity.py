@@ -15,6 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from embedkit.cli import cli
 from embedkit.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
+from embedkit.run_render import run_info_text
 from embedkit.similarity import agreement, similarity
 from tests.store_fixtures import load_quickly, tiny_model
 
@@ -88,6 +89,10 @@ def test_what_is_written(corpus: Path, tmp_path: Path) -> None:
     content = json.loads(text)
     assert content["records"] == {"pairs": 5, "rejected": 1, "truncated": 0}
     assert {one["view"] for one in content["agreement"]} == set(found.cosines)
+    told = run_info_text(tmp_path / "out", content)
+    rank = next(one for one in found.agreement if one.view == "mean_1").spearman
+    assert f"{rank.value:.4f} ({rank.low:.4f} to {rank.high:.4f})" in told
+    assert "pairs.parquet" in told
     assert (tmp_path / "out/figures/layers.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(OutputExistsError, match="--overwrite"):
         compare(corpus, score="score", out=tmp_path / "out")
