@@ -105,14 +105,13 @@ def _score_and_cost(compared: Compared) -> Picture:
             [x], [score.value], spread, fmt=_SHAPES[number % len(_SHAPES)], capsize=3,
             markersize=6, color=_COLOURS[number % len(_COLOURS)], label=_word(row.name),
         )  # fmt: skip
-    for row in table.rows:
-        if row.cost is None:
-            value = row.scores[table.measure].value
-            axis.axhline(value, color=_GREY, linewidth=1, linestyle=":")
-            axis.annotate(
-                row.name, (0.005, value), xycoords=("axes fraction", "data"), fontsize=7,
-                xytext=(0, 2), textcoords="offset points", color=_GREY,
-            )  # fmt: skip
+    for number, row in enumerate(row for row in table.rows if row.cost is None):
+        value = row.scores[table.measure].value
+        axis.axhline(value, color=_GREY, linewidth=1, linestyle=":")
+        axis.annotate(  # side by side, since the lines of blends often lie close
+            row.name, (0.005 + 0.25 * number, value), xycoords=("axes fraction", "data"),
+            fontsize=7, xytext=(0, 2), textcoords="offset points", color=_GREY,
+        )  # fmt: skip
     axis.set_xscale("log")
     axis.set_xlim(min(seconds) / 3, max(seconds) * 3)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # not as a formula

@@ -141,3 +141,7 @@ def test_the_files_name_no_machine() -> None:
         if (ROOT / name).is_file() and any(place in (ROOT / name).read_bytes() for place in places)
     ]
     assert named == []
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()
