@@ -33,10 +33,10 @@ import embedkit
 from benchmarks.measure import describe, disk_rate, in_turn, layer_flops, product_rate, table
 from benchmarks.peers import peers
 from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
-from embedkit.encoder import Encoder
-from embedkit.extraction import plan_extract, run_plan
-from embedkit.tokenization import TokenizerSettings
-from embedkit.views import View, parse_view
+from embedkit.dataset.extraction import plan_extract, run_plan
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.views import View, parse_view
 
 ROOT = Path(__file__).resolve().parents[1]
 SIBLING = ROOT.parent / "shared" / "data"

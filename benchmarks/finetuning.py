@@ -22,12 +22,17 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.measure import describe, table
-from embedkit.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.heads import build_model
-from embedkit.outcomes import target_from
-from embedkit.texts import TextData, read_texts
-from embedkit.tokenization import TokenizerSettings, load_tokenizer
-from embedkit.training import Fold, FoldSettings, train_fold
+from embedkit.encoding.checkpoint import (
+    DEFAULT_MODEL,
+    Checkpoint,
+    find_checkpoint,
+    quiet_transformers,
+)
+from embedkit.encoding.tokenization import TokenizerSettings, load_tokenizer
+from embedkit.learning.outcomes import target_from
+from embedkit.tuning.heads import build_model
+from embedkit.tuning.texts import TextData, read_texts
+from embedkit.tuning.training import Fold, FoldSettings, train_fold
 
 LENGTH, BATCH = 512, 8
 

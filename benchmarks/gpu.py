@@ -26,12 +26,12 @@ from torch import Tensor
 
 import embedkit
 from benchmarks.measure import describe, layer_flops, product_rate, table
-from embedkit.checkpoint import find_checkpoint
-from embedkit.encoder import Encoder
-from embedkit.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.packed import PackedModel
-from embedkit.tokenization import TokenizerSettings
-from embedkit.views import View, parse_layers, parse_view
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
+from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.views import View, parse_layers, parse_view
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "pyarrow")
 SHAPES = {
@@ -102,7 +102,7 @@ def ceilings(scale: Scale) -> float:
 
 def attention(scale: Scale) -> None:
     """Attention of one layer by every kernel there is, per length and size of a head."""
-    from embedkit import packed
+    from embedkit.encoding import packed
 
     rows = []
     for size in (32, 64):

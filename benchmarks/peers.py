@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedkit.encoder import Encoder
+from embedkit.encoding.encoder import Encoder
 
 __all__ = ["peers"]
 

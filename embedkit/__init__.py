@@ -22,26 +22,26 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from embedkit.classify import train
-    from embedkit.encoder import Encoder
-    from embedkit.extraction import extract
-    from embedkit.finetuning import finetune
-    from embedkit.probing import probe
-    from embedkit.search import Searcher
-    from embedkit.splits import split
-    from embedkit.store import load
-    from embedkit.verification import verify
+    from embedkit.dataset.extraction import extract
+    from embedkit.dataset.store import load
+    from embedkit.dataset.verification import verify
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.learning.classify import train
+    from embedkit.learning.probing import probe
+    from embedkit.learning.splits import split
+    from embedkit.neighbours.search import Searcher
+    from embedkit.tuning.finetuning import finetune
 
 _HOMES = {
-    "Encoder": "embedkit.encoder",
-    "Searcher": "embedkit.search",
-    "extract": "embedkit.extraction",
-    "finetune": "embedkit.finetuning",
-    "load": "embedkit.store",
-    "probe": "embedkit.probing",
-    "split": "embedkit.splits",
-    "train": "embedkit.classify",
-    "verify": "embedkit.verification",
+    "Encoder": "embedkit.encoding.encoder",
+    "Searcher": "embedkit.neighbours.search",
+    "extract": "embedkit.dataset.extraction",
+    "finetune": "embedkit.tuning.finetuning",
+    "load": "embedkit.dataset.store",
+    "probe": "embedkit.learning.probing",
+    "split": "embedkit.learning.splits",
+    "train": "embedkit.learning.classify",
+    "verify": "embedkit.dataset.verification",
 }
 
 

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from embedkit import __version__
-from embedkit.display import visible
-from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
-from embedkit.experiment_cli import compare, fetch, run
-from embedkit.finetune_cli import finetune
-from embedkit.options import (
+from embedkit.commands.experiment_cli import compare, fetch, run
+from embedkit.commands.finetune_cli import finetune
+from embedkit.commands.options import (
     corpus_options,
     model_options,
     notifier,
     output_options,
     show_progress,
 )
-from embedkit.results_cli import mteb_protocol, predict, probe, split, train
-from embedkit.search_cli import index, map_, search, similarity, words
+from embedkit.commands.results_cli import mteb_protocol, predict, probe, split, train
+from embedkit.commands.search_cli import index, map_, search, similarity, words
+from embedkit.display import visible
+from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from embedkit.extraction import ExtractPlan
+    from embedkit.dataset.extraction import ExtractPlan
 
 __all__ = ["cli", "main"]
 
@@ -162,9 +162,9 @@ def extract(
     CORPUS is one or more TSV, CSV, JSONL or Parquet files, also as .gz or .zst, or - for standard
     input. A run that was interrupted goes on where it stopped when the same command is given again.
     """
-    from embedkit.extraction import plan_extract, run_plan
-    from embedkit.progress import ProgressBar
-    from embedkit.render import json_text, plan_text, result_text, stages_text
+    from embedkit.commands.progress import ProgressBar
+    from embedkit.dataset.extraction import plan_extract, run_plan
+    from embedkit.rendering.render import json_text, plan_text, result_text, stages_text
 
     notify = notifier(quiet)
     with plan_extract(
@@ -217,23 +217,23 @@ def info(
     """
     path = Path(what)
     if (path / "run.json").is_file():
-        from embedkit.render import json_text
-        from embedkit.run_render import run_info_text
-        from embedkit.runs import read_run
+        from embedkit.learning.runs import read_run
+        from embedkit.rendering.render import json_text
+        from embedkit.rendering.run_render import run_info_text
 
         content = read_run(path)
         click.echo(json_text(content) if as_json else run_info_text(path, content))
         return
     if path.is_dir() and not (path / "config.json").is_file():
-        from embedkit.inspection import describe_dataset
-        from embedkit.render import dataset_json, dataset_text
+        from embedkit.dataset.inspection import describe_dataset
+        from embedkit.rendering.render import dataset_json, dataset_text
 
         dataset = describe_dataset(path)
         click.echo(dataset_json(dataset) if as_json else dataset_text(dataset))
         return
-    from embedkit.encoder import Encoder
-    from embedkit.inspection import describe_model
-    from embedkit.render import json_text, model_text, plain
+    from embedkit.dataset.inspection import describe_model
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.rendering.render import json_text, model_text, plain
 
     encoder = Encoder.load(
         what, revision=revision, offline=offline, device="cpu", precision="fp32",
@@ -268,8 +268,8 @@ def verify(
     verbose: bool,
 ) -> None:
     """Check that a dataset is whole: checksums, counts, order, finite numbers."""
-    from embedkit.render import json_text, plain
-    from embedkit.verification import require_ok, verify
+    from embedkit.dataset.verification import require_ok, verify
+    from embedkit.rendering.render import json_text, plain
 
     found = verify(out, recompute=recompute, model=model, device=device, notify=notifier(quiet))
     if as_json:
@@ -313,8 +313,8 @@ def tokenize(
     verbose: bool,
 ) -> None:
     """Show what the model sees of a text: tokens, ids, segments, offsets, words."""
-    from embedkit.render import json_text, table_text
-    from embedkit.tokenization import explain, open_tokenizer, vocabulary_slice
+    from embedkit.encoding.tokenization import explain, open_tokenizer, vocabulary_slice
+    from embedkit.rendering.render import json_text, table_text
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
@@ -333,8 +333,8 @@ def tokenize(
 
 
 def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
-    from embedkit.estimate import estimate
-    from embedkit.render import estimate_text, json_text, plain
+    from embedkit.dataset.estimate import estimate
+    from embedkit.rendering.render import estimate_text, json_text, plain
 
     cost = estimate(plan)
     click.echo(json_text(plain(cost)) if as_json else estimate_text(plan, cost))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError
-from embedkit.outcomes import decide
-from embedkit.reencoding import Reencoder, check_alike, joined_pairs, made_how, normal_form
-from embedkit.runs import load_model_of, read_run
-from embedkit.splits import stored_texts
-from embedkit.store import VectorData, load
+from embedkit.learning.outcomes import decide
+from embedkit.learning.reencoding import Reencoder, check_alike, joined_pairs, made_how, normal_form
+from embedkit.learning.runs import load_model_of, read_run
+from embedkit.learning.splits import stored_texts
 
 __all__ = ["Prediction", "Predictor", "parse_label_names"]
 
@@ -64,7 +64,7 @@ class Predictor:
         self.content = read_run(self.run)
         self._finetuned: Any = None
         if self.content["kind"] == "finetuned":
-            from embedkit.finetuned import FinetunedRun
+            from embedkit.tuning.finetuned import FinetunedRun
 
             if model is not None:
                 raise UsageError(

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from embedkit.checkpoint import DEFAULT_MODEL
+from embedkit.dataset.store import VectorData, load
+from embedkit.encoding.checkpoint import DEFAULT_MODEL
 from embedkit.errors import UsageError
-from embedkit.store import VectorData, load
 
 __all__ = ["StoredVectors", "TextEncoder"]
 
@@ -139,7 +139,7 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ModelError: the checkpoint cannot be found or used.
             UsageError: it has no such view.
         """
-        from embedkit.views import parse_view
+        from embedkit.encoding.views import parse_view
 
         encoder = self._encoder()
         view = parse_view(self.view, n_layers=encoder.n_layers)
@@ -215,7 +215,7 @@ def _loaded(
     model: str, revision: str | None, device: str, precision: str | None, max_length: int | None
 ) -> Any:
     """An encoder, shared by all clones of this process; estimators themselves pickle small."""
-    from embedkit.encoder import Encoder
+    from embedkit.encoding.encoder import Encoder
 
     return Encoder.load(
         model, revision=revision, device=device, precision=precision, max_length=max_length

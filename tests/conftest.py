@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from embedkit.checkpoint import quiet_transformers
-from embedkit.encoder import Encoder
+from embedkit.encoding.checkpoint import quiet_transformers
+from embedkit.encoding.encoder import Encoder
 from tests.models import Plain, build
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedkit.views import LayerSpec, Pooling, View
+from embedkit.encoding.views import LayerSpec, Pooling, View
 
 Floats = NDArray[np.float32]
 

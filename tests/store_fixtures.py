@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from embedkit.encoder import Encoder, choose_max_length
-from embedkit.extraction import ExtractResult, extract
+from embedkit.dataset.extraction import ExtractResult, extract
+from embedkit.encoding.encoder import Encoder, choose_max_length
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDKIT = [sys.executable, "-m", "embedkit"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.alignment import align
-from embedkit.encoder import Encoder
-from embedkit.tokenization import TokenizerSettings
+from embedkit.encoding.alignment import align
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenization import TokenizerSettings
 
 UNK = "[UNK]"
 

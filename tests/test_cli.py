@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from embedkit import cli, display
-from embedkit.encoder import Encoder
+from embedkit.encoding.encoder import Encoder
 from tests.store_fixtures import (
     N_ACCEPTED,
     ROOT,
@@ -347,7 +347,7 @@ def test_dry_run_tells_the_bytes(
     """With vectors of a usual width; those of the tiny model are smaller than their frame."""
     monkeypatch.undo()
     monkeypatch.chdir(here)
-    monkeypatch.setattr("embedkit.estimate._LEAST_SECONDS", 0.05)
+    monkeypatch.setattr("embedkit.dataset.estimate._LEAST_SECONDS", 0.05)
     lines = [
         line
         for name in ("reviews_ko.tsv", "reviews_en.tsv")
@@ -355,8 +355,8 @@ def test_dry_run_tells_the_bytes(
     ]
     corpus = here / "some.tsv"  # pages of few rows compress less
     corpus.write_text("".join(lines if "compact" in options else lines[:81]), "utf-8")
-    from embedkit.estimate import estimate
-    from embedkit.extraction import plan_extract, run_plan
+    from embedkit.dataset.estimate import estimate
+    from embedkit.dataset.extraction import plan_extract, run_plan
 
     settings: dict[str, Any] = {"max_length": 16}
     for name, value in zip(options[::2], options[1::2] or [""], strict=False):

@@ -14,19 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.checkpoint import find_checkpoint
-from embedkit.encoder import (
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.encoder import (
     Encoder,
     ShardVectors,
     choose_device,
     cut_batches,
     l2_normalize,
 )
+from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import EncodeError, ModelError, UsageError
-from embedkit.model import PlainModel, load_model
-from embedkit.packed import PackedModel
-from embedkit.tokenization import TokenizerSettings
-from embedkit.views import parse_layers, parse_view
 from tests.models import TEXTS, Plain, build_old, distance
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
@@ -121,7 +121,7 @@ def test_more_texts_than_one_call_takes_at_once(
     encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = encoder.encode_views(TEXTS, VIEWS)
-    monkeypatch.setattr("embedkit.encoder._ENCODE_ROWS", 5)
+    monkeypatch.setattr("embedkit.encoding.encoder._ENCODE_ROWS", 5)
     for name, vectors in encoder.encode_views(TEXTS, VIEWS).items():
         assert distance(vectors, whole[name]).max() <= TOLERANCE
 

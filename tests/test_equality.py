@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
-from embedkit.encoder import Encoder, ShardVectors
-from embedkit.pooling import pool_words
-from embedkit.tokenization import TokenizedText, TokenizerSettings
-from embedkit.views import LayerSpec, Pooling, View, parse_layers, views_of
+from embedkit.encoding.encoder import Encoder, ShardVectors
+from embedkit.encoding.pooling import pool_words
+from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
+from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, views_of
 from tests.models import FAMILIES, TEXTS, Plain, combined, distance, expected
 
 PAIRS = (*TEXTS[3:], *TEXTS[:3])

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit import extraction
-from embedkit.encoder import Encoder, PendingShard
+from embedkit.dataset import extraction
+from embedkit.dataset.extraction import Progress
+from embedkit.encoding.encoder import Encoder, PendingShard
+from embedkit.encoding.tokenization import word_spans
 from embedkit.errors import CorpusError, DamagedError, EncodeError, ModelError, UsageError
-from embedkit.extraction import Progress
-from embedkit.tokenization import word_spans
 from tests.store_fixtures import (
     N_ACCEPTED,
     ROWS,

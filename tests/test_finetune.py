@@ -18,10 +18,10 @@ import torch
 from transformers import AutoModel
 
 import embedkit
-from embedkit.blending import write_blend
-from embedkit.classify import train
-from embedkit.compare import compare
-from embedkit.encoder import Encoder
+from embedkit.comparison.blending import write_blend
+from embedkit.comparison.compare import compare
+from embedkit.comparison.report import disputed, write_report
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     EncodeError,
     MismatchError,
@@ -29,15 +29,15 @@ from embedkit.errors import (
     StorageError,
     UsageError,
 )
-from embedkit.finetuning import FinetuneResult, finetune
-from embedkit.heads import EncoderWithHead
+from embedkit.learning.classify import train
+from embedkit.learning.runs import read_run, resumable_run
+from embedkit.learning.scores import classification_scores
+from embedkit.learning.splits import TEST, Split, read_split, split, write_split
 from embedkit.prediction import Predictor
-from embedkit.report import disputed, write_report
-from embedkit.run_render import run_info_text
-from embedkit.runs import read_run, resumable_run
-from embedkit.scores import classification_scores
-from embedkit.splits import TEST, Split, read_split, split, write_split
-from embedkit.tabulate import comparison_text
+from embedkit.rendering.run_render import run_info_text
+from embedkit.rendering.tabulate import comparison_text
+from embedkit.tuning.finetuning import FinetuneResult, finetune
+from embedkit.tuning.heads import EncoderWithHead
 from tests.store_fixtures import command, environment, load_quickly, tiny_model
 
 N = 60
@@ -394,7 +394,7 @@ def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> No
 
 
 def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
-    from embedkit.finetuning import _watching
+    from embedkit.tuning.finetuning import _watching
 
     made = read_split(shared / "split.parquet")
     known = np.flatnonzero(made.folds[:, 0] > 0)
@@ -412,7 +412,8 @@ def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from embedkit import fsio, training
+from embedkit import fsio
+from embedkit.tuning import training
 from embedkit.cli import main
 
 training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10

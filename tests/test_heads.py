@@ -12,11 +12,16 @@ import torch
 from torch.nn import functional
 from transformers import BertForSequenceClassification
 
-from embedkit.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.checkpoint import (
+    DEFAULT_MODEL,
+    Checkpoint,
+    find_checkpoint,
+    quiet_transformers,
+)
+from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
-from embedkit.heads import HEADS, EncoderWithHead, build_model, parameter_depth
-from embedkit.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
-from embedkit.training import _LikeLengths, batches_by_length, freeze, predict_logits
+from embedkit.tuning.heads import HEADS, EncoderWithHead, build_model, parameter_depth
+from embedkit.tuning.training import _LikeLengths, batches_by_length, freeze, predict_logits
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 

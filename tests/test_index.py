@@ -15,13 +15,13 @@ from click.testing import CliRunner
 import embedkit
 from embedkit import fsio
 from embedkit.cli import cli
-from embedkit.encoder import Encoder
+from embedkit.dataset.store import Layout
+from embedkit.dataset.verification import verify
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.index import KINDS, build_index, open_index
-from embedkit.nearest import nearest
-from embedkit.search import Searcher
-from embedkit.store import Layout
-from embedkit.verification import verify
+from embedkit.neighbours.index import KINDS, build_index, open_index
+from embedkit.neighbours.nearest import nearest
+from embedkit.neighbours.search import Searcher
 from tests.store_fixtures import load_quickly, tiny_model, tree, write_tsv
 
 N = 2_100

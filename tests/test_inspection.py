@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit.encoder import Encoder
+from embedkit.dataset.inspection import _health, describe_dataset, describe_model
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
-from embedkit.inspection import _health, describe_dataset, describe_model
 from tests.store_fixtures import (
     N_ACCEPTED,
     load_quickly,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit.encoder import Encoder
-from embedkit.inspection import open_lines
-from embedkit.store import read_manifest
+from embedkit.dataset.inspection import open_lines
+from embedkit.dataset.store import read_manifest
+from embedkit.encoding.encoder import Encoder
 from tests.store_fixtures import N_ACCEPTED, load_quickly, run, write_tsv
 
 TAKE = {

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from embedkit.dataset.jobs import Job, already_complete, difference, open_job
+from embedkit.dataset.schema import Footer, shard_bytes
+from embedkit.dataset.store import Layout, is_dataset, read_manifest
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.jobs import Job, already_complete, difference, open_job
-from embedkit.schema import Footer, shard_bytes
-from embedkit.store import Layout, is_dataset, read_manifest
 
 JOB = Job({"model": {"n_layers": 1}, "input": {"files": [{"sha256": "a"}]}}, {"torch": "2"})
 

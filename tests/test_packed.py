@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit import packed as packed_module
-from embedkit.checkpoint import Checkpoint, find_checkpoint
-from embedkit.encoder import Encoder
-from embedkit.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.packed import PackedModel, can_pack, fastest, key_length, length_runs
-from embedkit.tokenization import TokenizerSettings
-from embedkit.views import parse_view
+from embedkit.encoding import packed as packed_module
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
+from embedkit.encoding.packed import PackedModel, can_pack, fastest, key_length, length_runs
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.views import parse_view
 from tests.models import FAMILIES, TEXTS, save_model
 
 PACKED = ("bert", "roberta", "xlm-roberta", "electra", "japanese")

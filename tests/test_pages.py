@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedkit.pages import copy_vectors
-from embedkit.schema import vector_column
+from embedkit.dataset.pages import copy_vectors
+from embedkit.dataset.schema import vector_column
 
 
 def write(path: Path, vectors: dict[str, Any], **options: Any) -> pq.FileMetaData:

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from embedkit import pipeline
 from embedkit.cli import cli
 from embedkit.errors import MismatchError, StorageError, UsageError
-from embedkit.fetch import fetch
-from embedkit.pipeline import Done, content_hash, run_recipe, shell_lines
-from embedkit.recipe import Stage, read_recipe
+from embedkit.experiments import pipeline
+from embedkit.experiments.fetch import fetch
+from embedkit.experiments.pipeline import Done, content_hash, run_recipe, shell_lines
+from embedkit.experiments.recipe import Stage, read_recipe
 from tests.store_fixtures import ROOT, command, environment, tiny_model
 from tests.test_results import corpus_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from embedkit.pooling import (
+from embedkit.encoding.pooling import (
     SUBTOKENS,
     combine_layers,
     first_tokens,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from embedkit import encoder as encoder_module
-from embedkit.encoder import Encoder
+from embedkit.dataset.jobs import recorded_precision
+from embedkit.encoding import encoder as encoder_module
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.precision import GAIN, PrecisionTrial, choose_precision, time_products
 from embedkit.errors import UsageError
-from embedkit.jobs import recorded_precision
-from embedkit.precision import GAIN, PrecisionTrial, choose_precision, time_products
 from tests.store_fixtures import run, tiny_model, tree_hash, write_tsv
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -14,11 +14,11 @@ from sklearn.decomposition import PCA
 
 import embedkit
 from embedkit.cli import cli
-from embedkit.encoder import Encoder
+from embedkit.dataset.inspection import atlas_line
+from embedkit.dataset.store import read_manifest
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.inspection import atlas_line
-from embedkit.projection import _page, draw_map, export_projector, project
-from embedkit.store import read_manifest
+from embedkit.neighbours.projection import _page, draw_map, export_projector, project
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"

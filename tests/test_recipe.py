@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from embedkit.cli import cli
 from embedkit.errors import UsageError
-from embedkit.recipe import Stage, key_lines, read_recipe
+from embedkit.experiments.recipe import Stage, key_lines, read_recipe
 from tests.store_fixtures import ROOT
 
 GOOD = """\

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.classify import train
-from embedkit.compare import compare
-from embedkit.encoder import Encoder
+from embedkit.comparison.compare import compare
+from embedkit.comparison.report import disputed, shown, write_report
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
-from embedkit.probing import probe
-from embedkit.report import disputed, shown, write_report
-from embedkit.splits import split
+from embedkit.learning.classify import train
+from embedkit.learning.probing import probe
+from embedkit.learning.splits import split
 from tests.run_fixtures import random_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 

@@ -21,19 +21,19 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import embedkit
-from embedkit.classify import ThresholdRule, cross_validate, split_for, target_of, train
-from embedkit.encoder import Encoder
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
     MismatchError,
     OutputExistsError,
     UsageError,
 )
-from embedkit.learners import CLASSIFIERS, LearnerSettings
+from embedkit.learning.classify import ThresholdRule, cross_validate, split_for, target_of, train
+from embedkit.learning.learners import CLASSIFIERS, LearnerSettings
+from embedkit.learning.probing import probe
+from embedkit.learning.splits import split, text_key
 from embedkit.prediction import Predictor, parse_label_names
-from embedkit.probing import probe
-from embedkit.run_render import run_info_text
-from embedkit.splits import split, text_key
+from embedkit.rendering.run_render import run_info_text
 from tests.store_fixtures import build_tiny, command, environment, load_quickly, tiny_model
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
@@ -184,7 +184,7 @@ def test_a_scaler_fitted_on_all_records_is_noticed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leak that the test above is for, planted."""
-    from embedkit import classify
+    from embedkit.learning import classify
 
     honest = classify.fit
 
@@ -479,7 +479,7 @@ def test_a_class_that_no_other_fold_has(shared: Path, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", labels)
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     made = split(corpus, folds=2, out=tmp_path / "s.parquet")
-    from embedkit.splits import Split, write_split
+    from embedkit.learning.splits import Split, write_split
 
     folds = made.folds.copy()
     folds[[0, 10]] = 1
@@ -523,7 +523,7 @@ def test_a_failed_run_leaves_nothing_under_its_name(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("embedkit.classify.save_model", fail)
+    monkeypatch.setattr("embedkit.learning.classify.save_model", fail)
     with pytest.raises(OSError, match="No space left"):
         train(shared / "data", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

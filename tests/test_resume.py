@@ -18,8 +18,11 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit import extraction, fsio
-from embedkit.encoder import Encoder, PendingShard
+from embedkit import fsio
+from embedkit.dataset import extraction
+from embedkit.dataset.jobs import JobFolder
+from embedkit.dataset.schema import read_footer
+from embedkit.encoding.encoder import Encoder, PendingShard
 from embedkit.errors import (
     CorpusError,
     DamagedError,
@@ -28,8 +31,6 @@ from embedkit.errors import (
     OutputExistsError,
     StorageError,
 )
-from embedkit.jobs import JobFolder
-from embedkit.schema import read_footer
 from tests.store_fixtures import (
     EMBEDKIT,
     N_ACCEPTED,

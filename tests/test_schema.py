@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.errors import EncodeError
-from embedkit.schema import (
+from embedkit.dataset.schema import (
     STORAGE,
     Footer,
     cast_for_storage,
@@ -19,6 +18,7 @@ from embedkit.schema import (
     text_column,
     vector_column,
 )
+from embedkit.errors import EncodeError
 
 FOOTER = Footer(
     "f" * 64, 3, 30, 39, 10, {"tokens": 7}, {"words": "ab"}, {"settings": {"x": "한글"}}
@@ -102,7 +102,7 @@ def test_a_parquet_file_of_others_is_no_shard() -> None:
 
 
 def test_views_in_the_order_of_layers_not_of_letters() -> None:
-    from embedkit.store import Manifest
+    from embedkit.dataset.store import Manifest
 
     names = [f"{p}_{i}" for i in range(13) for p in ("cls", "mean", "max")] + ["pooler"]
     stored = dict(sorted(dict.fromkeys(names, 4).items()))

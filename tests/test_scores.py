@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn import metrics
 
-from embedkit.scores import (
+from embedkit.learning.scores import (
     best_threshold,
     classification_scores,
     parse_threshold,

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit.cli import cli
-from embedkit.coarse import CoarseProduct
-from embedkit.encoder import Encoder
+from embedkit.dataset.store import Layout
+from embedkit.dataset.verification import verify
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
-from embedkit.filters import chosen_records
-from embedkit.isotropy import isotropy_of, learn_isotropy
-from embedkit.nearest import nearest, unit_rows
-from embedkit.search import Searcher, read_queries, search
-from embedkit.store import Layout
-from embedkit.topk import TopK
-from embedkit.verification import verify
+from embedkit.neighbours.coarse import CoarseProduct
+from embedkit.neighbours.filters import chosen_records
+from embedkit.neighbours.isotropy import isotropy_of, learn_isotropy
+from embedkit.neighbours.nearest import nearest, unit_rows
+from embedkit.neighbours.search import Searcher, read_queries, search
+from embedkit.neighbours.topk import TopK
 from tests.store_fixtures import ROOT, ROWS, load_quickly, tiny_model, write_tsv
 
 N = 90
@@ -163,9 +163,11 @@ def test_rough_products_change_nothing(
         kept(self, query, scores, places)
 
     monkeypatch.setattr(TopK, "take", count)
-    monkeypatch.setattr("embedkit.nearest.coarse_product", lambda q: CoarseProduct(torch, q))
-    monkeypatch.setattr("embedkit.nearest._WORTH_ROUGH", 1)
-    monkeypatch.setattr("embedkit.topk._LEAST", 1)
+    monkeypatch.setattr(
+        "embedkit.neighbours.nearest.coarse_product", lambda q: CoarseProduct(torch, q)
+    )
+    monkeypatch.setattr("embedkit.neighbours.nearest._WORTH_ROUGH", 1)
+    monkeypatch.setattr("embedkit.neighbours.topk._LEAST", 1)
     roughly = nearest(data, queries, k=7, metric=metric, threads=2)
     assert ruled_out
     assert sum(ruled_out) < 700 * 40

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from scipy.stats import pearsonr, spearmanr
 
 from embedkit.cli import cli
-from embedkit.encoder import Encoder
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.run_render import run_info_text
-from embedkit.similarity import agreement, similarity
+from embedkit.neighbours.similarity import agreement, similarity
+from embedkit.rendering.run_render import run_info_text
 from tests.store_fixtures import load_quickly, tiny_model
 
 PAIRS = (

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import embedkit.tokenization
-from embedkit.checkpoint import find_checkpoint
-from embedkit.encoder import Encoder
-from embedkit.errors import ModelError, UsageError
-from embedkit.tokenization import (
+import embedkit.encoding.tokenization
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
     TokenizerSettings,
@@ -31,6 +30,7 @@ from embedkit.tokenization import (
     window_starts,
     word_spans,
 )
+from embedkit.errors import ModelError, UsageError
 from tests.models import FAMILIES, TEXTS, build_old
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
@@ -189,7 +189,7 @@ def test_too_long_is_an_error_if_asked(tokenizer_of: Callable[[str], TextTokeniz
 def test_very_long_texts_are_cut_before_tokenizing(
     tokenizer_of: Callable[[str], TextTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedkit.tokenization, "MAX_CHARS", 10)
+    monkeypatch.setattr(embedkit.encoding.tokenization, "MAX_CHARS", 10)
     for family in KINDS:
         tokenizer = tokenizer_of(family)
         long, short = TEXTS[2], TEXTS[2][:10]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit.encoder import Encoder
+from embedkit.dataset.verification import require_ok, verify
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, MismatchError, UsageError
-from embedkit.verification import require_ok, verify
 from tests.store_fixtures import (
     N_ACCEPTED,
     manifest_of,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.errors import UsageError
-from embedkit.views import (
+from embedkit.encoding.views import (
     LayerSpec,
     Pooling,
     View,
@@ -18,6 +17,7 @@ from embedkit.views import (
     parse_view,
     views_of,
 )
+from embedkit.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,18 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit.cli import cli
-from embedkit.encoder import Encoder
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.views import parse_layers
 from embedkit.errors import UsageError
-from embedkit.marked import best_threshold, evaluate, marked_pairs
-from embedkit.occurrences import Marked, find_word, read_marked
-from embedkit.views import parse_layers
-from embedkit.words import UseVectors, describe_uses, span_vectors, uses_in_dataset, uses_in_texts
+from embedkit.neighbours.marked import best_threshold, evaluate, marked_pairs
+from embedkit.neighbours.occurrences import Marked, find_word, read_marked
+from embedkit.neighbours.words import (
+    UseVectors,
+    describe_uses,
+    span_vectors,
+    uses_in_dataset,
+    uses_in_texts,
+)
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 TEXTS = (
@@ -104,7 +110,7 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
         encoder, [text, text, "good " * 40 + "bus"], [(0, 1), (3, 9), (200, 203)], layers
     )
     assert there.tolist() == [True, True, False]  # the last was cut off
-    from embedkit.tokenization import TokenizerSettings
+    from embedkit.encoding.tokenization import TokenizerSettings
 
     tokens = encoder.tokenizer.encode(
         [text], settings=TokenizerSettings(max_length=24), offsets=True
@@ -150,7 +156,7 @@ def test_words_that_are_not_there(folder: Path) -> None:
 
 
 def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
-    from embedkit.words import Use
+    from embedkit.neighbours.words import Use
 
     random = np.random.default_rng(0)
     vectors = np.repeat(np.array(groups, np.float32), copies, axis=0)

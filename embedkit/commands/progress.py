@@ -1,0 +1,61 @@
+"""Progress on standard error."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from embedkit.dataset.extraction import Progress
+from embedkit.display import duration_text
+
+__all__ = ["ProgressBar"]
+
+
+class ProgressBar:
+    """Progress in tokens, so that the remaining time does not lie when texts differ in length."""
+
+    def __init__(self, *, show: bool) -> None:
+        self._bar: Any = None
+        self._first: tuple[int, float] | None = None
+        if show:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("tokens · {task.fields[rate]} · {task.fields[left]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("reading", total=None, rate="", left="")
+
+    def __enter__(self) -> ProgressBar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, state: Progress) -> None:
+        """Show how far the job is."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (state.tokens_fresh, now)
+        fresh, seconds = state.tokens_fresh - self._first[0], now - self._first[1]
+        rate = fresh / seconds if seconds > 0.5 else 0.0
+        left = (state.tokens_total - state.tokens_done) / rate if rate else 0.0
+        self._bar.update(
+            self._task,
+            description=f"shard {state.shard + 1}",
+            completed=state.tokens_done,
+            total=state.tokens_total,
+            rate=f"{rate:,.0f}/s" if rate else "…",
+            left=f"{duration_text(left)} left" if rate else "",
+        )

@@ -1,0 +1,303 @@
+"""A comparison as one HTML page that needs nothing else, and its pictures as files beside it.
+
+The page loads nothing: style, script and pictures stand in it, and its content policy allows that
+one script alone. Corpus text is escaped, and stays inside its cell whatever its letters do.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit import __version__, fsio
+from embedkit.comparison.charts import Picture, draw_all, save_pictures
+from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Difference, Row
+from embedkit.comparison.runsets import Records
+from embedkit.comparison.sources import Dataset, Texts, find_texts
+from embedkit.display import bytes_text, duration_text, visible
+from embedkit.errors import OutputExistsError, UsageError
+from embedkit.learning.splits import TEST
+
+__all__ = ["Answer", "Disputed", "disputed", "shown", "write_report"]
+
+_TITLES = {
+    "accuracy": "accuracy", "macro_f1": "macro-F1", "log_loss": "log-loss", "brier": "Brier",
+    "calibration_error": "calibration error", "roc_auc": "ROC-AUC",
+    "average_precision": "average precision", "rmse": "RMSE", "r2": "R²", "spearman": "Spearman",
+}  # fmt: skip
+_LARGEST_MATRIX = 20
+_HARMLESS = "\n\t\u200c\u200d"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a run says of a record.
+
+    Attributes:
+        text: the label, or the value.
+        share: probability of that label; ``None`` for values.
+        right: whether it is the true label; ``None`` for values.
+    """
+
+    text: str
+    share: float | None
+    right: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    """A record on which runs differ.
+
+    Attributes:
+        row: its number in the input.
+        id: its id.
+        held: the fold it was held out in, or ``test``.
+        truth: its true label or value.
+        answers: of every run, in their order.
+        spread: mean distance of the runs from their mean: of probabilities the total variation,
+            of values the absolute difference.
+    """
+
+    row: int
+    id: str
+    held: str
+    truth: str
+    answers: tuple[Answer, ...]
+    spread: float
+
+    @property
+    def wrong(self) -> tuple[int, ...]:
+        """Places of the answers that are wrong."""
+        return tuple(i for i, answer in enumerate(self.answers) if answer.right is False)
+
+
+def disputed(compared: Compared, limit: int) -> tuple[Disputed, ...]:
+    """The records on which the runs differ most, the most disputed first.
+
+    Records for which all runs decide the same are left out, where there are labels to decide for.
+    """
+    records = compared.runs.records
+    # of a test part that is another corpus neither texts nor, often, labels are at hand
+    places = records.first if records.test_source else np.concatenate([records.first, records.test])
+    outputs = np.stack([o.output[places] for o in compared.runs.outcomes])
+    decided = np.stack([o.decided[places] for o in compared.runs.outcomes])
+    if not records.classes:
+        spread = np.abs(outputs - outputs.mean(0)).mean(0)
+        differ = spread > 0
+    else:
+        spread = np.abs(outputs - outputs.mean(0)).sum(2).mean(0) / 2
+        differ = (decided != decided[0]).any(0)
+    order = [i for i in np.argsort(-spread, kind="stable") if differ[i]][:limit]
+    return tuple(
+        Disputed(
+            int(records.row[places[i]]), records.ids[places[i]], _held(records, places[i]),
+            _label(records, records.y[places[i]]),
+            tuple(_answer(records, records.y[places[i]], outputs[m, i], decided[m, i])
+                  for m in range(len(outputs))),
+            float(spread[i]),
+        )
+        for i in order
+    )  # fmt: skip
+
+
+def write_report(
+    compared: Compared,
+    out: str | Path,
+    *,
+    texts: str | Path | None = None,
+    limit: int = 100,
+    overwrite: bool = False,
+) -> Path:
+    """Write the page, and its pictures to ``NAME.figures/`` beside it.
+
+    Args:
+        compared: what :func:`~embedkit.comparison.compare.compare` gave.
+        out: ``.html`` file.
+        texts: dataset or corpus file to take the texts of records from, instead of the dataset of
+            the runs.
+        limit: number of disputed records to show.
+        overwrite: replace an earlier report.
+
+    Returns:
+        The folder of the pictures.
+
+    Raises:
+        UsageError: the file has another ending, or ``texts`` cannot be read.
+        MismatchError: ``texts`` is not what the runs were made from.
+        OutputExistsError: the file exists.
+    """
+    page = Path(out)
+    if page.suffix not in (".html", ".htm"):
+        raise UsageError(f"--report {page}: expected a name ending in .html.")
+    if page.exists() and not overwrite:
+        raise OutputExistsError(f"{page} exists. Choose another name, or give --overwrite.")
+    cases = disputed(compared, limit)
+    runs = [*compared.runs.runs, *compared.runs.probes]
+    found = find_texts({case.row for case in cases}, runs, compared.datasets, texts)
+    pictures = draw_all(compared)
+    html = _render(compared, pictures, cases, found)
+    fsio.make_folder(page.parent)
+    folder = page.with_suffix(".figures")
+    save_pictures(pictures, folder)
+    fsio.write_durably(page, html.encode(), scratch=page.parent)
+    return folder
+
+
+def _render(
+    compared: Compared, pictures: Sequence[Picture], cases: Sequence[Disputed], texts: Texts
+) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("embedkit"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "shown": shown, "bytes": bytes_text, "duration": duration_text, "signed": _signed,
+        "p": _p_text, "title": lambda name: _TITLES.get(name, name),
+    }  # fmt: skip
+    script = environment.get_template("report.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    table, records = compared.table, compared.runs.records
+    return environment.get_template("report.html").render(
+        table=table,
+        measures=list(table.rows[0].scores),
+        lower=LOWER_IS_BETTER,
+        majority=MAJORITY,
+        classes=records.classes,
+        verdict=_verdict(table.rows, table.baseline),
+        pictures={p.name: {"title": p.title, "svg": Markup(p.inline)} for p in pictures},
+        trained=[p.name for p in pictures if p.title.startswith("Training: ")],
+        matrices=_matrices(compared),
+        cases=cases,
+        texts=texts,
+        runs=compared.runs.runs,
+        probes=compared.runs.probes,
+        ledgers=[_ledger(dataset) for dataset in compared.datasets],
+        cuts={run.name: run.content["truncated"] for run in compared.runs.runs
+              if run.content.get("truncated")},
+        split=compared.runs.runs[0].content["split"],
+        settings=[
+            {"name": run.name, "kind": run.content["kind"], "path": str(run.path),
+             "command": run.content.get("command"), "versions": run.content["versions"],
+             "details": _details(run.content)}
+            for run in (*compared.runs.runs, *compared.runs.probes)
+        ],
+        version=__version__,
+        style=Markup(environment.get_template("report.css").render()),
+        script=Markup(script),
+        script_hash=digest,
+    )  # fmt: skip
+
+
+def shown(text: str) -> str:
+    """Text as it is, but for signs that would act on the page: controls and direction marks.
+
+    Joiners inside emoji and words stay.
+    """
+    return "".join(
+        c if c in _HARMLESS or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else visible(c)
+        for c in text
+    )
+
+
+def _held(records: Records, place: int) -> str:
+    return "test" if records.fold[place] == TEST else str(records.fold[place])
+
+
+def _label(records: Records, value: Any) -> str:
+    return records.classes[int(value)] if records.classes else f"{float(value):.4g}"
+
+
+def _answer(records: Records, truth: Any, output: NDArray[np.float64], decided: Any) -> Answer:
+    if not records.classes:
+        return Answer(f"{float(output):.4g}", None, None)
+    return Answer(
+        records.classes[int(decided)], float(output[int(decided)]), bool(decided == truth)
+    )
+
+
+def _verdict(rows: Sequence[Row], baseline: str) -> dict[str, Any]:
+    """What the first lines of the page say."""
+    best = rows[0]
+    difference = best.to_baseline
+    return {
+        "best": best,
+        "baseline": baseline,
+        "difference": difference,
+        "sure": difference is not None and _is_sure(difference),
+        "level": [row.name for row in rows[1:] if row.to_best and not _is_sure(row.to_best)],
+    }
+
+
+def _is_sure(difference: Difference) -> bool:
+    """Whether interval and corrected p both say that the difference is no chance."""
+    apart = difference.low > 0 or difference.high < 0
+    return apart and (difference.p_corrected is None or difference.p_corrected < 0.05)
+
+
+def _matrices(compared: Compared) -> list[dict[str, Any]]:
+    """Counts of decided against true labels, with shares of the true label for shading."""
+    records = compared.runs.records
+    count = len(records.classes)
+    if not count or count > _LARGEST_MATRIX:
+        return []
+    made = []
+    for row in compared.table.rows:
+        if row.name == MAJORITY:
+            continue
+        decided = compared.outcomes[row.name].decided[records.held]
+        cells = np.bincount(records.y[records.held] * count + decided, minlength=count**2)
+        counts = cells.reshape(count, count)
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        made.append({"name": row.name, "counts": counts.tolist(), "shares": shares.tolist()})
+    return made
+
+
+def _ledger(dataset: Dataset) -> dict[str, Any]:
+    manifest = dataset.manifest
+    totals, vectors = manifest.totals, manifest.job["vectors"]
+    return {
+        "path": str(dataset.path.resolve().name),
+        "runs": dataset.runs,
+        "model": manifest.names["model"],
+        "inputs": [Path(name).name for name in manifest.names["inputs"]],
+        "records": totals["records"],
+        "accepted": totals["accepted"],
+        "rejected": totals["rejected"],
+        "left_out": totals["left_out"],
+        "ledger": totals["ledger"],
+        "max_length": vectors["max_length"],
+        "on_long": vectors["on_long"],
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+def _details(content: dict[str, Any]) -> str:
+    """Settings of a run as text; scores and long lists are elsewhere."""
+    kept = {
+        name: value
+        for name, value in content.items()
+        if name not in ("scores", "views", "command", "random_weights", "nested")
+    }
+    return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True, default=str)
+
+
+def _signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _p_text(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

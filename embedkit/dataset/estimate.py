@@ -1,0 +1,142 @@
+"""What a job will cost, before it starts: rows, tokens, bytes, minutes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedkit import fsio
+from embedkit.corpus import CorpusReader, Record
+from embedkit.dataset.extraction import ExtractPlan
+from embedkit.encoding.tokenization import TokenizedText
+
+__all__ = ["Estimate", "estimate"]
+
+_SAMPLE = 1_000
+_LEAST_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample.
+
+    Attributes:
+        records: records in the input.
+        accepted: records to be embedded.
+        rejected: records that cannot be, by reason.
+        left_out: records left out by ``--min-chars``, ``--sample``, ``--limit``.
+        tokens: expected tokens after truncation.
+        truncated: expected share of texts that are cut.
+        bytes_per_view: expected bytes of every vector column, by name.
+        bytes_total: expected size on disk.
+        free_bytes: free space where the output goes.
+        shards: number of shards.
+        tokens_per_second: measured here on the sample.
+        seconds: expected time.
+        sampled: texts that tokens and speed were measured on.
+        quotes: remark on fields that look CSV-quoted, or nothing.
+    """
+
+    records: int
+    accepted: int
+    rejected: dict[str, int]
+    left_out: dict[str, int]
+    tokens: int
+    truncated: float
+    bytes_per_view: dict[str, int]
+    bytes_total: int
+    free_bytes: int
+    shards: int
+    tokens_per_second: float
+    seconds: float
+    sampled: int
+    quotes: str
+
+
+def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
+    """Read the whole corpus, tokenize a sample, time the model on it. Writes nothing."""
+    reader = CorpusReader(plan.corpus)
+    sample = _reservoir(reader, np.random.default_rng(seed))
+    texts = plan.encoder.tokenizer.encode(
+        [r.text for r in sample],
+        [str(r.text_pair) for r in sample] if plan.corpus.text_pair else None,
+        settings=plan.tokenizer,
+        offsets=plan.needs_offsets,
+    )
+    n = max(len(sample), 1)
+    counts = reader.counts
+    kept = sum(t.n_kept for t in texts)
+    tokens = round(kept / n * counts.accepted)
+    speed = _speed(plan, texts) if texts else float("inf")
+    words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
+    sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
+    scalars = sum(len(r.text.encode()) + len(r.id) + 24 for r in sample) / n * counts.accepted
+    scalars += tokens * 12 * plan.tokens
+    return Estimate(
+        records=counts.records,
+        accepted=counts.accepted,
+        rejected=dict(counts.rejected),
+        left_out=dict(counts.left_out),
+        tokens=tokens,
+        truncated=sum(t.cut for t in texts) / n,
+        bytes_per_view=sizes,
+        bytes_total=sum(sizes.values()) + round(scalars),
+        free_bytes=fsio.free_bytes(plan.out),
+        shards=max(-(-counts.accepted // plan.shard_rows), 1),
+        tokens_per_second=speed,
+        seconds=tokens / speed,
+        sampled=len(sample),
+        quotes=counts.quote_notice,
+    )
+
+
+def _reservoir(reader: CorpusReader, random: np.random.Generator) -> list[Record]:
+    """A uniform sample of the accepted records in one pass (Vitter's algorithm R)."""
+    sample: list[Record] = []
+    seen = 0
+    for item in reader:
+        if not isinstance(item, Record):
+            continue
+        seen += 1
+        if len(sample) < _SAMPLE:
+            sample.append(item)
+        elif (at := int(random.integers(seen))) < _SAMPLE:
+            sample[at] = item
+    return sample
+
+
+def _speed(plan: ExtractPlan, texts: Sequence[TokenizedText]) -> float:
+    """Tokens per second of the real layers and views on the sample, over two seconds or more."""
+    done: Counter[str] = Counter()
+    started = time.perf_counter()
+    first = True
+    while time.perf_counter() - started < _LEAST_SECONDS:
+        result = plan.encoder.encode_shard(
+            texts,
+            views=plan.views,
+            token_layers=plan.token_layers,
+            special_tokens=plan.special_tokens,
+            on_tokens=lambda count: done.update(tokens=count),
+        )
+        del result
+        if first:  # the first pass warms up
+            started, first = time.perf_counter(), False
+            done.clear()
+    return done["tokens"] / (time.perf_counter() - started)
+
+
+def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
+    width = plan.encoder.width
+    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[plan.storage]
+    sizes = {v.name: round(rows * v.layer.width(width) * per_float) for v in plan.views}
+    for name, count in (("words", words), ("tokens", tokens)):
+        if getattr(plan, name):
+            sizes |= {
+                f"{name} layer_{s.name}": round(count * s.width(width) * per_float)
+                for s in plan.token_layers
+            }
+    return sizes

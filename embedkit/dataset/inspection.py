@@ -1,0 +1,265 @@
+"""What is in a checkpoint or a dataset, as plain records."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedkit.dataset.store import Layout, Manifest, load, read_manifest
+from embedkit.errors import DamagedError
+
+if TYPE_CHECKING:
+    from embedkit.encoding.encoder import Encoder
+
+__all__ = [
+    "DatasetInfo",
+    "ModelInfo",
+    "ViewHealth",
+    "atlas_line",
+    "describe_dataset",
+    "describe_model",
+    "open_lines",
+]
+
+_HEALTH_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A checkpoint.
+
+    Attributes:
+        name: as the user gave it.
+        source: ``folder``, ``package`` or ``hub``.
+        folder: where it is.
+        revision: commit of a hub checkpoint.
+        model_type: architecture.
+        n_layers: encoder layers.
+        width: of the hidden states.
+        positions: longest sequence.
+        max_length: tokens kept of a text by default.
+        vocabulary: entries of the tokenizer.
+        tokenizer: its class, and whether it is fast.
+        has_pooler: whether pooler weights are in the checkpoint.
+        parameters: number of weights, the pooler's included.
+        parts: (depth, name, class, parameters) of the module tree.
+    """
+
+    name: str
+    source: str
+    folder: str
+    revision: str | None
+    model_type: str
+    n_layers: int
+    width: int
+    positions: int
+    max_length: int
+    vocabulary: int
+    tokenizer: str
+    has_pooler: bool
+    parameters: int
+    parts: tuple[tuple[int, str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewHealth:
+    """Numbers that tell whether a view can be worked with.
+
+    Attributes:
+        name: the view.
+        width: of its vectors.
+        norm_mean: mean L2 norm.
+        norm_min: smallest.
+        norm_max: largest.
+        zeros: vectors that are all zero.
+        not_finite: vectors with NaN or infinity.
+        anisotropy: mean cosine between two different vectors; near 1 means that all point the
+            same way (Ethayarajh, 2019).
+    """
+
+    name: str
+    width: int
+    norm_mean: float
+    norm_min: float
+    norm_max: float
+    zeros: int
+    not_finite: int
+    anisotropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """A dataset.
+
+    Attributes:
+        path: its folder.
+        manifest: how it was made.
+        tables: (folder, files, rows, bytes) of sentences, words, tokens.
+        health: of every view, over at most 20,000 rows.
+        health_rows: rows looked at for it.
+        duplicate_texts: rows whose text stands in an earlier row; ``None`` without texts.
+    """
+
+    path: Path
+    manifest: Manifest
+    tables: tuple[tuple[str, int, int, int], ...]
+    health: tuple[ViewHealth, ...]
+    health_rows: int
+    duplicate_texts: int | None
+
+
+def describe_model(encoder: Encoder) -> ModelInfo:
+    """Describe a loaded checkpoint.
+
+    Args:
+        encoder: loaded with ``forward="transformers"``, which keeps the modules as they are.
+    """
+    from embedkit.encoding.model import PlainModel  # loads torch, which a dataset does not need
+
+    if not isinstance(encoder.model, PlainModel):
+        raise TypeError('expected an encoder loaded with forward="transformers"')
+    checkpoint, tokenizer = encoder.checkpoint, encoder.tokenizer
+    pooler = encoder.model.pooler
+    pooler_parameters = sum(p.numel() for p in pooler.parameters()) if pooler is not None else 0
+    module = encoder.model.module
+    kind = type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)")
+    parts = _module_tree(module)
+    if pooler is not None:
+        parts.append((0, "pooler", type(pooler).__name__, pooler_parameters))
+    return ModelInfo(
+        name=checkpoint.name,
+        source=checkpoint.source,
+        folder=str(checkpoint.folder),
+        revision=checkpoint.revision,
+        model_type=checkpoint.model_type,
+        n_layers=encoder.n_layers,
+        width=encoder.width,
+        positions=checkpoint.positions,
+        max_length=encoder.max_length,
+        vocabulary=len(tokenizer.hf),
+        tokenizer=kind,
+        has_pooler=encoder.has_pooler,
+        parameters=sum(p.numel() for p in module.parameters()) + pooler_parameters,
+        parts=tuple(parts),
+    )
+
+
+def describe_dataset(path: Path) -> DatasetInfo:
+    """Describe a dataset; reads its vectors for the health figures.
+
+    Raises:
+        UsageError: there is no dataset.
+        DamagedError: its files cannot be read.
+    """
+    manifest = read_manifest(path)
+    tables = []
+    for folder in ("sentences", "words", "tokens"):
+        files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
+        if files:
+            rows, size = sum(f["rows"] for f in files), sum(f["bytes"] for f in files)
+            tables.append((folder, len(files), rows, size))
+    duplicates = None
+    if manifest.job["storage"]["text"]:
+        texts = load(path).text
+        duplicates = len(texts) - len(set(texts))
+    try:
+        parts = _sample_parts(path, manifest)
+        health = [_health(name, width, _vectors(parts, name, width))
+                  for name, width in manifest.views.items()]  # fmt: skip
+        rows = min(sum(pq.read_metadata(p).num_rows for p in parts), _HEALTH_ROWS)
+    except (ValueError, pa.ArrowException, OSError) as error:
+        raise DamagedError(f"{path} is damaged: {error}. Run embedkit verify {path}.") from error
+    return DatasetInfo(path, manifest, tuple(tables), tuple(health), rows, duplicates)
+
+
+def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
+    """The lines that open a dataset, by tool; each can be run as it stands."""
+    view = _default_view(manifest)
+    where = str(path)
+    sentences = f"{where}/sentences"
+    query = "SELECT * FROM '" + sentences.replace("'", "''") + "/*.parquet'"
+    return {
+        "pandas": f"import pandas as pd; df = pd.read_parquet({sentences!r})",
+        "polars": f"import polars as pl; df = pl.read_parquet({sentences!r})",
+        "duckdb": f"import duckdb; df = duckdb.sql({query!r})",
+        "datasets": (
+            "from datasets import load_dataset; "
+            f"ds = load_dataset('parquet', data_files={sentences + '/*.parquet'!r}, split='train')"
+        ),
+        "numpy": (
+            f"import numpy as np, pandas as pd; "
+            f"X = np.stack(pd.read_parquet({sentences!r}, columns=[{view!r}])[{view!r}])"
+        ),
+        "embedkit": f"import embedkit; data = embedkit.load({where!r}, view={view!r}); X = data.X",
+    }
+
+
+def atlas_line(path: Path, manifest: Manifest) -> str:
+    """The command that opens a dataset in Embedding Atlas, which takes files and no folder."""
+    text = " --text text" if manifest.job["storage"]["text"] else ""
+    where = shlex.quote(f"{path}/sentences")
+    return f"embedding-atlas {where}/*.parquet{text} --vector {_default_view(manifest)}"
+
+
+def _default_view(manifest: Manifest) -> str:
+    means = [name for name in manifest.views if name.startswith("mean_")]
+    return (means or list(manifest.views))[-1]
+
+
+def _module_tree(module: Any) -> list[tuple[int, str, str, int]]:
+    """The modules that hold weights, repeated layers as one line each."""
+    tree = []
+    for name, child in module.named_modules():
+        depth = name.count(".") + 1 if name else 0
+        count = sum(p.numel() for p in child.parameters())
+        if name and count and depth <= 3:
+            tree.append((depth - 1, name.rpartition(".")[2], type(child).__name__, count))
+    return tree
+
+
+def _sample_parts(path: Path, manifest: Manifest) -> list[Path]:
+    """Evenly spaced shards with about 20,000 rows in all."""
+    parts = [Layout(path).part("sentences", number) for number in range(manifest.n_shards)]
+    rows = max(pq.read_metadata(parts[0]).num_rows, 1)
+    wanted = min(max(-(-_HEALTH_ROWS // rows), 1), len(parts))
+    return [parts[i] for i in sorted({int(i) for i in np.linspace(0, len(parts) - 1, wanted)})]
+
+
+def _vectors(parts: list[Path], name: str, width: int) -> NDArray[np.float32]:
+    pieces = []
+    for part in parts:
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            column = file.read(columns=[name]).column(name).combine_chunks()
+        flat = column.flatten().to_numpy(zero_copy_only=False)
+        pieces.append(np.asarray(flat, np.float32).reshape(-1, width))
+    return np.concatenate(pieces)[:_HEALTH_ROWS]
+
+
+def _health(name: str, width: int, vectors: NDArray[np.float32]) -> ViewHealth:
+    finite = np.isfinite(vectors).all(axis=1)
+    good = vectors[finite].astype(np.float64)
+    norms = np.linalg.norm(good, axis=1)
+    filled = norms > 0
+    n = int(filled.sum())
+    anisotropy = float("nan")
+    if n > 1:
+        # the mean over all pairs of different rows, from the norm of the sum of unit vectors
+        total = (good[filled] / norms[filled, None]).sum(axis=0)
+        anisotropy = float((total @ total - n) / (n * (n - 1)))
+    return ViewHealth(
+        name=name,
+        width=width,
+        norm_mean=float(norms.mean()) if len(norms) else float("nan"),
+        norm_min=float(norms.min()) if len(norms) else float("nan"),
+        norm_max=float(norms.max()) if len(norms) else float("nan"),
+        zeros=int((~filled).sum()),
+        not_finite=int((~finite).sum()),
+        anisotropy=anisotropy,
+    )

@@ -1,0 +1,362 @@
+"""The output folder while a job runs: identity, lock, which shards are done, the final rename.
+
+``OUT.incomplete`` holds the job until everything is in it; one rename makes it ``OUT``. Each shard
+is a function of the input and the settings alone, so a shard that is missing or damaged, wherever
+it stands, is simply made again. With ``--overwrite`` the old dataset is first renamed into the
+finished folder, and deleted after it has its final name; nothing outside of these two is touched.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit import fsio
+from embedkit.dataset.schema import Footer, read_footer
+from embedkit.dataset.store import Layout, Manifest, is_dataset, read_manifest
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError
+
+__all__ = [
+    "Job", "JobFolder", "already_complete", "difference", "open_job", "recorded_precision",
+]  # fmt: skip
+
+_TABLES = ("sentences", "words", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a dataset is going to be.
+
+    Attributes:
+        settings: inputs, columns, model and settings: everything that shapes a byte.
+        environment: versions, device and threads, on which the last bits depend.
+    """
+
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the settings, hex."""
+        return hashlib.sha256(_canonical(self.settings)).hexdigest()
+
+
+def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
+    """Whether ``out`` already holds exactly this dataset.
+
+    Raises:
+        OutputExistsError: something else is there and ``overwrite`` is not set, or it is nothing
+            that embedkit made.
+        LockedError: another process is just replacing it.
+    """
+    _finish_swap(out)
+    if _is_free(out) or overwrite:
+        return False
+    manifest = read_manifest(out)
+    if manifest.fingerprint == job.fingerprint:
+        return True
+    raise OutputExistsError(
+        f"{out} exists and was made otherwise. Choose another --out, or replace it with "
+        f"--overwrite. It differs in:\n{difference(manifest.job, job.settings)}"
+    )
+
+
+def recorded_precision(out: Path) -> str | None:
+    """The precision that a dataset at ``out``, finished or not, is computed in; ``None`` if none.
+
+    A precision chosen by timing may come out otherwise the next time; the job that is there
+    decides.
+    """
+    for path, key in ((Layout(out).manifest, "job"), (_unfinished(out).job, "settings")):
+        try:
+            precision = json.loads(path.read_text("utf-8"))[key]["vectors"]["precision"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return str(precision)
+    return None
+
+
+@contextmanager
+def open_job(
+    out: Path, job: Job, *, overwrite: bool = False, allow_env_change: bool = False
+) -> Iterator[JobFolder]:
+    """Open, resume or begin ``OUT.incomplete`` and hold its lock.
+
+    Raises:
+        OutputExistsError: ``OUT.incomplete`` holds something that embedkit did not make.
+        LockedError: another process is at it.
+        MismatchError: an unfinished job with other input, model, settings or environment is there.
+        StorageError: the file system refused.
+    """
+    layout = _unfinished(out)
+    _refuse_foreign(layout.root)
+    fsio.make_folder(layout.root)
+    with fsio.exclusive(layout.root):
+        if layout.job.is_file():
+            _check_same(layout, job, overwrite=overwrite, allow_env_change=allow_env_change)
+        for folder in (layout.private, layout.scratch, layout.root / "sentences"):
+            fsio.make_folder(folder)
+        for leftover in layout.scratch.iterdir():
+            fsio.remove_file(leftover)
+        if not layout.job.is_file():
+            content = {"settings": job.settings, "environment": job.environment}
+            fsio.write_durably(layout.job, _canonical(content), scratch=layout.scratch)
+        yield JobFolder(layout, out, job, overwrite=overwrite)
+
+
+class JobFolder:
+    """A job under way. Several threads may check and commit shards, each its own."""
+
+    def __init__(self, layout: Layout, out: Path, job: Job, *, overwrite: bool) -> None:
+        self.layout = layout
+        self._out = out
+        self._job = job
+        self._overwrite = overwrite
+        self._files: dict[str, dict[str, Any]] = {}
+        self._environments: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def finished(self, number: int) -> Footer | None:
+        """The footer of a shard that is there, whole and of this job; ``None`` to make it."""
+        path = self.layout.part("sentences", number)
+        try:
+            digest = self._recorded_digest(number)
+            if fsio.file_sha256(path) != digest:
+                return None
+            footer = read_footer(path)
+            if footer.fingerprint != self._job.fingerprint or footer.shard != number:
+                return None
+            digests = {"sentences": digest, **footer.companions}
+            for folder, expected in footer.companions.items():
+                if fsio.file_sha256(self.layout.part(folder, number)) != expected:
+                    return None
+        except (ValueError, OSError, pa.ArrowException):
+            return None
+        self._note(number, footer, digests)
+        return footer
+
+    def commit(
+        self, number: int, footer: Footer, sentences: pa.Buffer, others: Mapping[str, pa.Buffer]
+    ) -> None:
+        """Make one shard durable. Its sentence file comes last and makes it count.
+
+        The file's hash is written before it: the footer vouches for the other tables of the shard,
+        but no file can vouch for all of its own bytes.
+        """
+        for folder, data in others.items():
+            fsio.make_folder(self.layout.root / folder)
+            self._write(folder, number, data)
+        digest = hashlib.sha256(memoryview(sentences)).hexdigest()
+        fsio.make_folder(self.layout.digests)
+        record = self.layout.digest(number)
+        fsio.write_durably(record, digest.encode(), scratch=self.layout.scratch)
+        self._write("sentences", number, sentences)
+        self._note(number, footer, {"sentences": digest, **footer.companions})
+
+    def finish(self, *, n_shards: int, totals: dict[str, Any], names: dict[str, Any]) -> Manifest:
+        """Write the manifest and give the folder its final name.
+
+        Raises:
+            DamagedError: the folders of shards hold files that are not of this job.
+            OutputExistsError: something came to stand in the way while the job ran.
+        """
+        self._refuse_extra_files(n_shards)
+        manifest = Manifest(
+            fingerprint=self._job.fingerprint,
+            job=self._job.settings,
+            environments=sorted(self._environments.values(), key=lambda e: int(e["shards"][0])),
+            totals=totals,
+            files=dict(sorted(self._files.items())),
+            names=names,
+        )
+        fsio.write_durably(self.layout.manifest, manifest.to_bytes(), scratch=self.layout.scratch)
+        for folder in (self.layout.digests, self.layout.scratch):
+            if folder.is_dir():
+                fsio.remove_tree(folder)  # the manifest has all hashes now
+        if not _is_free(self._out):
+            if not self._overwrite:
+                raise OutputExistsError(
+                    f"{self._out} came into being while the job ran. Move it away and run the same "
+                    f"command again: the result is kept in {self.layout.root}."
+                )
+            fsio.publish_folder(self._out, self.layout.replaced)
+        fsio.publish_folder(self.layout.root, self._out)
+        _remove_replaced(self._out)
+        return manifest
+
+    def _write(self, folder: str, number: int, data: pa.Buffer) -> None:
+        path = self.layout.part(folder, number)
+        fsio.write_durably(path, memoryview(data), scratch=self.layout.scratch)
+
+    def _recorded_digest(self, number: int) -> str:
+        """What the sentence file of a shard must hash to.
+
+        Raises:
+            OSError: nothing was recorded.
+        """
+        if self.layout.manifest.is_file():  # the hashes may be gone: it was about to be renamed
+            name = f"sentences/{self.layout.part('sentences', number).name}"
+            files = read_manifest(self.layout.root).files
+            if name in files:
+                return str(files[name]["sha256"])
+        return self.layout.digest(number).read_text("ascii")
+
+    def _note(self, number: int, footer: Footer, digests: Mapping[str, str]) -> None:
+        for folder, digest in digests.items():
+            path = self.layout.part(folder, number)
+            self._files[f"{folder}/{path.name}"] = {
+                "rows": pq.read_metadata(path).num_rows,
+                "bytes": path.stat().st_size,
+                "sha256": digest,
+            }
+        environment = dict(footer.job["environment"])
+        key = json.dumps(environment, sort_keys=True)
+        with self._lock:
+            entry = self._environments.setdefault(key, {"environment": environment, "shards": []})
+            bisect.insort(entry["shards"], number)
+
+    def _refuse_extra_files(self, n_shards: int) -> None:
+        """Whatever else lies among the shards, readers that open the folder would take for one."""
+        for folder in _TABLES:
+            where = self.layout.root / folder
+            for path in sorted(where.iterdir()) if where.is_dir() else ():
+                name = f"{folder}/{path.name}"
+                if name not in self._files and not path.name.startswith("."):
+                    raise DamagedError(
+                        f"{path} does not belong to this job of {n_shards} shards. "
+                        "Move it away and run the same command again."
+                    )
+
+
+def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
+    try:
+        known = json.loads(layout.job.read_text("utf-8"))
+        known = known if isinstance(known, dict) else {}
+    except ValueError:
+        known = {}
+    settings = difference(known.get("settings", {}), job.settings)
+    environment = difference(known.get("environment", {}), job.environment)
+    if overwrite and (settings or environment):
+        _discard(layout)
+    elif settings:
+        raise MismatchError(
+            f"{layout.root} was begun with other input, model or settings. Repeat the earlier "
+            "command to finish it, choose another --out, or start over with --overwrite. "
+            f"It differs in:\n{settings}"
+        )
+    elif environment and not allow_env_change:
+        raise MismatchError(
+            f"{layout.root} was begun in another environment; the remaining vectors could differ "
+            "from the finished ones in their last bits. Go on all the same with "
+            "--allow-env-change (the manifest will tell), or start over with --overwrite. "
+            f"It differs in:\n{environment}"
+        )
+
+
+def _discard(layout: Layout) -> None:
+    for folder in _TABLES:
+        if (layout.root / folder).is_dir():
+            fsio.remove_tree(layout.root / folder)
+    if layout.digests.is_dir():
+        fsio.remove_tree(layout.digests)
+    for file in (layout.manifest, layout.rejects, layout.job):
+        fsio.remove_file(file)
+
+
+def _unfinished(out: Path) -> Layout:
+    return Layout(out.with_name(out.name + ".incomplete"))
+
+
+def _is_free(out: Path) -> bool:
+    """Whether nothing stands at ``out``, or an empty folder.
+
+    Raises:
+        OutputExistsError: what stands there must not be replaced whatever the user says.
+    """
+    if not os.path.lexists(out) or (
+        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    ):
+        return True
+    if out.is_symlink():
+        raise OutputExistsError(
+            f"{out} is a symbolic link, which is never replaced. Give the folder itself with "
+            f"--out {out.resolve()}, or another one."
+        )
+    if not is_dataset(out):
+        raise OutputExistsError(
+            f"{out} is in the way, and it is not a dataset of embedkit, so it is never replaced. "
+            "Choose another --out."
+        )
+    return False
+
+
+def _refuse_foreign(root: Path) -> None:
+    """Raise if ``OUT.incomplete`` is not a folder of embedkit's own making."""
+    if not os.path.lexists(root):
+        return
+    foreign = ["it"] if root.is_symlink() or not root.is_dir() else []
+    foreign = foreign or sorted({p.name for p in root.iterdir()} - {"_embedkit", *_TABLES})
+    if foreign:
+        raise OutputExistsError(
+            f"{root} is where the unfinished job goes, but {foreign[0]} was not made by embedkit. "
+            "Move it away, or choose another --out."
+        )
+
+
+def _finish_swap(out: Path) -> None:
+    """Complete an ``--overwrite`` that was interrupted after the first of its two renames."""
+    unfinished = _unfinished(out)
+    if unfinished.replaced.is_dir() and not os.path.lexists(out):
+        with fsio.exclusive(unfinished.root):
+            fsio.publish_folder(unfinished.root, out)
+    if Layout(out).replaced.is_dir():
+        with fsio.exclusive(out):
+            _remove_replaced(out)
+
+
+def _remove_replaced(out: Path) -> None:
+    replaced = Layout(out).replaced
+    if replaced.is_dir():
+        fsio.remove_tree(replaced)
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, indent=1).encode()
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Fields that differ, one a line, with both values."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    lines = [
+        f"  {key}: {_short(old.get(key))} there, {_short(new.get(key))} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    return "\n".join(lines)
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+        for i, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}[{i}]")
+    else:
+        yield prefix, value
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,298 @@
+"""Check a dataset: bytes, counts, order, numbers; and, on request, embed some of it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit import fsio
+from embedkit.dataset.jobs import Job
+from embedkit.dataset.schema import cast_for_storage, read_footer
+from embedkit.dataset.store import Layout, Manifest, read_manifest
+from embedkit.encoding.views import parse_view
+from embedkit.errors import DamagedError, MismatchError, UsageError
+
+if TYPE_CHECKING:
+    from embedkit.encoding.encoder import Encoder
+
+__all__ = ["Verification", "verify"]
+
+_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was checked and what was found.
+
+    Attributes:
+        files: files checked.
+        rows: sentence rows checked.
+        values: stored numbers looked at.
+        recomputed_shards: shards embedded again.
+        identical_rows: of their rows, those with the same bits.
+        worst: largest relative L2 difference of a recomputed vector.
+        problems: one sentence each; empty if all is well.
+    """
+
+    files: int = 0
+    rows: int = 0
+    values: int = 0
+    recomputed_shards: list[int] = field(default_factory=list)
+    recomputed_rows: int = 0
+    identical_rows: int = 0
+    worst: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+
+def verify(
+    path: str | Path,
+    *,
+    recompute: int = 0,
+    model: str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    notify: Callable[[str], None] = lambda _: None,
+) -> Verification:
+    """Check a dataset against its manifest and against itself.
+
+    Args:
+        path: the dataset.
+        recompute: number of random shards to embed again from their stored texts.
+        model: where the checkpoint is now, if not under the name it had.
+        device: where to recompute.
+        seed: seed of the choice of shards.
+        notify: called with sentences for the user.
+
+    Raises:
+        UsageError: there is no dataset, or it stores no texts to recompute from.
+        DamagedError: the manifest cannot be read.
+        MismatchError: the checkpoint found has other weights or files.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    found = Verification()
+    if Job(manifest.job, {}).fingerprint != manifest.fingerprint:
+        found.problems.append("manifest.json was edited: its settings have another fingerprint")
+    _check_files(folder, manifest, found)
+    if found.ok:
+        _check_rows(folder, manifest, found)
+    if found.ok and recompute:
+        _recompute(folder, manifest, found, recompute, model, device, seed, notify)
+    return found
+
+
+def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
+    layout = Layout(folder)
+    present = {
+        f"{name}/{p.name}" for name in ("sentences", "words", "tokens") for p in layout.parts(name)
+    }
+    for name in sorted(present - set(manifest.files)):
+        found.problems.append(f"{name} is not in the manifest")
+    for name, expected in manifest.files.items():
+        if name not in present:
+            found.problems.append(f"{name} is missing")
+            continue
+        found.files += 1
+        file = folder / name
+        if file.stat().st_size != expected["bytes"]:
+            size = file.stat().st_size
+            found.problems.append(f"{name} has {size} bytes, {expected['bytes']} were written")
+        elif fsio.file_sha256(file) != expected["sha256"]:
+            found.problems.append(f"{name} has another SHA-256 than was written")
+        elif problem := _footer_problem(file, manifest, expected["rows"]):
+            found.problems.append(f"{name}: {problem}")
+
+
+def _footer_problem(file: Path, manifest: Manifest, rows: int) -> str:
+    try:
+        footer = read_footer(file)
+    except (ValueError, OSError) as error:
+        return str(error)
+    if footer.rows != rows:
+        return f"holds {footer.rows} rows, the manifest says {rows}"
+    return "" if footer.fingerprint == manifest.fingerprint else "is of another job"
+
+
+def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
+    layout = Layout(folder)
+    totals = manifest.totals
+    accepted = _sentence_rows(layout, found)
+    found.rows = len(accepted)
+    rejected = _rejected_rows(layout, found)
+    if accepted & rejected:
+        found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
+    for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
+        if count != totals[name]:
+            found.problems.append(f"{count} records are {name}, the manifest says {totals[name]}")
+    if totals["accepted"] + totals["rejected"] + totals["left_out"] != totals["records"]:
+        found.problems.append("accepted + rejected + left out is not the number of records")
+    for kind in ("words", "tokens"):
+        for part in layout.parts(kind):
+            for batch in _batches(part, found):
+                if not set(batch.column("row").to_numpy().tolist()) <= accepted:
+                    found.problems.append(f"{kind}/{part.name} has rows that no sentence has")
+
+
+def _rejected_rows(layout: Layout, found: Verification) -> set[int]:
+    try:
+        with layout.rejects.open(encoding="utf-8") as lines:
+            return {int(json.loads(line)["row"]) for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+        return set()
+
+
+def _sentence_rows(layout: Layout, found: Verification) -> set[int]:
+    """All row numbers of the sentence table; complains where they do not ascend."""
+    seen = set[int]()
+    last = -1
+    for part in layout.parts("sentences"):
+        for batch in _batches(part, found):
+            rows = batch.column("row").to_numpy()
+            if not len(rows):
+                continue
+            if rows[0] <= last or (np.diff(rows) <= 0).any():
+                found.problems.append(f"{part.name}: the rows are not in ascending order")
+            last = int(rows[-1])
+            seen.update(rows.tolist())
+    return seen
+
+
+def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
+    """Every batch of a file, its page checksums compared and its vectors looked at."""
+    try:
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(batch_size=8_192):
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if pa.types.is_fixed_size_list(column.type):
+                        values = column.flatten().to_numpy(zero_copy_only=False)
+                        found.values += len(values)
+                        if not np.isfinite(values).all():
+                            found.problems.append(f"{part.name}: {name} holds NaN or infinity")
+                yield batch
+    except (ValueError, pa.ArrowException, OSError) as error:
+        found.problems.append(f"{part.name} cannot be read: {error}")
+
+
+def _recompute(
+    folder: Path,
+    manifest: Manifest,
+    found: Verification,
+    count: int,
+    model: str | None,
+    device: str,
+    seed: int,
+    notify: Callable[[str], None],
+) -> None:
+    if not manifest.job["storage"]["text"]:
+        raise UsageError(f"{folder} stores no texts (--no-text), so nothing can be recomputed.")
+    encoder = load_encoder_of(manifest, model=model, device=device, notify=notify)
+    parts = Layout(folder).parts("sentences")
+    chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
+    for number in sorted(chosen.tolist()):
+        found.recomputed_shards.append(number)
+        _recompute_shard(parts[number], manifest, encoder, found)
+
+
+def load_encoder_of(
+    manifest: Manifest,
+    *,
+    model: str | None = None,
+    device: str = "auto",
+    notify: Callable[[str], None] = lambda _: None,
+) -> Encoder:
+    """The encoder that made a dataset, with its settings.
+
+    Raises:
+        MismatchError: the checkpoint found under the name has other files.
+    """
+    from embedkit.encoding.encoder import (
+        Encoder,  # loads torch, which a check of bytes does not need
+    )
+
+    vectors = manifest.job["vectors"]
+    encoder = Encoder.load(
+        model or manifest.names["model"],
+        revision=None if model else manifest.names["revision"],
+        device=device,
+        precision=vectors["precision"],
+        max_length=vectors["max_length"],
+        batch_tokens=vectors["batch_tokens"],
+        notify=notify,
+    )
+    expected, now = manifest.job["model"]["sha256"], encoder.checkpoint.sha256
+    different = sorted(n for n in expected.keys() | now.keys() if expected.get(n) != now.get(n))
+    if different:
+        raise MismatchError(
+            f"{encoder.checkpoint.name} is not the checkpoint that made this dataset: "
+            f"{', '.join(different)} differ. Name the right one with --model."
+        )
+    return encoder
+
+
+def _recompute_shard(part: Path, manifest: Manifest, encoder: Encoder, found: Verification) -> None:
+    from embedkit.encoding.encoder import l2_normalize
+    from embedkit.encoding.tokenization import TokenizerSettings
+
+    settings = manifest.job["vectors"]
+    table = pq.ParquetFile(part, page_checksum_verification=True).read()
+    pairs = table.column("text_pair").to_pylist() if "text_pair" in table.schema.names else None
+    texts = encoder.tokenizer.encode(
+        table.column("text").to_pylist(),
+        pairs,
+        settings=TokenizerSettings(
+            settings["max_length"], settings["on_long"], settings["stride"], settings["prefix"]
+        ),
+    )
+    views = [parse_view(name, n_layers=manifest.n_layers) for name in manifest.views]
+    vectors = encoder.encode_shard(texts, views=views, special_tokens=settings["special_tokens"])
+    same = np.ones(len(table), bool)
+    worst = 0.0
+    rows = table.column("row").to_numpy()
+    for name, width in manifest.views.items():
+        fresh: Any = vectors.views[name]
+        if settings["normalize"]:
+            fresh = l2_normalize(fresh)
+        fresh = cast_for_storage(
+            fresh, manifest.job["storage"]["profile"], name=name, rows=rows
+        ).astype(np.float32)
+        column = table.column(name).combine_chunks()
+        stored = np.asarray(column.flatten().to_numpy(zero_copy_only=False), np.float32)
+        stored = stored.reshape(-1, width)
+        same &= (stored == fresh).all(axis=1)
+        scale = np.maximum(np.linalg.norm(fresh, axis=1), 1e-12)
+        difference = np.linalg.norm(stored - fresh, axis=1) / scale
+        worst = max(worst, float(difference.max(initial=0.0)))
+    found.worst = max(found.worst, worst)
+    found.recomputed_rows += len(table)
+    found.identical_rows += int(same.sum())
+    allowed = _TOLERANCE[settings["precision"]]
+    if manifest.job["storage"]["profile"] != "float32":
+        allowed = max(allowed, 2e-3)  # half a unit of float16, twice
+    if worst > allowed:
+        found.problems.append(
+            f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
+            f"than {allowed:.0e}"
+        )
+
+
+def require_ok(found: Verification, path: Path) -> None:
+    """Raise a :class:`DamagedError` that names the first problems, if there are any."""
+    if not found.ok:
+        listed = "; ".join(found.problems[:5])
+        more = f"; and {len(found.problems) - 5} more" if len(found.problems) > 5 else ""
+        raise DamagedError(
+            f"{path} is not what was written: {listed}{more}. Make it again with --overwrite."
+        )

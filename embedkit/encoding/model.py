@@ -1,0 +1,224 @@
+"""Checkpoint → hidden states: the seam between what is read and what is computed.
+
+Whatever runs the layers takes a :class:`PackedBatch` (ids in) and calls back with the hidden
+states of each layer asked for, packed without padding (hidden states out). :class:`PlainModel` does
+it by the transformers forward, for every architecture; :mod:`embedkit.encoding.packed` does it
+without any padding for those that it knows.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
+from embedkit.errors import ModelError, first_line
+
+__all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+OnLayer = Callable[[int, Tensor], None]
+
+# Families whose last hidden state is exactly the output of the last layer that ran: here layers
+# above the highest one asked for need not run. Others apply a norm or share weights.
+_CUTTABLE = {
+    "bert": "encoder.layer",
+    "roberta": "encoder.layer",
+    "xlm-roberta": "encoder.layer",
+    "camembert": "encoder.layer",
+    "electra": "encoder.layer",
+    "distilbert": "transformer.layer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Sequences for the model, one after the other without padding.
+
+    Attributes:
+        ids: ``(tokens,)`` int64, on the model's device.
+        type_ids: ``(tokens,)`` int64 segment ids, on the model's device.
+        offsets: ``(sequences + 1,)`` int64, on the model's device: where each sequence begins,
+            and where the last one ends.
+        lengths: tokens of each sequence, on the host, so that nothing waits for the device.
+    """
+
+    ids: Tensor
+    type_ids: Tensor
+    offsets: Tensor
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Tensor, type_ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
+        """A batch from its tokens and the lengths of its sequences."""
+        ends = torch.tensor([0, *lengths], device=ids.device).cumsum(0)
+        return cls(ids, type_ids, ends, tuple(lengths))
+
+
+class PlainModel:
+    """The transformers forward, with padding added and removed inside."""
+
+    name = "transformers"
+    pads = True
+
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, *, pad_id: int, pooler: nn.Module | None
+    ) -> None:
+        self.n_layers = checkpoint.n_layers
+        self.width = checkpoint.width
+        self.device = next(model.parameters()).device
+        self.pooler = pooler
+        self.module = model
+        self.dtype = next(model.parameters()).dtype
+        self.n_parameters = sum(p.numel() for p in model.parameters())
+        self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
+        self._pad_id = pad_id
+        self._takes_types = "token_type_ids" in _forward_arguments(model)
+        path = _CUTTABLE.get(checkpoint.model_type)
+        owner, _, name = (path or "").rpartition(".")
+        self._stack = (model.get_submodule(owner), name) if path else None
+        self.all_layers = list(getattr(*self._stack)) if self._stack else []
+        # the first call makes transformers hook the layers that it finds: all must be there
+        with torch.inference_mode():
+            one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+            model(input_ids=one, output_hidden_states=[0])
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool = False,
+    ) -> None:
+        """Run the batch and call ``on_layer(layer, hidden)`` for each layer asked for, ascending.
+
+        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. Layers above the
+        highest one asked for are not computed where the architecture allows.
+
+        Args:
+            batch: the sequences.
+            layers: 0 is the embedding output.
+            on_layer: receives the hidden states.
+            first_only: of the highest layer, only the first token of every sequence is wanted:
+                its ``hidden`` is ``(sequences, width)``.
+        """
+        order = sorted(layers)
+        self._run_only(max(order[-1], 1))
+        lengths = torch.tensor(batch.lengths, device=self.device)
+        mask = (torch.arange(max(batch.lengths), device=self.device) < lengths.unsqueeze(1)).long()
+        inputs = {"input_ids": self._padded(batch.ids, mask, self._pad_id), "attention_mask": mask}
+        if self._takes_types:
+            inputs["token_type_ids"] = self._padded(batch.type_ids, mask, 0)
+        output = self.module(**inputs, output_hidden_states=order)
+        kept = mask.bool()
+        for layer in order:
+            hidden = output.hidden_states[layer]
+            first = first_only and layer == order[-1]
+            on_layer(layer, hidden[:, 0] if first else hidden[kept])
+
+    @torch.inference_mode()
+    def pool(self, first: Tensor) -> Tensor:
+        """The checkpoint's own pooler on the last layer's first tokens, ``(sequences, width)``.
+
+        Raises:
+            ModelError: the checkpoint has no pooler weights.
+        """
+        if self.pooler is None:
+            raise ModelError("this checkpoint has no pooler weights.")
+        return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
+
+    def _run_only(self, count: int) -> None:
+        if self._stack:
+            module, name = self._stack
+            if len(getattr(module, name)) != count:
+                setattr(module, name, nn.ModuleList(self.all_layers[:count]))
+
+    def _padded(self, values: Tensor, mask: Tensor, fill: int) -> Tensor:
+        padded = torch.full(mask.shape, fill, dtype=torch.int64, device=self.device)
+        padded[mask.bool()] = values
+        return padded
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    pad_id: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    notify: Callable[[str], None],
+) -> PlainModel:
+    """Load the weights of a checkpoint.
+
+    Args:
+        checkpoint: where they are.
+        pad_id: token id to fill with.
+        device: where to run.
+        dtype: in which precision.
+        notify: called with a sentence for the user where something deserves one.
+
+    Raises:
+        ModelError: weights are missing, of another shape, or cannot be read.
+    """
+    quiet_transformers()
+    from transformers import AutoConfig, AutoModel
+
+    if checkpoint.is_pickle:
+        notify(
+            f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file; it is read by "
+            "PyTorch's restricted reader, which runs no code"
+        )
+    try:
+        model, report = AutoModel.from_pretrained(
+            str(checkpoint.folder),
+            config=AutoConfig.for_model(**checkpoint.config),
+            dtype=dtype,
+            use_safetensors=not checkpoint.is_pickle,
+            weights_only=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are named below
+            output_loading_info=True,
+        )
+    except pickle.UnpicklingError as error:  # its own message advises to load the file anyway
+        raise ModelError(
+            f"{checkpoint.name}: the weights cannot be loaded: {checkpoint.weights[0]} is damaged, "
+            "or holds something else than tensors, which could run code."
+        ) from error
+    except Exception as error:  # the loader raises what its many formats raise
+        raise ModelError(
+            f"{checkpoint.name}: the weights cannot be loaded ({first_line(error)})."
+        ) from error
+    missing = set(report["missing_keys"])
+    without_pooler = {key for key in missing if not key.startswith("pooler.")}
+    wrong = without_pooler | {str(key[0]) for key in report["mismatched_keys"]}
+    if wrong:
+        raise ModelError(
+            f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
+            f"shape, such as {min(wrong)}. Random numbers would take their place; the file does "
+            "not fit its config.json."
+        )
+    pooler = getattr(model, "pooler", None)
+    if hasattr(model, "pooler"):
+        model.pooler = None  # applied to what is asked for, not inside every forward
+    if missing:  # only the pooler's: transformers has filled it with random numbers
+        pooler = None
+    if not isinstance(pooler, nn.Module):
+        pooler = None
+    if isinstance(pooler, nn.Linear):  # ALBERT's, which has the other steps in its forward
+        pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
+    model.eval().to(device)
+    return PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler and pooler.eval().to(device))
+
+
+def _forward_arguments(model: Any) -> set[str]:
+    import inspect
+
+    return set(inspect.signature(model.forward).parameters)

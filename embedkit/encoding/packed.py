@@ -1,0 +1,426 @@
+"""The padding-free BERT forward.
+
+Tokens of all sequences of a batch stand one after the other, ``(tokens, width)``, and every
+operation but attention runs on them as they are: nothing is computed for padding, because there is
+none. Query, key and value are one product, and each layer is handed out as soon as it exists.
+
+Attention stays inside each sequence. In half precision on CUDA the variable-length kernel of torch
+does that; elsewhere neighbouring sequences of equal length, which a batch sorted by length has many
+of, form a dense view without a mask.
+
+On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
+product that precedes it. There a row of a product has the same bits whatever stands beside it, and
+so have the vectors of a text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+
+from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
+from embedkit.errors import first_line
+
+__all__ = ["ROWS", "PackedModel", "can_pack", "fastest", "length_runs", "packed_linear"]
+
+Linear = Callable[[Tensor], Tensor]
+
+_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+"""Model types whose layers are BERT's, with the same names."""
+
+_COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert")
+"""Model types whose first position is the one after that of the padding token."""
+
+_GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+"""Activations that are understood, with the name of their form in torch."""
+
+ROWS = 32
+"""On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
+shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
+
+_AGREE = {torch.float32: 1e-5}
+_AGREE_IN_HALF = 5e-2
+"""Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
+differently in every operation; only gross disagreement can be told from that."""
+
+
+def can_pack(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is a plain BERT encoder, which this forward computes."""
+    config = checkpoint.config
+    return (
+        checkpoint.model_type in _FAMILIES
+        and config.get("position_embedding_type") in (None, "absolute")
+        and config.get("hidden_act", "gelu") in _GELU
+        and not config.get("is_decoder")
+        and not config.get("add_cross_attention")
+    )
+
+
+def fastest(
+    plain: PlainModel, checkpoint: Checkpoint, *, notify: Callable[[str], None] = lambda _: None
+) -> PlainModel | PackedModel:
+    """The packed forward where it applies and agrees with the plain one, else the plain one.
+
+    The two are compared layer by layer on sequences of several lengths.
+
+    Args:
+        plain: the loaded model.
+        checkpoint: its configuration.
+        notify: called with a sentence for the user if the two disagree.
+    """
+    if not can_pack(checkpoint):
+        return plain
+    try:
+        packed = PackedModel(plain, checkpoint)
+        worst = _difference(packed, plain, _trial(checkpoint, plain.device))
+    except (RuntimeError, NotImplementedError, AttributeError) as error:  # no such kernel here
+        notify(f"the fast forward cannot run here ({first_line(error)}); using the plain one")
+        return plain
+    if worst <= _AGREE.get(plain.dtype, _AGREE_IN_HALF):
+        return packed
+    notify(
+        f"the fast forward differs from the plain one by {worst:.1e} on this machine; using the "
+        "plain one, which is slower"
+    )
+    return plain
+
+
+class PackedModel:
+    """The seam of :class:`~embedkit.encoding.model.PlainModel`: ids in, hidden states out.
+
+    Args:
+        plain: the loaded model, whose weights are taken over in the form that is fastest here.
+        checkpoint: its configuration.
+        attention: ``varlen`` (half precision on CUDA), ``runs`` of equal length, or the one of
+            them that this device and precision take.
+    """
+
+    name = "packed"
+    pads = False
+
+    def __init__(
+        self, plain: PlainModel, checkpoint: Checkpoint, *, attention: str | None = None
+    ) -> None:
+        config = checkpoint.config
+        self.n_layers, self.width = plain.n_layers, plain.width
+        self.device, self.dtype, self.pooler = plain.device, plain.dtype, plain.pooler
+        self._pool_plainly = plain.pool
+        self._dense = _pooler_product(plain.pooler)
+        self._heads = int(config["num_attention_heads"])
+        self._eps = float(config.get("layer_norm_eps", 1e-12))
+        self._embeddings = plain.module.embeddings
+        self._projection: Linear | None = getattr(plain.module, "embeddings_project", None)
+        counts = checkpoint.model_type in _COUNTS_FROM_PADDING
+        self._padding = self._embeddings.word_embeddings.padding_idx if counts else None
+        form = _GELU[str(config.get("hidden_act", "gelu"))]
+        self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
+        half_on_cuda = self.device.type == "cuda" and self.dtype != torch.float32
+        kinds = {"varlen": _attend_varlen, "runs": _attend_runs}
+        self._attend = kinds[attention or ("varlen" if half_on_cuda else "runs")]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool = False,
+    ) -> None:
+        """Run the batch and call ``on_layer(layer, hidden)`` for each layer asked for, ascending.
+
+        ``hidden`` is ``(tokens, width)``, in the order of the batch, as soon as the layer exists.
+        Layers above the highest one asked for are not computed; with ``first_only`` neither is
+        anything of that one but keys, values and the rows of first tokens.
+        Arguments as for :meth:`PlainModel.forward <embedkit.encoding.model.PlainModel.forward>`.
+        """
+        widen = self.device.type == "cpu"
+        finite = self._run(batch, layers, on_layer, first_only=first_only, widen=widen)
+        if widen and not finite:  # a masked key that is NaN would spoil the sequence before it
+            self._run(batch, layers, on_layer, first_only=first_only, widen=False)
+
+    def _run(
+        self,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool,
+        widen: bool,
+    ) -> bool:
+        """As :meth:`forward`; returns whether, on CPU, all that was computed is finite."""
+        highest = max(layers)
+        tokens = len(batch.ids)
+        spans = _Spans(batch, widen=widen)
+        hidden = self._embed(batch)
+        if 0 in layers:
+            first = first_only and highest == 0
+            on_layer(0, hidden[batch.offsets[:-1]] if first else hidden[:tokens])
+        for number, layer in enumerate(self._layers[:highest], 1):
+            if first_only and number == highest:
+                on_layer(number, layer.first_tokens(hidden, spans)[: len(batch.lengths)])
+                break
+            hidden = layer(hidden, spans, self._attend)
+            if number in layers:
+                on_layer(number, hidden[:tokens])
+        return not widen or bool(hidden.sum().isfinite())
+
+    @torch.inference_mode()
+    def pool(self, first: Tensor) -> Tensor:
+        """As :meth:`PlainModel.pool <embedkit.encoding.model.PlainModel.pool>`."""
+        if self._dense is None:
+            return self._pool_plainly(first)
+        rows = _filled(first) if self.device.type == "cpu" else first
+        return self._dense(rows).tanh()[: len(first)].float()
+
+    def _embed(self, batch: PackedBatch) -> Tensor:
+        e = self._embeddings
+        ids, types, positions = batch.ids, batch.type_ids, self._positions(batch)
+        if self.device.type == "cpu":
+            ids, types, positions = _filled(ids), _filled(types), _filled(positions)
+        # summed in the order of transformers, so that the last bits agree too
+        hidden = e.word_embeddings(ids) + e.token_type_embeddings(types)
+        hidden += e.position_embeddings(positions)
+        norm: nn.LayerNorm = e.LayerNorm
+        hidden = layer_norm(hidden, (hidden.shape[1],), norm.weight, norm.bias, self._eps)
+        return hidden if self._projection is None else self._projection(hidden)
+
+    def _positions(self, batch: PackedBatch) -> Tensor:
+        starts, tokens = batch.offsets[:-1], len(batch.ids)
+        lengths = batch.offsets.diff()
+        if self._padding is None:
+            count = torch.arange(tokens, device=self.device)
+            return count - torch.repeat_interleave(starts, lengths, output_size=tokens)
+        real = (batch.ids != self._padding).long()  # a text may spell out the padding token
+        count = real.cumsum(0)
+        before = torch.repeat_interleave(count[starts] - real[starts], lengths, output_size=tokens)
+        positions: Tensor = (count - before) * real + self._padding
+        return positions
+
+
+class _Spans:
+    """Where the sequences of a batch stand, in the forms that attention wants."""
+
+    def __init__(self, batch: PackedBatch, *, widen: bool) -> None:
+        self.widen = widen
+        self.offsets = batch.offsets
+        self.starts = batch.offsets[:-1]
+        self.longest = max(batch.lengths)
+        self.tokens = len(batch.ids)
+        self.runs = length_runs(batch.lengths)
+
+
+class _Layer:
+    """One encoder layer with its weights in the form that is fastest."""
+
+    def __init__(self, layer: Any, form: str, heads: int, eps: float) -> None:
+        attention = layer.attention
+        self._parts = (attention.self.query, attention.self.key, attention.self.value)
+        self._qkv = _joined(self._parts)
+        self._split: tuple[Linear, Linear] | None = None
+        self._heads, self._eps = heads, eps
+        out, up, down = attention.output.dense, layer.intermediate.dense, layer.output.dense
+        self._out = packed_linear(out.weight, out.bias)
+        self._up = packed_linear(up.weight, up.bias, activation=form)
+        self._down = packed_linear(down.weight, down.bias)
+        self._norm_attention: nn.LayerNorm = attention.output.LayerNorm
+        self._norm_output: nn.LayerNorm = layer.output.LayerNorm
+
+    def __call__(self, hidden: Tensor, spans: _Spans, attend: Any) -> Tensor:
+        context = attend(self._qkv(hidden), spans, self._heads)
+        return self._after_attention(context, hidden)
+
+    def first_tokens(self, hidden: Tensor, spans: _Spans) -> Tensor:
+        """The layer's output for the first token of every sequence alone.
+
+        Keys and values are needed of all tokens; the query and everything after attention only of
+        the first ones. ``(sequences, width)``, filled up by further rows if there are few.
+        """
+        if self._split is None:
+            self._split = _joined(self._parts[:1]), _joined(self._parts[1:])
+        query, key_value = self._split
+        first = hidden[spans.starts]
+        if hidden.device.type == "cpu":
+            first = _filled(first)
+        context = _attend_first(query(first), key_value(hidden), spans, self._heads)
+        return self._after_attention(context, first)
+
+    def _after_attention(self, context: Tensor, hidden: Tensor) -> Tensor:
+        hidden = _add_norm(self._out(context), hidden, self._norm_attention, self._eps)
+        return _add_norm(self._down(self._up(hidden)), hidden, self._norm_output, self._eps)
+
+
+def length_runs(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Runs of neighbouring sequences of equal length: (first token, sequences, length)."""
+    return list(_runs(lengths))
+
+
+def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    start = count = 0
+    for i, length in enumerate(lengths):
+        count += 1
+        if i + 1 == len(lengths) or lengths[i + 1] != length:
+            yield start, count, length
+            start, count = start + count * length, 0
+
+
+def _attend_runs(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
+    """Self-attention inside each sequence, ``(tokens, 3 * width)`` → ``(tokens, width)``."""
+    width = qkv.shape[1] // 3
+    size = width // heads
+    context = qkv.new_empty(len(qkv), width)
+    for start, count, length in spans.runs:
+        keys = key_length(length) if spans.widen else length
+        rows = qkv[start:]
+        missing = (count - 1) * length + keys - len(rows)
+        if missing > 0:
+            rows = torch.cat([rows, rows.new_zeros(missing, 3 * width)])
+        strides = (length * 3 * width, size, 3 * width, 1)
+        origin = rows.storage_offset()
+        query = rows.as_strided((count, heads, length, size), strides, origin)
+        key = rows.as_strided((count, heads, keys, size), strides, origin + width)
+        value = rows.as_strided((count, heads, keys, size), strides, origin + 2 * width)
+        mask = None if keys == length else _mask(length, keys, qkv.dtype)
+        result = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        end = start + count * length
+        context[start:end].view(count, length, heads, size).copy_(result.transpose(1, 2))
+    context[spans.tokens :] = 0
+    return context
+
+
+def key_length(length: int) -> int:
+    """Keys and values that attention on CPU reads for a sequence of so many tokens.
+
+    The kernel is up to twice as fast when their number is a multiple of its vector width. What
+    follows a sequence stands there anyway, and a mask takes it out again without cost.
+    """
+    return length if length < 5 or length % 16 < 3 else -(-length // 16) * 16
+
+
+@lru_cache(maxsize=1024)
+def _mask(length: int, keys: int, dtype: torch.dtype) -> Tensor:
+    """``(1, 1, 1, keys)``: 0 for the keys of the sequence, minus infinity for those after it."""
+    mask = torch.zeros(1, 1, 1, keys, dtype=dtype)
+    mask[..., length:] = -math.inf
+    return mask
+
+
+def _attend_varlen(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
+    """As :func:`_attend_runs`, by the variable-length kernel of torch (CUDA, half precision)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    ends = spans.offsets.int()
+    # only what every version of torch takes: 2.11 and 2.13 have other keywords
+    context = varlen_attn(query, key, value, ends, ends, spans.longest, spans.longest)
+    assert isinstance(context, Tensor)  # a tuple comes only to those who ask for more
+    return context.reshape(len(qkv), -1)
+
+
+def _attend_first(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
+    """Attention of one query per sequence, ``(sequences, width)``, on ``(tokens, 2 * width)``."""
+    width = query.shape[1]
+    context = torch.zeros_like(query)
+    sequence = 0
+    for start, count, length in spans.runs:
+        view = pairs[start : start + count * length].view(count, length, 2, heads, width // heads)
+        key, value = view.permute(2, 0, 3, 1, 4).unbind(0)
+        asked = query[sequence : sequence + count].view(count, 1, heads, width // heads)
+        result = scaled_dot_product_attention(asked.transpose(1, 2), key, value)
+        context[sequence : sequence + count] = result.transpose(1, 2).reshape(count, width)
+        sequence += count
+    return context
+
+
+def _add_norm(values: Tensor, residual: Tensor, norm: nn.LayerNorm, eps: float) -> Tensor:
+    values += residual
+    return layer_norm(values, (values.shape[1],), norm.weight, norm.bias, eps)
+
+
+def _filled(values: Tensor) -> Tensor:
+    """Rows of zeros after the last one, up to a multiple of :data:`ROWS`."""
+    missing = -len(values) % ROWS
+    if not missing:
+        return values
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
+def packed_linear(weight: Tensor, bias: Tensor, *, activation: str | None = None) -> Linear:
+    """``x @ weight.T + bias``, then GELU in the given form; by oneDNN where it is there.
+
+    Args:
+        weight: ``(out, in)``.
+        bias: ``(out,)``.
+        activation: ``none`` for the erf form of GELU, ``tanh`` for its approximation.
+    """
+    weight, bias = weight.detach().contiguous(), bias.detach().contiguous()
+    if _has_onednn(weight):
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
+        kind, form = ("none", "") if activation is None else ("gelu", activation)
+
+        def fused(x: Tensor) -> Tensor:
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, kind, [], form)
+            return result
+
+        return fused
+
+    def plain(x: Tensor) -> Tensor:
+        result = linear(x, weight, bias)
+        return result if activation is None else gelu(result, approximate=activation)
+
+    return plain
+
+
+def _joined(parts: Sequence[nn.Linear]) -> Linear:
+    """Several products of the same rows as one, their results side by side."""
+    return packed_linear(torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts]))
+
+
+def _pooler_product(pooler: nn.Module | None) -> Linear | None:
+    """The product of BERT's pooler, which tanh follows; ``None`` for any other."""
+    dense, activation = getattr(pooler, "dense", None), getattr(pooler, "activation", None)
+    if not isinstance(dense, nn.Linear) or not isinstance(activation, nn.Tanh):
+        return None
+    return packed_linear(dense.weight, dense.bias)
+
+
+def _has_onednn(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def _trial(checkpoint: Checkpoint, device: torch.device) -> PackedBatch:
+    """Sequences of random ids, of equal and of different lengths."""
+    longest = min(checkpoint.positions, 40)
+    lengths = [length for length in (longest, 17, 17, 5, 3, 3, 1) if length <= longest]
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(int(checkpoint.config["vocab_size"]), (sum(lengths),), generator=generator)
+    return PackedBatch.of(ids.to(device), torch.zeros_like(ids).to(device), lengths)
+
+
+def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> float:
+    """Largest relative L2 difference of a layer between the two forwards; infinite for NaN."""
+    layers = range(packed.n_layers + 1)
+    ours: dict[int, Tensor] = {}
+    theirs: dict[int, Tensor] = {}
+    packed.forward(batch, layers, lambda i, h: ours.update({i: h.float()}))
+    plain.forward(batch, layers, lambda i, h: theirs.update({i: h.float()}))
+    first: list[Tensor] = []
+    packed.forward(batch, layers[-1:], lambda _, h: first.append(h.float()), first_only=True)
+    pairs = [(ours[i], theirs[i]) for i in layers]
+    last = theirs[packed.n_layers][batch.offsets[:-1]]
+    pairs.append((first[0], last))
+    if packed.pooler is not None:
+        pairs.append((packed.pool(last.to(packed.dtype)), plain.pool(last.to(packed.dtype))))
+    differences = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs]
+    return max(math.inf if math.isnan(d) else d for d in differences)
