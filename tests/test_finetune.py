@@ -454,7 +454,7 @@ def test_killed_in_the_third_fold_it_goes_on_there(
     with pytest.raises(UsageError, match=r"is unfinished .*: run the same command again"):
         read_run(tmp_path / "run")
 
-    again = command(*arguments, "-v", cwd=tmp_path)
+    again = command(*arguments, "-v", "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "fold 2" not in again.stderr
     assert "fold 3 of 4, epoch 1" not in again.stderr
@@ -554,6 +554,9 @@ def test_other_settings_are_named_and_not_mixed_in(
         patch.setattr(EncoderWithHead, "save_pretrained", _refuse)
         with pytest.raises(StorageError):
             tuned(shared / "corpus.tsv", tmp_path / "run")
+    with pytest.raises(UsageError, match=r"there is no unfinished run .*begin one"):
+        tuned(shared / "corpus.tsv", tmp_path / "another", resume=True)
+    assert not (tmp_path / "another.incomplete").exists()
     with pytest.raises(MismatchError, match=r"learning_rate: 0.005 there, 0.004 now") as error:
         tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=4e-3)
     assert "head" not in str(error.value)

@@ -106,6 +106,10 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
     "it by: macro_f1, f1, f2 …",
 )
 @corpus_options
+@click.option(
+    "--resume", is_flag=True,
+    help="Go on with an unfinished run, begin none. [the same command goes on anyway]",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True)
 @click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
 @output_options

@@ -77,7 +77,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def resumable_run(
-    out: Path, settings: dict[str, Any], *, overwrite: bool = False
+    out: Path, settings: dict[str, Any], *, overwrite: bool = False, begin: bool = True
 ) -> Iterator[Path]:
     """As :func:`new_run`, but what an earlier attempt left in the folder is still there.
 
@@ -88,14 +88,21 @@ def resumable_run(
         out: folder of the run.
         settings: everything that shapes the run, as JSON holds it.
         overwrite: replace a finished run; start an unfinished one over if its settings differ.
+        begin: whether a run may be begun; ``False``: only an unfinished one goes on.
 
     Raises:
+        UsageError: there is nothing to go on with.
         OutputExistsError: something is there; with ``overwrite``, something that is no run.
         MismatchError: an unfinished run of other settings is there; the message names them.
         LockedError: another process is at it.
     """
     _check_free(out, overwrite=overwrite)
     work = _incomplete(out)
+    if not begin and not (work / UNFINISHED).is_dir():
+        raise UsageError(
+            f"--resume: there is no unfinished run {work}. Leave --resume out to begin one; the "
+            "same command goes on by itself where it was interrupted."
+        )
     fsio.make_folder(work)
     with fsio.exclusive(work):
         job = work / UNFINISHED / "job.json"

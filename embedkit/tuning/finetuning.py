@@ -162,6 +162,7 @@ def finetune(
     precision: str = "auto",
     threshold: str | None = None,
     seed: int = 0,
+    resume: bool = False,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     notify: Notify = lambda _: None,
@@ -186,6 +187,7 @@ def finetune(
         threshold: of two classes, the probability from which the second is decided on: a number,
             or the score it is chosen by on the records that watch (``macro_f1``, ``f1``, ``f2``).
         seed: of folds, training and bootstrap, and of the draw of ``sample``.
+        resume: go on with an unfinished run and begin none; without it both is done.
         overwrite: replace a run, or start an unfinished one of other settings over.
         progress: called with a line after every epoch.
         notify: called with sentences for the user.
@@ -234,7 +236,7 @@ def finetune(
         device=where,
     )
     _check_folds(plan)
-    with resumable_run(Path(out), plan.identity(), overwrite=overwrite) as folder:
+    with resumable_run(Path(out), plan.identity(), overwrite=overwrite, begin=not resume) as folder:
         content = _Run(plan, folder, progress, notify).all_folds()
     return FinetuneResult(Path(out), content, sum(data.rejected.values()))
 
