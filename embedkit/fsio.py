@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _CHUNK = 1 << 20
+_MAKING = threading.RLock()
 
 
 @contextmanager
@@ -93,8 +95,8 @@ def publish_file(source: Path, target: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder, its parents included, durably."""
-    with storage_errors(path):
+    """Create a folder, its parents included, durably; of several threads one does it."""
+    with _MAKING, storage_errors(path):
         if not path.is_dir():
             make_folder(path.parent)
             path.mkdir(exist_ok=True)

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,11 +100,13 @@ def _half_removed(path: Path) -> None:
 def crash_at(n: int | None, error: Callable[[], BaseException] = Crash) -> Iterator[list[str]]:
     """Let the n-th durable operation of fsio fail, torn where it can be; yields what was done."""
     done: list[str] = []
+    one_at_a_time = threading.Lock()  # writers run in threads: two at once would step over n
 
     def tick(name: str) -> None:
-        if len(done) == n:
-            raise error()
-        done.append(name)
+        with one_at_a_time:
+            if len(done) == n:
+                raise error()
+            done.append(name)
 
     os_wrapped = {
         "open": None, "write": _half_written, "fsync": None, "replace": None, "rename": None,
