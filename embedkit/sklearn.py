@@ -29,6 +29,9 @@ __all__ = ["StoredVectors", "TextEncoder"]
 
 Floats = NDArray[np.float32]
 
+_MISSING = ("None", "nan", "<NA>", "NaT")
+"""What stands for a missing value in lists, NumPy and pandas, as text."""
+
 
 class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Ids or row numbers → vectors of a dataset.
@@ -152,7 +155,7 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "n_features_out_")
         if isinstance(X, str):
             raise ValueError("X is one string; give a list of texts: transform([text])")
-        texts = [str(text) for text in _column(X)]
+        texts = [_text(value, place) for place, value in enumerate(_column(X))]
         if not texts:
             return np.zeros((0, self.n_features_out_), np.float32)
         if self.cache is None:
@@ -232,6 +235,12 @@ def _stored(
     for i, key in enumerate(keys):
         places[key] = -1 if key in places else i
     return data, places
+
+
+def _text(value: Any, place: int) -> str:
+    if not isinstance(value, str) and str(value) in _MISSING:
+        raise ValueError(f"X has no text in place {place}: {value}; fill in or leave out such rows")
+    return str(value)
 
 
 def _column(X: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import UsageError
+from embedkit.errors import MismatchError, UsageError
 from embedkit.learning.mteb import mteb_protocol
 from embedkit.sklearn import StoredVectors, TextEncoder
 from tests.store_fixtures import load_quickly, run, tiny_model
@@ -100,6 +100,14 @@ def test_one_string_is_not_a_list_of_texts() -> None:
         encoder().fit(["a"]).transform("good movie")
 
 
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+def test_a_missing_text_is_no_text(missing: Any) -> None:
+    for X in (["a", missing], pd.Series(["a", missing]), pd.DataFrame({"x": ["a", missing]})):
+        with pytest.raises(ValueError, match=r"X has no text in place 1"):
+            encoder().fit(X).transform(X)
+    assert encoder().fit(["None"]).transform(["None", "nan"]).shape[0] == 2
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")  # few, for texts
 def test_scikit_learns_own_checks() -> None:
     check_estimator(encoder())
@@ -151,6 +159,8 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(
 
 
 def test_what_is_not_there(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"view mean_2 is asked for twice"):
+        embedkit.load(data, ["mean_2", "mean_-1"])
     with pytest.raises(UsageError, match=r"has no view 'max_1'"):
         StoredVectors(data, "max_1").fit([])
     with pytest.raises(UsageError, match=r"by='text': expected 'id' or 'row'"):
@@ -173,6 +183,26 @@ def test_protocol(data: Path) -> None:
     assert again == found
     with pytest.raises(UsageError, match=r"label '0' has 30 records, fewer than the 40"):
         mteb_protocol(data, data, samples_per_label=40)
+
+
+def test_protocol_of_what_does_not_fit(data: Path, tmp_path: Path) -> None:
+    def made(name: str, labels: list[str], **settings: Any) -> Path:
+        corpus = tmp_path / f"{name}.tsv"
+        lines = [f"movie {i}\t{label}\n" for i, label in enumerate(labels)]
+        corpus.write_text("text\tlabel\n" + "".join(lines))
+        run(corpus, tmp_path / name, **settings)
+        return tmp_path / name
+
+    with pytest.raises(UsageError, match=r"all records have the label '1'"):
+        mteb_protocol(made("same", ["1"] * 20), data)
+    with pytest.raises(UsageError, match=r"5 records have no label \(rows 0, 2"):
+        mteb_protocol(made("gaps", ["", "1"] * 5), data)
+    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected"):
+        mteb_protocol(data, made("cut", ["0", "1"] * 20, max_length=4))
+    with pytest.raises(UsageError, match=r"expected 1 or more"):
+        mteb_protocol(data, data, experiments=0)
+    with pytest.raises(UsageError, match=r"expected 1 or more"):
+        mteb_protocol(data, data, samples_per_label=0)
 
 
 def test_draws_are_those_of_the_protocol() -> None:

@@ -208,6 +208,9 @@ def load(path: str | Path, view: str | Sequence[str] | None = None) -> VectorDat
     else:
         asked = [view] if isinstance(view, str) else list(view)
         names = [_stored_view(name, manifest, folder) for name in asked]
+        twice = [name for i, name in enumerate(names) if name in names[:i]]
+        if twice:
+            raise UsageError(f"view {twice[0]} is asked for twice; give every view once.")
     return VectorData(folder, manifest, tuple(names))
 
 
