@@ -310,8 +310,6 @@ def _figure(
     points: Floats, names: Sequence[str], colours: Sequence[str], number: Integers, title: str,
     explained: tuple[float, float] | None,
 ) -> memoryview:  # fmt: skip
-    from matplotlib import pyplot as plt
-
     figure, axis = canvas(7.5, 6)
     # drawn in one random order, so that no label hides the others
     order = np.random.default_rng(0).permutation(len(points))
@@ -332,5 +330,4 @@ def _figure(
     axis.set_title(title.replace("$", r"\$"), loc="left", fontsize=9)
     content = io.BytesIO()
     figure.savefig(content, dpi=130, format="png", metadata={"Software": None})
-    plt.close(figure)
     return content.getbuffer()
