@@ -20,6 +20,7 @@ CLASSIFIERS = ("logreg", "svm", "ridge", "knn", "mlp", "lightgbm")
 FEATURES = ("vectors", "tfidf")
 TASKS = ("classification", "regression")
 
+_NEIGHBOURS = 15
 _WEIGHTED = ("logreg", "svm", "ridge", "lightgbm")
 
 _GRIDS: Mapping[str, Mapping[str, list[Any]]] = {
@@ -82,6 +83,14 @@ class LearnerSettings:
         if self.classifier == "knn" and self.features == "tfidf":
             raise UsageError("--classifier knn needs vectors; take another for --features tfidf.")
 
+    def check_count(self, records: int) -> None:
+        """Raise a :class:`UsageError` if there are too few records to learn from."""
+        if self.classifier == "knn" and records < _NEIGHBOURS:
+            raise UsageError(
+                f"--classifier knn asks the {_NEIGHBOURS} nearest of {records} training records. "
+                "Take another classifier."
+            )
+
 
 def build_learner(settings: LearnerSettings) -> Any:
     """An unfitted scikit-learn pipeline.
@@ -108,11 +117,20 @@ def build_learner(settings: LearnerSettings) -> Any:
     return Pipeline(steps)
 
 
-def grid_of(settings: LearnerSettings) -> dict[str, list[Any]]:
-    """What tuning tries, by parameter of :func:`build_learner`'s pipeline."""
+def grid_of(settings: LearnerSettings, *, records: int | None = None) -> dict[str, list[Any]]:
+    """What tuning tries, by parameter of :func:`build_learner`'s pipeline.
+
+    Args:
+        settings: what is tuned.
+        records: how many it is fitted on; no more neighbours than these are tried.
+    """
     inside = settings.task == "classification" and settings.classifier in ("svm", "ridge")
     prefix = "learner__estimator__" if inside else "learner__"
-    return {prefix + name: list(values) for name, values in _GRIDS[settings.classifier].items()}
+    grid = {prefix + name: list(values) for name, values in _GRIDS[settings.classifier].items()}
+    if settings.classifier == "knn" and records is not None:
+        few = [count for count in grid["learner__n_neighbors"] if count <= records]
+        grid["learner__n_neighbors"] = few or [1]
+    return grid
 
 
 def _tfidf() -> Any:
@@ -144,7 +162,7 @@ def _classifier(settings: LearnerSettings) -> Any:
     if settings.classifier == "knn":
         from sklearn.neighbors import KNeighborsClassifier
 
-        return KNeighborsClassifier(15, weights="distance")
+        return KNeighborsClassifier(_NEIGHBOURS, weights="distance")
     if settings.classifier == "mlp":
         from sklearn.neural_network import MLPClassifier
 
@@ -167,7 +185,7 @@ def _regressor(settings: LearnerSettings) -> Any:
     if settings.classifier == "knn":
         from sklearn.neighbors import KNeighborsRegressor
 
-        return KNeighborsRegressor(15, weights="distance")
+        return KNeighborsRegressor(_NEIGHBOURS, weights="distance")
     if settings.classifier == "mlp":
         from sklearn.neural_network import MLPRegressor
 
