@@ -722,7 +722,8 @@ def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
     import matplotlib as mpl
 
     before = mpl.get_backend()
-    corpus = corpus_of(tmp_path / "c.tsv", ["$x^$", r"$\no{" + "long " * 30] * (N // 2))
+    labels = ["$x^$", r"$\no{" + "long " * 30, "긍정\u0e01\x01"]
+    corpus = corpus_of(tmp_path / "c.tsv", labels * (N // 3))
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     train(tmp_path / "data", out=tmp_path / "run")
     assert (tmp_path / "run/figures/confusion.png").stat().st_size > 5_000
@@ -783,7 +784,7 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert split_table("t.parquet").equals(split_table("s.parquet"))
     message = run("split", "v", "--out", "u.parquet", "--limit", "5", code=2)
     assert "--limit says how to read a corpus file; v is a dataset" in message
-    text = run("train", "v", "--split", "s.parquet", "--view", "mean_0,mean_2", "--out", "r")
+    text = run("train", "v", "--split", "s.parquet", "--view", "mean_0, mean_2", "--out", "r")
     assert "logreg on mean_0 + mean_2" in text
     assert "accuracy" in text
     found = json.loads(run("train", "v", "--features", "tfidf", "--out", "t", "--json"))

@@ -199,5 +199,7 @@ def test_of_a_corpus(tmp_path: Path) -> None:
     assert all(made.folds[i, 0] == made.folds[i + 30, 0] for i in range(30))
     with pytest.raises(OutputExistsError, match="exists"):
         split(corpus, out=tmp_path / "s.parquet")
+    with pytest.raises(UsageError, match=r"--group whom: .*text, label, who\. Did you mean 'who'"):
+        split(corpus, group="whom")
     grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
     assert grouped.settings["grouped"]

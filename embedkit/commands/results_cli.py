@@ -140,7 +140,7 @@ def train(
         if verbose:
             click.echo(line, err=True)
 
-    views = view.split(",") if view else None
+    views = _views(view)
     result = fit(
         dataset, out=out, view=views, progress=progress, notify=notifier(quiet), **settings
     )
@@ -189,7 +189,7 @@ def probe(
         if sys.stderr.isatty() and not quiet:
             click.echo(f"\r{done} of {total} fits", nl=done == total, err=True)
 
-    chosen = views.split(",") if views else None
+    chosen = _views(views)
     result = run(dataset, out=out, views=chosen, progress=progress, **settings)
     if as_json:
         click.echo(json_text(plain(result)))
@@ -289,7 +289,7 @@ def mteb_protocol(
     from embedkit.learning.mteb import mteb_protocol as run
 
     result = run(
-        train_dataset, test_dataset, view=view.split(",") if view else None,
+        train_dataset, test_dataset, view=_views(view),
         samples_per_label=samples_per_label, experiments=experiments, normalize=not no_normalize,
     )  # fmt: skip
     if as_json:
@@ -302,6 +302,10 @@ def mteb_protocol(
         click.echo(
             f"means of {len(result.experiments)} experiments; accuracy {low:.4f} to {high:.4f}"
         )
+
+
+def _views(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text else None
 
 
 def _answer_lines(predictor: Predictor, as_json: bool) -> int:

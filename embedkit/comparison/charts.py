@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
 from embedkit.comparison.runsets import Outcome, Records, Run
-from embedkit.learning.figures import canvas, layer_curve
+from embedkit.learning.figures import canvas, layer_curve, render
 from embedkit.learning.probing import ProbeResult, ViewScore
 from embedkit.learning.scores import Score
 
@@ -292,8 +292,8 @@ def _drawing() -> Iterator[None]:
 
 def _picture(name: str, title: str, figure: Any) -> Picture:
     png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, dpi=180, format="png", metadata={"Software": None})
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    render(figure, png, dpi=180, format="png", metadata={"Software": None})
+    render(figure, svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     name = re.sub(r"[^\w.-]+", "_", name)
     return Picture(
         name, title, png.getvalue(), svg.getvalue(), _inline(name, title, svg.getvalue())

@@ -427,7 +427,7 @@ class VectorData:
             raise UsageError(
                 f"{self.path} has no column {name!r}; it has "
                 f"{', '.join(n for n in known if n not in self.manifest.views)}. "
-                "Extract again with --label or without --no-text."
+                "Extract again with --label, --keep or without --no-text."
             )
         return pa.chunked_array([c for t in self._tables([name]) for c in t.column(name).chunks])
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.display import visible
 
 __all__ = [
     "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "layer_curve",
+    "render",
 ]  # fmt: skip
 
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
@@ -182,8 +185,15 @@ def save(folder: Path, name: str, figure: Any) -> None:
     import io
 
     content = io.BytesIO()
-    figure.savefig(content, dpi=120, format="png", metadata={"Software": None})
+    render(figure, content, dpi=120, format="png", metadata={"Software": None})
     fsio.write_durably(folder / "figures" / name, content.getbuffer(), scratch=folder)
+
+
+def render(figure: Any, target: IO[bytes], **options: Any) -> None:
+    """Draw a figure into a file; a letter that no font here has is a box, not a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
+        figure.savefig(target, **options)
 
 
 def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
@@ -206,7 +216,7 @@ def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
 
 def _shown(label: str) -> str:
     """A label in a figure: not too long, and no formula between dollar signs."""
-    return (label if len(label) <= 30 else label[:29] + "…").replace("$", r"\$")
+    return visible(label, limit=30).replace("$", r"\$")
 
 
 def _confusion(

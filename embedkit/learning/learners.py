@@ -154,11 +154,12 @@ def _classifier(settings: LearnerSettings) -> Any:
     if settings.classifier == "svm":
         from sklearn.svm import LinearSVC
 
-        return _calibrated(LinearSVC(C=0.01, class_weight=weight, random_state=seed))
+        return _calibrated(LinearSVC(C=_svm_c(settings), class_weight=weight, random_state=seed))
     if settings.classifier == "ridge":
         from sklearn.linear_model import RidgeClassifier
 
-        return _calibrated(RidgeClassifier(alpha=100.0, class_weight=weight, random_state=seed))
+        return _calibrated(RidgeClassifier(alpha=_ridge_alpha(settings), class_weight=weight,
+                                           random_state=seed))  # fmt: skip
     if settings.classifier == "knn":
         from sklearn.neighbors import KNeighborsClassifier
 
@@ -177,11 +178,11 @@ def _regressor(settings: LearnerSettings) -> Any:
     if settings.classifier == "ridge":
         from sklearn.linear_model import Ridge
 
-        return Ridge(alpha=100.0, random_state=seed)
+        return Ridge(alpha=_ridge_alpha(settings), random_state=seed)
     if settings.classifier == "svm":
         from sklearn.svm import LinearSVR
 
-        return LinearSVR(C=0.01, random_state=seed)
+        return LinearSVR(C=_svm_c(settings), random_state=seed)
     if settings.classifier == "knn":
         from sklearn.neighbors import KNeighborsRegressor
 
@@ -193,6 +194,15 @@ def _regressor(settings: LearnerSettings) -> Any:
     from lightgbm import LGBMRegressor
 
     return LGBMRegressor(**_boosting(settings))
+
+
+def _svm_c(settings: LearnerSettings) -> float:
+    """Rows of TF-IDF are of length 1, scaled vectors far longer: the same is stricter there."""
+    return 0.1 if settings.features == "tfidf" else 0.01
+
+
+def _ridge_alpha(settings: LearnerSettings) -> float:
+    return 5.0 if settings.features == "tfidf" else 100.0
 
 
 def _calibrated(classifier: Any) -> Any:

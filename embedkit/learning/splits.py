@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
 from embedkit.dataset.store import VectorData, is_dataset, load
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import (
+    DamagedError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+    did_you_mean,
+)
 
 __all__ = [
     "TEST",
@@ -438,8 +444,16 @@ def _records(
         return records_of(load(source), label, group)
     if source.is_dir():
         load(source)  # says why it is no dataset
+    files = [InputFile.of(source)]
+    if group:
+        columns = plan_corpus(files, label=label, **corpus).columns
+        if group not in columns:
+            raise UsageError(
+                f"--group {group}: {source} has no such column; it has {', '.join(columns[:20])}."
+                f"{did_you_mean(group, columns)}"
+            )
     keep = [group] if group else []
-    plan = hash_inputs(plan_corpus([InputFile.of(source)], label=label, keep=keep, **corpus))
+    plan = hash_inputs(plan_corpus(files, label=label, keep=keep, **corpus))
     records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
     return Labelled(
         source=tuple(file.sha256 for file in plan.files),

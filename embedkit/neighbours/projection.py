@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.learning.figures import canvas
+from embedkit.learning.figures import canvas, render
 from embedkit.neighbours.nearest import unit_rows
 
 __all__ = ["METHODS", "MapResult", "draw_map", "export_projector", "project"]
@@ -329,5 +329,5 @@ def _figure(
         axis.set_yticks([])
     axis.set_title(title.replace("$", r"\$"), loc="left", fontsize=9)
     content = io.BytesIO()
-    figure.savefig(content, dpi=130, format="png", metadata={"Software": None})
+    render(figure, content, dpi=130, format="png", metadata={"Software": None})
     return content.getbuffer()
