@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import MismatchError, UsageError
+from embedkit.errors import DamagedError, MismatchError, StorageError, UsageError
 from embedkit.learning.mteb import mteb_protocol
 from embedkit.sklearn import StoredVectors, TextEncoder
 from tests.store_fixtures import load_quickly, run, tiny_model
@@ -156,6 +156,25 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(
         other = encoder(cache=tmp_path, **change).fit(texts).transform(texts)
         assert np.array_equal(other, encoder(**change).fit(texts).transform(texts))
         assert not np.array_equal(other, plain)
+
+
+def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
+    step = encoder(cache=tmp_path / "cache").fit([])
+    step.transform(["a"])
+    next((tmp_path / "cache").iterdir()).write_bytes(b"no database at all" * 9)
+    with pytest.raises(DamagedError, match=r"\.sqlite is damaged: .*Delete it"):
+        step.transform(["a"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*file"):
+        encoder(cache=tmp_path / "file").fit([]).transform(["a"])
+
+
+@pytest.mark.parametrize("wrong", [1.5, "n1", np.nan, None])
+def test_what_is_no_row_number(data: Path, wrong: Any) -> None:
+    step = StoredVectors(data, by="row").fit([])
+    assert np.array_equal(step.transform([3.0, np.int32(1)]), step.transform([3, 1]))
+    with pytest.raises(ValueError, match=r"X holds .*; expected row numbers"):
+        step.transform([0, wrong])
 
 
 def test_what_is_not_there(data: Path, tmp_path: Path) -> None:
