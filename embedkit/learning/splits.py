@@ -143,7 +143,7 @@ def split(
         source: a dataset that ``extract`` wrote, or a corpus file.
         out: Parquet file to write; nothing is written without.
         folds: number of folds.
-        test: part of the records to hold out altogether, 0 to 0.5.
+        test: part of the records to hold out altogether, 0.01 to 0.5; 0 holds out none.
         repeats: how many times to deal the folds.
         seed: of the draw.
         label: column to stratify by; of a dataset it is the one it was made with.
