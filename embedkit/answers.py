@@ -13,7 +13,7 @@ from embedkit import fsio
 from embedkit.errors import UsageError
 from embedkit.prediction import Prediction
 
-__all__ = ["write_answers"]
+__all__ = ["kind_of", "write_answers"]
 
 Answer = tuple[int, str, Prediction]
 """Row, id, and what a run says of the text."""
@@ -37,14 +37,14 @@ def write_answers(
     """
     kind = "jsonl" if as_json else "tsv"
     if out is not None:
-        if out.suffix not in _KINDS:
-            raise UsageError(f"--out {out}: expected a name ending in .tsv, .jsonl or .parquet.")
-        kind = _KINDS[out.suffix]
+        kind = kind_of(out)
+        fsio.make_folder(out.parent)
     if kind == "parquet":
         return _parquet(answers, names, Path(str(out)))
     with _sink(out) as sink:
         if kind == "tsv":
-            sink.write("\t".join(["row", "id", "label", *(f"proba_{n}" for n in names)]) + "\n")
+            header = ["row", "id", "label", *(f"proba_{name}" for name in names)]
+            sink.write("\t".join(_field(name) for name in header) + "\n")
         count = 0
         for row, identifier, said in answers:
             count += 1
@@ -59,6 +59,17 @@ def write_answers(
     return count
 
 
+def kind_of(out: Path) -> str:
+    """``tsv``, ``jsonl`` or ``parquet`` by the ending of a file.
+
+    Raises:
+        UsageError: it has another ending.
+    """
+    if out.suffix not in _KINDS:
+        raise UsageError(f"--out {out}: expected a name ending in .tsv, .jsonl or .parquet.")
+    return _KINDS[out.suffix]
+
+
 @contextmanager
 def _sink(out: Path | None) -> Iterator[TextIO]:
     """Standard output, or a file that gets its name when all is in it."""
@@ -67,9 +78,12 @@ def _sink(out: Path | None) -> Iterator[TextIO]:
         return
     partial = out.with_name(out.name + ".partial")
     with fsio.storage_errors(out):
-        with partial.open("w", encoding="utf-8", newline="\n") as sink:
-            yield sink
-        fsio.publish_file(partial, out)
+        try:
+            with partial.open("w", encoding="utf-8", newline="\n") as sink:
+                yield sink
+            fsio.publish_file(partial, out)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _field(text: str) -> str:

@@ -1,10 +1,12 @@
-"""Corpus text and numbers on a terminal."""
+"""Corpus text and numbers on a terminal and in JSON."""
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from typing import Any
 
-__all__ = ["bytes_text", "duration_text", "visible"]
+__all__ = ["bytes_text", "duration_text", "visible", "without_nan"]
 
 
 def visible(text: str, *, limit: int | None = None) -> str:
@@ -37,6 +39,15 @@ def duration_text(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def without_nan(value: Any) -> Any:
+    """The same lists and dictionaries with ``None`` for numbers that JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _escaped(character: str) -> str:

@@ -22,6 +22,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "EXIT_INTERRUPTED",
     "EXIT_REJECTS",
     "CorpusError",
     "DamagedError",
@@ -39,6 +40,10 @@ __all__ = [
 
 EXIT_REJECTS = 3
 """Exit code of a job that is done and has rejected records. Not an error: nothing was lost."""
+
+
+EXIT_INTERRUPTED = 130
+"""Exit code of what the user stopped by Ctrl-C."""
 
 
 class EmbedkitError(Exception):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.dataset.store import VectorData, load
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.learning.outcomes import decide
 from embedkit.learning.reencoding import Reencoder, check_alike, joined_pairs, made_how, normal_form
 from embedkit.learning.runs import load_model_of, read_run
@@ -47,7 +47,8 @@ class Predictor:
         notify: called with sentences for the user.
 
     Raises:
-        UsageError: there is no such run, or a label has no such name.
+        UsageError: there is no such run, it holds no model, or a label has no such name.
+        DamagedError: a file of the run cannot be read.
         MismatchError: the checkpoint found is not the one that made the vectors.
     """
 
@@ -62,6 +63,16 @@ class Predictor:
     ) -> None:
         self.run = Path(run)
         self.content = read_run(self.run)
+        if self.content["kind"] not in ("frozen", "finetuned"):
+            raise UsageError(
+                f"{self.run} is a {self.content['kind']} run, which holds no model. "
+                "Give a run of embedkit train or finetune."
+            )
+        absent = {"classes", "dataset", "threshold", "views"} - self.content.keys()
+        if absent:
+            raise DamagedError(
+                f"{self.run}/run.json is damaged: it has no {min(absent)}. Make the run again."
+            )
         self._finetuned: Any = None
         if self.content["kind"] == "finetuned":
             from embedkit.tuning.finetuned import FinetunedRun
@@ -81,6 +92,10 @@ class Predictor:
                     f"{', '.join(self._classes) or 'values, not labels'}."
                 )
         self.names = [(label_names or {}).get(name, name) for name in self._classes]
+        if len(set(self.names)) < len(self.names):
+            raise UsageError(
+                f"--label-names: two labels would be called alike: {', '.join(self.names)}."
+            )
         self._encoder: Reencoder | None = None
         if self.content["views"]:
             self._encoder = Reencoder(
@@ -100,10 +115,10 @@ class Predictor:
             UsageError: pairs were given or are missing, unlike in the run's dataset.
         """
         if (pairs is not None) != self.takes_pairs:
-            raise UsageError(
-                f"{self.run} was made on {'pairs of texts' if self.takes_pairs else 'single texts'}"
-                f"; give {'a second text too (--text-pair)' if self.takes_pairs else 'one'}."
-            )
+            made, wanted = "single texts", "one"
+            if self.takes_pairs:
+                made, wanted = "pairs of texts", "a second text too (--text-pair, --pair)"
+            raise UsageError(f"{self.run} was made on {made}; give {wanted}.")
         if not texts:
             shape = (0, len(self._classes)) if self._classes else (0,)
             return np.zeros(shape)

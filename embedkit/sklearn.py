@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,17 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from embedkit import fsio
 from embedkit.dataset.store import VectorData, load
 from embedkit.encoding.checkpoint import DEFAULT_MODEL
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, StorageError, UsageError
 
 __all__ = ["StoredVectors", "TextEncoder"]
 
 Floats = NDArray[np.float32]
+
+_MISSING = ("None", "nan", "<NA>", "NaT")
+"""What stands for a missing value in lists, NumPy and pandas, as text."""
 
 
 class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -73,7 +78,7 @@ class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         fingerprint = load(self.dataset).manifest.fingerprint
         data, places = _stored(str(self.dataset), view, self.by, fingerprint)
         wanted = _column(X)
-        keys = [str(x) for x in wanted] if self.by == "id" else [int(x) for x in wanted]
+        keys = [str(x) for x in wanted] if self.by == "id" else [_row(x) for x in wanted]
         try:
             index = [places[key] for key in keys]
         except KeyError as error:
@@ -152,7 +157,7 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "n_features_out_")
         if isinstance(X, str):
             raise ValueError("X is one string; give a list of texts: transform([text])")
-        texts = [str(text) for text in _column(X)]
+        texts = [_text(value, place) for place, value in enumerate(_column(X))]
         if not texts:
             return np.zeros((0, self.n_features_out_), np.float32)
         if self.cache is None:
@@ -180,9 +185,9 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(next(iter(found.values())))
 
     def _through_cache(self, texts: list[str], folder: Path) -> Floats:
-        folder.mkdir(parents=True, exist_ok=True)
+        fsio.make_folder(folder)
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
-        with closing(sqlite3.connect(folder / f"{self._key()}.sqlite", timeout=60)) as database:
+        with _cache(folder / f"{self._key()}.sqlite") as database:
             database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
             known = {
                 key: row[0]
@@ -232,6 +237,37 @@ def _stored(
     for i, key in enumerate(keys):
         places[key] = -1 if key in places else i
     return data, places
+
+
+@contextmanager
+def _cache(file: Path) -> Iterator[sqlite3.Connection]:
+    """The open cache; what SQLite says of it as an error of embedkit."""
+    try:
+        with closing(sqlite3.connect(file, timeout=60)) as database:
+            yield database
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"the cache {file} cannot be used: {error}.") from error
+    except sqlite3.DatabaseError as error:
+        raise DamagedError(
+            f"the cache {file} is damaged: {error}. Delete it; it is made again."
+        ) from error
+
+
+def _row(value: Any) -> int:
+    """A row number; pandas makes whole floats of them where a value is missing elsewhere."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer():
+        raise ValueError(f"X holds {value!r}; expected row numbers, as by='row' says")
+    return int(number)
+
+
+def _text(value: Any, place: int) -> str:
+    if not isinstance(value, str) and str(value) in _MISSING:
+        raise ValueError(f"X has no text in place {place}: {value}; fill in or leave out such rows")
+    return str(value)
 
 
 def _column(X: Any) -> list[Any]:

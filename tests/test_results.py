@@ -21,18 +21,21 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import embedkit
+from embedkit.answers import write_answers
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
+    LockedError,
     MismatchError,
     OutputExistsError,
     UsageError,
 )
+from embedkit.fsio import exclusive
 from embedkit.learning.classify import ThresholdRule, cross_validate, split_for, target_of, train
-from embedkit.learning.learners import CLASSIFIERS, LearnerSettings
+from embedkit.learning.learners import CLASSIFIERS, LearnerSettings, build_learner
 from embedkit.learning.probing import probe
 from embedkit.learning.splits import split, text_key
-from embedkit.prediction import Predictor, parse_label_names
+from embedkit.prediction import Prediction, Predictor, parse_label_names
 from embedkit.rendering.run_render import run_info_text
 from tests.store_fixtures import build_tiny, command, environment, load_quickly, tiny_model
 
@@ -136,6 +139,20 @@ def test_the_run_says_what_it_is(shared: Path) -> None:
     assert content["cost"]["parameters"] == 17
     figures = sorted(p.name for p in (shared / "run/figures").iterdir())
     assert figures == ["confusion.png", "precision_recall.png", "reliability.png"]
+
+
+def test_the_baseline_is_no_straw_man() -> None:
+    """On texts as short as reviews every linear classifier on TF-IDF is as good as any."""
+    random = np.random.default_rng(0)
+    words = np.array([f"w{i}" for i in range(2_000)])
+    lean = np.exp(random.normal(size=(2, 2_000)) * 0.8) / np.arange(1, 2_001)
+    y = np.arange(3_000) % 2
+    texts = [" ".join(random.choice(words, 8, p=lean[c] / lean[c].sum())) for c in y]
+    loss = {}
+    for name in ("logreg", "svm", "ridge"):
+        learner = build_learner(LearnerSettings(name, "tfidf")).fit(texts[:2_000], y[:2_000])
+        loss[name] = metrics.log_loss(y[2_000:], learner.predict_proba(texts[2_000:]))
+    assert max(loss["svm"], loss["ridge"]) < 0.95 * loss["logreg"]
 
 
 # leaks
@@ -380,6 +397,13 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path) -> None:
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
+        assert "1 deal" in run_info_text(run, json.loads((run / "run.json").read_text("utf-8")))
+    told: list[str] = []
+    train(tmp_path / "named", out=tmp_path / "told", split_column="part", notify=told.append)
+    parts = pd.Series(np.arange(N) % 3)
+    texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
+    shared_texts = parts.groupby(texts).transform("nunique") > 1
+    assert f"{shared_texts.sum()} records share their text with one in another part" in told[0]
     with pytest.raises(UsageError, match="give --split or --split-column, not both"):
         train(tmp_path / "named", out=tmp_path / "r", split_column="part",
               split=shared / "split.parquet")  # fmt: skip
@@ -415,6 +439,8 @@ def test_label_names(shared: Path) -> None:
     assert said[0].label in ("부정", "긍정")
     with pytest.raises(UsageError, match="the run has no label '7'; it has 0, 1"):
         Predictor(shared / "run", label_names={"7": "x"}, device="cpu")
+    with pytest.raises(UsageError, match="two labels would be called alike: 1, 1"):
+        Predictor(shared / "run", label_names={"0": "1"}, device="cpu")
     with pytest.raises(UsageError, match="expected LABEL=NAME"):
         parse_label_names("positive")
 
@@ -437,6 +463,66 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
     (run / "model/pipeline.skops").write_bytes(b"PK no")
     with pytest.raises(DamagedError, match="cannot be read"):
         Predictor(run, device="cpu")
+
+
+def test_a_run_that_holds_no_model(shared: Path, tmp_path: Path) -> None:
+    probe(shared / "data", out=tmp_path / "probe", views=["mean_2"], jobs=1)
+    with pytest.raises(UsageError, match=r"is a probe run, which holds no model\. Give a run of"):
+        Predictor(tmp_path / "probe", device="cpu")
+
+
+def test_a_run_with_damage(shared: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    content = json.loads((run / "run.json").read_text("utf-8"))
+    for name in ("kind", "classes", "views"):
+        less = {key: value for key, value in content.items() if key != name}
+        (run / "run.json").write_text(json.dumps(less), "utf-8")
+        with pytest.raises(DamagedError, match=rf"run\.json is damaged: .*{name}"):
+            Predictor(run, device="cpu")
+    trees = tmp_path / "trees"
+    train(shared / "data", out=trees, classifier="lightgbm")
+    (trees / "model/booster.txt").write_bytes(b"\xff\xfe no tree")
+    with pytest.raises(DamagedError, match=r"booster\.txt cannot be read"):
+        Predictor(trees, device="cpu")
+
+
+def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
+    """Nothing of the user's is overwritten or asked for in vain."""
+    corpus = corpus_of(tmp_path / "c.tsv")
+    before = corpus.read_bytes()
+    run = shared / "run"
+
+    def refused(*arguments: str, code: int = 2) -> str:
+        done = command("predict", run, *arguments, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    assert "--out c.tsv is the corpus itself" in refused("c.tsv", "--out", "c.tsv", code=8)
+    assert corpus.read_bytes() == before
+    assert "--out is for a corpus" in refused("-", "--out", "a.tsv")
+    assert "--pair goes with --text" in refused("c.tsv", "--pair", "b")
+    assert (
+        "choose another with --column"
+        in command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).stderr
+    )
+    assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
+    (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
+    assert "Name one with --column" in refused("odd.tsv", "--out", "b.tsv")
+    assert not (tmp_path / "b.tsv.partial").exists()
+    done = command("predict", run, "-", cwd=tmp_path, stdin=b"good \xff\n\nbad")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def answers() -> Iterator[tuple[int, str, Prediction]]:
+        yield 0, "a", Prediction("1", {"0": 0.25, "1": 0.75})
+        raise RuntimeError("in the middle")
+
+    for name in ("a.tsv", "a.jsonl", "a.parquet"):
+        with pytest.raises(RuntimeError, match="in the middle"):
+            write_answers(answers(), ["0", "1"], tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 # bad input
@@ -488,6 +574,73 @@ def test_a_class_that_no_other_fold_has(shared: Path, tmp_path: Path) -> None:
         train(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
 
 
+def few_of_a_class(folder: Path, count: int) -> Path:
+    """A dataset with ``count`` records of a third class, and none of its texts twice."""
+    labels = ["0", "1"] * (N // 2)
+    labels[:count] = ["rare"] * count
+    corpus = folder / "few.tsv"
+    lines = [f"the movie {i}\t{label}\n" for i, label in enumerate(labels)]
+    corpus.write_text("text\tlabel\n" + "".join(lines), "utf-8")
+    embedkit.extract(corpus, out=folder / "few", model=str(tiny_model()), layers="all")
+    return folder / "few"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_class_that_inner_folds_lack(shared: Path, tmp_path: Path) -> None:
+    """One rare record in every training part: two of three inner parts may have none of it."""
+    data = few_of_a_class(tmp_path, 2)
+    found = probe(data, out=tmp_path / "probe", folds=2, seed=1, jobs=1)
+    assert all(0 <= view.shuffled <= 1 for view in found.views)
+    tuned = train(data, out=tmp_path / "tuned", folds=2, tune=True)
+    shares = predictions(tmp_path / "tuned")[["proba_0", "proba_1", "proba_rare"]]
+    assert np.allclose(shares.sum(axis=1), 1)
+    assert tuned.content["tuned"]["learner__C"] < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classifier": "svm"}, r"--classifier svm cannot be fitted on 60 training records: "),
+        ({"pca": 1_000}, r"cannot be fitted on 60 training records: n_components=1000 must be"),
+        ({"seed": -1}, r"--seed -1: expected a whole number"),
+    ],
+)
+def test_what_cannot_be_fitted(
+    shared: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    data = few_of_a_class(tmp_path, 2)
+    with pytest.raises(UsageError, match=message):
+        train(data, out=tmp_path / "run", folds=2, **options)
+
+
+def test_fewer_records_than_neighbours(shared: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "c.tsv"
+    corpus.write_text("text\tlabel\n" + "".join(f"movie {i}\t{i % 2}\n" for i in range(20)))
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
+    with pytest.raises(UsageError, match=r"--classifier knn asks the 15 nearest of 10 training"):
+        train(tmp_path / "data", out=tmp_path / "run", folds=2, classifier="knn")
+
+
+@pytest.mark.filterwarnings("error")
+def test_tuning_tries_what_there_are_records_for(shared: Path, tmp_path: Path) -> None:
+    found = train(shared / "data", out=tmp_path / "run", classifier="knn", tune=True)
+    assert found.content["tuned"]["learner__n_neighbors"] in (5, 15, 45)
+
+
+def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
+    """Records of a part of the corpus that the split was made of."""
+    corpus_of(tmp_path / "c.tsv")
+    made = split(tmp_path / "c.tsv", folds=3)
+    from embedkit.learning.splits import Split, write_split
+
+    folds = np.where(np.arange(N) < 40, made.folds[:, 0] // 2 * 2, 1)[:, None]
+    write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
+    embedkit.extract(tmp_path / "c.tsv", out=tmp_path / "data", model=str(tiny_model()), limit=40)
+    for make in (train, probe):
+        with pytest.raises(UsageError, match=r"fold 1 of the split has no record in it among"):
+            make(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
+
+
 def test_a_split_of_other_data(shared: Path, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", seed=9)
     split(corpus, out=tmp_path / "s.parquet")
@@ -531,6 +684,64 @@ def test_a_failed_run_leaves_nothing_under_its_name(
     monkeypatch.setattr(Encoder, "load", load_quickly)
     train(shared / "data", out=tmp_path / "run")
     assert not (tmp_path / "run.incomplete").exists()
+
+
+def test_two_at_one_place(shared: Path, tmp_path: Path) -> None:
+    """Who comes second leaves alone what the first is writing."""
+    work = tmp_path / "run.incomplete"
+    work.mkdir()
+    (work / "predictions.parquet").write_bytes(b"of the first")
+    with exclusive(work):
+        for make in (train, probe):
+            with pytest.raises(LockedError, match=r"run\.incomplete is being written by another"):
+                make(shared / "data", out=tmp_path / "run")
+    assert (work / "predictions.parquet").read_bytes() == b"of the first"
+    train(shared / "data", out=tmp_path / "run")
+    assert predictions(tmp_path / "run").equals(
+        predictions(Path(train(shared / "data", out=tmp_path / "other").out))
+    )
+
+
+def test_what_a_crash_while_replacing_left(shared: Path, tmp_path: Path) -> None:
+    train(shared / "data", out=tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "run.replaced")
+    train(shared / "data", out=tmp_path / "run", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+# numbers that are none, and labels that are none of a figure's business
+
+
+def strictly(text: str) -> Any:
+    """JSON as other languages read it: NaN is none."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
+    values = corpus_of(tmp_path / "v.tsv", [f"{i % 7 / 2}" for i in range(N)])
+    embedkit.extract(values, out=tmp_path / "values", model=str(tiny_model()))
+    split(tmp_path / "values", out=tmp_path / "s.parquet", test=0.2)
+    done = command("train", "values", "--split", "s.parquet", "--task", "regression",
+                   "--classifier", "ridge", "--out", "run", "--json", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    test = strictly(done.stdout)["scores"]["test"]
+    assert test["spearman"]["majority"] is None  # the mean ranks nothing
+    content = strictly((tmp_path / "run/run.json").read_text("utf-8"))
+    assert content["scores"]["test"] == test
+    assert "–" in run_info_text(tmp_path / "run", content)
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    before = mpl.get_backend()
+    labels = ["$x^$", r"$\no{" + "long " * 30, "긍정\u0e01\x01"]
+    corpus = corpus_of(tmp_path / "c.tsv", labels * (N // 3))
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
+    train(tmp_path / "data", out=tmp_path / "run")
+    assert (tmp_path / "run/figures/confusion.png").stat().st_size > 5_000
+    assert mpl.get_backend() == before
 
 
 # probe
@@ -587,7 +798,7 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert split_table("t.parquet").equals(split_table("s.parquet"))
     message = run("split", "v", "--out", "u.parquet", "--limit", "5", code=2)
     assert "--limit says how to read a corpus file; v is a dataset" in message
-    text = run("train", "v", "--split", "s.parquet", "--view", "mean_0,mean_2", "--out", "r")
+    text = run("train", "v", "--split", "s.parquet", "--view", "mean_0, mean_2", "--out", "r")
     assert "logreg on mean_0 + mean_2" in text
     assert "accuracy" in text
     found = json.loads(run("train", "v", "--features", "tfidf", "--out", "t", "--json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn import metrics
 
+from embedkit.learning.outcomes import HeldOut, Target, scores_of
 from embedkit.learning.scores import (
     best_threshold,
     classification_scores,
@@ -76,6 +78,34 @@ def test_more_records_narrow_the_interval() -> None:
         score = classification_scores(y, shares, shares.argmax(1))["accuracy"]
         widths.append(score.high - score.low)
     assert 3 < widths[0] / widths[1] < 5.5
+
+
+def test_predictions_of_one_record_are_drawn_together() -> None:
+    """Predicting the same records again and again makes nobody surer."""
+    random = np.random.default_rng(0)
+    target = Target(random.integers(2, size=90), ("0", "1"))
+    output = random.dirichlet([1, 1], size=90)
+    place = np.arange(90)
+    once = HeldOut(place, place % 3, place * 0, output, output.argmax(1), output)
+    often = [replace(once, repeat=place * 0 + number) for number in range(9)]
+    expected, _ = scores_of(target, once, seed=0)
+    found, _ = scores_of(target, HeldOut.joined(often), seed=0)
+    for name, score in expected.items():
+        assert astuple(found[name]) == pytest.approx(astuple(score)), name
+    values = Target(random.normal(size=90), ())
+    said = random.normal(size=90)
+    once = replace(once, output=said, decided=said, baseline=said)
+    often = [replace(once, repeat=place * 0 + number) for number in range(9)]
+    expected, _ = scores_of(values, once, seed=0)
+    found, _ = scores_of(values, HeldOut.joined(often), seed=0)
+    assert astuple(found["rmse"]) == pytest.approx(astuple(expected["rmse"]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_class_alone_has_no_ranking() -> None:
+    found = classification_scores(np.zeros(9, int), np.full((9, 2), 0.5), np.zeros(9, int))
+    assert np.isnan(astuple(found["roc_auc"])).all()
+    assert found["accuracy"].value == 1
 
 
 def test_the_seed_decides() -> None:

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, MismatchError, StorageError, UsageError
 from embedkit.learning.mteb import mteb_protocol
 from embedkit.sklearn import StoredVectors, TextEncoder
 from tests.store_fixtures import load_quickly, run, tiny_model
@@ -100,6 +100,14 @@ def test_one_string_is_not_a_list_of_texts() -> None:
         encoder().fit(["a"]).transform("good movie")
 
 
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+def test_a_missing_text_is_no_text(missing: Any) -> None:
+    for X in (["a", missing], pd.Series(["a", missing]), pd.DataFrame({"x": ["a", missing]})):
+        with pytest.raises(ValueError, match=r"X has no text in place 1"):
+            encoder().fit(X).transform(X)
+    assert encoder().fit(["None"]).transform(["None", "nan"]).shape[0] == 2
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")  # few, for texts
 def test_scikit_learns_own_checks() -> None:
     check_estimator(encoder())
@@ -150,7 +158,28 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(
         assert not np.array_equal(other, plain)
 
 
+def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
+    step = encoder(cache=tmp_path / "cache").fit([])
+    step.transform(["a"])
+    next((tmp_path / "cache").iterdir()).write_bytes(b"no database at all" * 9)
+    with pytest.raises(DamagedError, match=r"\.sqlite is damaged: .*Delete it"):
+        step.transform(["a"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*file"):
+        encoder(cache=tmp_path / "file").fit([]).transform(["a"])
+
+
+@pytest.mark.parametrize("wrong", [1.5, "n1", np.nan, None])
+def test_what_is_no_row_number(data: Path, wrong: Any) -> None:
+    step = StoredVectors(data, by="row").fit([])
+    assert np.array_equal(step.transform([3.0, np.int32(1)]), step.transform([3, 1]))
+    with pytest.raises(ValueError, match=r"X holds .*; expected row numbers"):
+        step.transform([0, wrong])
+
+
 def test_what_is_not_there(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"view mean_2 is asked for twice"):
+        embedkit.load(data, ["mean_2", "mean_-1"])
     with pytest.raises(UsageError, match=r"has no view 'max_1'"):
         StoredVectors(data, "max_1").fit([])
     with pytest.raises(UsageError, match=r"by='text': expected 'id' or 'row'"):
@@ -173,6 +202,26 @@ def test_protocol(data: Path) -> None:
     assert again == found
     with pytest.raises(UsageError, match=r"label '0' has 30 records, fewer than the 40"):
         mteb_protocol(data, data, samples_per_label=40)
+
+
+def test_protocol_of_what_does_not_fit(data: Path, tmp_path: Path) -> None:
+    def made(name: str, labels: list[str], **settings: Any) -> Path:
+        corpus = tmp_path / f"{name}.tsv"
+        lines = [f"movie {i}\t{label}\n" for i, label in enumerate(labels)]
+        corpus.write_text("text\tlabel\n" + "".join(lines))
+        run(corpus, tmp_path / name, **settings)
+        return tmp_path / name
+
+    with pytest.raises(UsageError, match=r"all records have the label '1'"):
+        mteb_protocol(made("same", ["1"] * 20), data)
+    with pytest.raises(UsageError, match=r"5 records have no label \(rows 0, 2"):
+        mteb_protocol(made("gaps", ["", "1"] * 5), data)
+    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected"):
+        mteb_protocol(data, made("cut", ["0", "1"] * 20, max_length=4))
+    with pytest.raises(UsageError, match=r"expected 1 or more"):
+        mteb_protocol(data, data, experiments=0)
+    with pytest.raises(UsageError, match=r"expected 1 or more"):
+        mteb_protocol(data, data, samples_per_label=0)
 
 
 def test_draws_are_those_of_the_protocol() -> None:

@@ -51,6 +51,22 @@ def test_repeats_differ_and_share_the_test_part() -> None:
     assert not np.array_equal(made.folds[:, 0], made.folds[:, 1])
 
 
+@pytest.mark.parametrize("share", [0.01, 0.02, 0.03, 0.04, 0.05, 0.12, 0.15, 0.2, 1 / 3, 0.5])
+def test_the_test_part_is_as_large_as_asked(share: float) -> None:
+    made = make_split(records(list(LABELS * 10)), test=share)
+    assert np.mean(made.folds == -1) == pytest.approx(share, rel=0.1)
+
+
+def test_few_records_have_a_test_part_too() -> None:
+    made = make_split(records(list("ab" * 8)), folds=2, test=0.1)
+    assert 1 <= (made.folds == -1).sum() <= 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rare_class_is_no_cause_for_warnings() -> None:
+    make_split(records([*LABELS, *["rare"] * 6]), test=0.05)
+
+
 def test_the_seed_decides() -> None:
     one, same, other = (make_split(records(list(LABELS)), seed=s) for s in (1, 1, 2))
     assert np.array_equal(one.folds, same.folds)
@@ -97,6 +113,19 @@ def test_groups_are_never_parted() -> None:
         assert len(set(made.folds[where, 0])) == 1
 
 
+def test_blank_groups_are_no_group() -> None:
+    groups = ["", " ", None, "nan"] * 20
+    made = make_split(records(list(LABELS), groups=groups))
+    assert len(set(made.group)) == 80
+
+
+def test_many_numbered_classes_are_stratified() -> None:
+    labels = np.repeat(np.arange(30), 10)
+    made = make_split(records([str(label) for label in labels]), folds=5)
+    for label in range(30):
+        assert np.bincount(made.folds[labels == label, 0]).tolist() == [2] * 5
+
+
 def test_many_numeric_labels_are_spread_evenly() -> None:
     labels: list[str | None] = [str(i / 7) for i in range(200)]
     made = make_split(records(labels), folds=5)
@@ -114,8 +143,11 @@ def test_many_numeric_labels_are_spread_evenly() -> None:
         (["a", "b"] * 2, {}, r"4 records are too few for 5 folds"),
         (["a", "b"] * 9, {"folds": 10}, r"label 'a' has 9 record\(s\), fewer than the 10 folds"),
         (LABELS, {"folds": 1}, r"--folds 1: expected 2 or more"),
-        (LABELS, {"test": 0.9}, r"--test 0\.9: expected a part between 0 and 0\.5"),
+        (LABELS, {"test": 0.9}, r"--test 0\.9: expected a part between 0\.01 and 0\.5"),
+        (LABELS, {"test": 0.001}, r"--test 0\.001: expected a part between 0\.01 and 0\.5"),
+        (LABELS, {"test": float("nan")}, r"--test nan: expected a part"),
         (LABELS, {"repeats": 0}, r"--repeats 0: expected 1 or more"),
+        (LABELS, {"seed": -1}, r"--seed -1: expected a whole number from 0 to 2,147,483,647"),
     ],
 )
 def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
@@ -167,5 +199,7 @@ def test_of_a_corpus(tmp_path: Path) -> None:
     assert all(made.folds[i, 0] == made.folds[i + 30, 0] for i in range(30))
     with pytest.raises(OutputExistsError, match="exists"):
         split(corpus, out=tmp_path / "s.parquet")
+    with pytest.raises(UsageError, match=r"--group whom: .*text, label, who\. Did you mean 'who'"):
+        split(corpus, group="whom")
     grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
     assert grouped.settings["grouped"]

@@ -15,6 +15,7 @@ from embedkit.commands.options import (
     output_options,
     show_progress,
 )
+from embedkit.display import without_nan
 from embedkit.errors import EXIT_REJECTS, UsageError
 
 __all__ = ["finetune"]
@@ -134,7 +135,7 @@ def finetune(
         notify=notifier(quiet), **settings,
     )  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"out": str(out), **result.content}, ensure_ascii=False))
+        click.echo(json.dumps(without_nan({"out": str(out), **result.content}), ensure_ascii=False))
     elif not quiet:
         click.echo(finetune_text(result))
     return EXIT_REJECTS if result.rejected else 0

@@ -11,6 +11,7 @@ import click
 from embedkit.display import visible
 
 __all__ = [
+    "SEED",
     "corpus_options",
     "given",
     "model_options",
@@ -20,6 +21,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+SEED = click.IntRange(0, 2**31 - 1)
+"""What every library takes as a seed."""
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"  # checkpoint.DEFAULT_MODEL; tested
 
@@ -73,7 +77,7 @@ def corpus_options(command: F) -> F:
         click.option("--min-chars", default=0, show_default=True, type=int,
                      help="Leave shorter texts out (counted)."),
         click.option("--sample", type=int, help="Only so many records, drawn at random (counted)."),
-        click.option("--seed", default=0, show_default=True, type=int, help="Seed of the draw."),
+        click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the draw."),
         click.option("--limit", type=int, help="Only the first so many records (counted)."),
     )):  # fmt: skip
         command = option(command)

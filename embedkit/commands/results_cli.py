@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.commands.options import corpus_options, given, notifier, output_options
-from embedkit.display import visible
-from embedkit.errors import EXIT_REJECTS, UsageError
+from embedkit.commands.options import SEED, corpus_options, given, notifier, output_options
+from embedkit.display import visible, without_nan
+from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
     from embedkit.answers import Answer
@@ -123,7 +124,7 @@ def split(
 @click.option("--pca", type=int, help="Principal components, learnt in every fold.")
 @click.option("--tune", is_flag=True, help="Choose settings by inner folds.")
 @click.option("--class-weight", type=click.Choice(["balanced"]))
-@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--seed", default=0, show_default=True, type=SEED)
 @click.option("--threads", default=1, show_default=True, type=int, help="For LightGBM.")
 @click.option("--overwrite", is_flag=True)
 @output_options
@@ -139,12 +140,13 @@ def train(
         if verbose:
             click.echo(line, err=True)
 
-    views = view.split(",") if view else None
+    views = _views(view)
     result = fit(
         dataset, out=out, view=views, progress=progress, notify=notifier(quiet), **settings
     )
     if as_json:
-        click.echo(json.dumps({"out": str(out), **result.content}, ensure_ascii=False))
+        content = {"out": str(out), **result.content}
+        click.echo(json.dumps(without_nan(content), ensure_ascii=False))
     elif not quiet:
         click.echo(run_text(result))
 
@@ -170,7 +172,7 @@ def train(
     type=click.Choice(["random-weights"]),
     help="Encode the texts by random weights too.",
 )
-@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--seed", default=0, show_default=True, type=SEED)
 @click.option("--jobs", type=int, help="Fits at the same time. [cores]")
 @click.option("--overwrite", is_flag=True)
 @output_options
@@ -187,7 +189,7 @@ def probe(
         if sys.stderr.isatty() and not quiet:
             click.echo(f"\r{done} of {total} fits", nl=done == total, err=True)
 
-    chosen = views.split(",") if views else None
+    chosen = _views(views)
     result = run(dataset, out=out, views=chosen, progress=progress, **settings)
     if as_json:
         click.echo(json_text(plain(result)))
@@ -237,10 +239,19 @@ def predict(
     RUN is a folder that train wrote; CORPUS a file of texts, a dataset whose vectors were made as
     those of the run, or - to answer what is typed line by line.
     """
+    from embedkit.answers import kind_of
     from embedkit.prediction import Predictor, parse_label_names
 
     if (corpus is None) == (single is None):
         raise UsageError("give either a corpus, -, or --text.")
+    if pair is not None and single is None:
+        raise UsageError("--pair goes with --text; of a corpus name the column with --text-pair.")
+    if out is not None:
+        if corpus in (None, "-"):
+            raise UsageError("--out is for a corpus; what --text and - answer goes to a file by >.")
+        kind_of(out)
+        if out.exists() and Path(str(corpus)).exists() and out.samefile(str(corpus)):
+            raise OutputExistsError(f"--out {out} is the corpus itself. Choose another file.")
     predictor = Predictor(
         run, label_names=parse_label_names(label_names), device=device, model=model,
         notify=notifier(quiet),
@@ -250,10 +261,7 @@ def predict(
         _show(predictor.predict([single], pairs), as_json)
         return 0
     if corpus == "-":
-        for line in sys.stdin:
-            _show(predictor.predict([line.rstrip("\r\n")]), as_json)
-            sys.stdout.flush()
-        return 0
+        return _answer_lines(predictor, as_json)
     return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading)
 
 
@@ -281,7 +289,7 @@ def mteb_protocol(
     from embedkit.learning.mteb import mteb_protocol as run
 
     result = run(
-        train_dataset, test_dataset, view=view.split(",") if view else None,
+        train_dataset, test_dataset, view=_views(view),
         samples_per_label=samples_per_label, experiments=experiments, normalize=not no_normalize,
     )  # fmt: skip
     if as_json:
@@ -294,6 +302,23 @@ def mteb_protocol(
         click.echo(
             f"means of {len(result.experiments)} experiments; accuracy {low:.4f} to {high:.4f}"
         )
+
+
+def _views(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text else None
+
+
+def _answer_lines(predictor: Predictor, as_json: bool) -> int:
+    """Answer every line at once, until the input ends or the user has enough."""
+    lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+    try:
+        for line in lines:
+            _show(predictor.predict([line.rstrip("\r\n")]), as_json)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        return EXIT_INTERRUPTED
+    return 0
 
 
 def _show(found: Iterable[Prediction], as_json: bool) -> None:
@@ -314,7 +339,9 @@ def _predict_corpus(
     from embedkit.answers import write_answers
     from embedkit.corpus import CorpusReader, InputFile, plan_corpus
     from embedkit.dataset.store import is_dataset
+    from embedkit.rendering.render import reasons_text
 
+    notify, reasons = notifier(quiet), ""
     if is_dataset(corpus):
         data, said = predictor.predict_stored(corpus)
         stored = zip((int(row) for row in data.row), map(str, data.ids), said, strict=True)
@@ -322,14 +349,17 @@ def _predict_corpus(
         rejected = int(data.manifest.totals["rejected"])
     else:
         reading = {"text": reading.pop("column"), **reading}
-        plan = plan_corpus([InputFile.of(corpus)], **reading)
+        plan = plan_corpus([InputFile.of(corpus)], text_option="--column", **reading)
         for notice in plan.notices:
-            notifier(quiet)(notice)
+            if not notice.startswith("label column:"):  # what it is, is what is asked here
+                notify(notice)
         reader = CorpusReader(plan)
         count = write_answers(_answered(predictor, reader), predictor.names, out, as_json=as_json)
-        rejected = reader.counts.n_rejected
+        rejected, reasons = reader.counts.n_rejected, reasons_text(reader.counts.rejected)
+        if reader.counts.quote_notice:
+            notify(reader.counts.quote_notice)
     if not quiet:
-        text = f"{count:,} texts predicted, {rejected:,} rejected"
+        text = f"{count:,} texts predicted, {rejected:,} rejected{reasons}"
         click.echo(text + (f" → {visible(str(out))}" if out else ""), err=True)
     return EXIT_REJECTS if rejected else 0
 

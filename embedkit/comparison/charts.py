@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
 from embedkit.comparison.runsets import Outcome, Records, Run
-from embedkit.learning.figures import canvas, layer_curve
+from embedkit.learning.figures import canvas, layer_curve, render
 from embedkit.learning.probing import ProbeResult, ViewScore
 from embedkit.learning.scores import Score
 
@@ -196,14 +196,9 @@ def _confusions(compared: Compared) -> Picture:
     outcomes = list(_methods(compared))
     columns = min(3, len(outcomes))
     lines = -(-len(outcomes) // columns)
-    _, first = canvas()
-    from matplotlib import pyplot as plt
-
-    plt.close(first.figure)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(2.6 * columns + 0.4, 2.6 * lines), layout="constrained",
-        squeeze=False,
-    )  # fmt: skip
+    figure, axis = canvas(2.6 * columns + 0.4, 2.6 * lines)
+    axis.remove()
+    axes = figure.subplots(lines, columns, squeeze=False)
     for axis, outcome in zip(axes.flat, outcomes, strict=False):
         _confusion(axis, records, outcome)
     for axis in list(axes.flat)[len(outcomes) :]:
@@ -296,12 +291,9 @@ def _drawing() -> Iterator[None]:
 
 
 def _picture(name: str, title: str, figure: Any) -> Picture:
-    from matplotlib import pyplot as plt
-
     png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, dpi=180, format="png", metadata={"Software": None})
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    plt.close(figure)
+    render(figure, png, dpi=180, format="png", metadata={"Software": None})
+    render(figure, svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     name = re.sub(r"[^\w.-]+", "_", name)
     return Picture(
         name, title, png.getvalue(), svg.getvalue(), _inline(name, title, svg.getvalue())

@@ -158,10 +158,12 @@ def plan_corpus(
     limit: int | None = None,
     sample: int | None = None,
     seed: int = 0,
+    text_option: str = "--text",
 ) -> CorpusPlan:
     """Settle format, dialect and columns by the options and the first lines of the files.
 
     Columns that are not named are guessed by their names; the plan's ``notices`` say which.
+    ``text_option`` is what the option for the text column is called where they are read.
 
     Raises:
         CorpusError: a file is missing, of another format or encoding, or lacks a column.
@@ -174,7 +176,7 @@ def plan_corpus(
     dialect, notices = _dialect(files[0], format, encoding, quoting, header)
     columns = _common_columns(files, dialect)
     guess = _Guess(columns, files[0].name, notices)
-    text = guess.text(text)
+    text = guess.text(text, text_option)
     text_pair = guess.given(text_pair, "--text-pair")
     taken = {text, text_pair}
     plan = CorpusPlan(
@@ -220,19 +222,19 @@ class _Guess:
             )
         return name
 
-    def text(self, name: str | None) -> str:
+    def text(self, name: str | None, option: str) -> str:
         """The text column: named, the only one, or one with a usual name."""
         if name is not None:
-            return str(self.given(name, "--text"))
+            return str(self.given(name, option))
         if len(self._columns) == 1:
             return self._columns[0]
         found = self._find(_TEXT_NAMES)
         if found is None:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. "
-                "Name one with --text, and --text-pair for the second text of a pair."
+                f"Name one with {option}, and --text-pair for the second text of a pair."
             )
-        self._notices.append(f"text column: {found} (choose another with --text)")
+        self._notices.append(f"text column: {found} (choose another with {option})")
         return found
 
     def optional(

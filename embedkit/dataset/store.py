@@ -208,6 +208,9 @@ def load(path: str | Path, view: str | Sequence[str] | None = None) -> VectorDat
     else:
         asked = [view] if isinstance(view, str) else list(view)
         names = [_stored_view(name, manifest, folder) for name in asked]
+        twice = [name for i, name in enumerate(names) if name in names[:i]]
+        if twice:
+            raise UsageError(f"view {twice[0]} is asked for twice; give every view once.")
     return VectorData(folder, manifest, tuple(names))
 
 
@@ -424,7 +427,7 @@ class VectorData:
             raise UsageError(
                 f"{self.path} has no column {name!r}; it has "
                 f"{', '.join(n for n in known if n not in self.manifest.views)}. "
-                "Extract again with --label or without --no-text."
+                "Extract again with --label, --keep or without --no-text."
             )
         return pa.chunked_array([c for t in self._tables([name]) for c in t.column(name).chunks])
 

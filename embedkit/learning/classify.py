@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.dataset.store import VectorData, load
-from embedkit.errors import UsageError
+from embedkit.errors import UsageError, first_line
 from embedkit.learning.learners import LearnerSettings, build_learner, grid_of
 from embedkit.learning.outcomes import (
     HeldOut,
     Target,
     baseline,
-    check_part,
+    check_folds,
     decide,
     prediction_columns,
     scores_content,
@@ -43,9 +44,11 @@ from embedkit.learning.scores import best_threshold, parse_threshold
 from embedkit.learning.splits import (
     TEST,
     Split,
+    check_seed,
     fitted_split,
     inner_folds,
     make_split,
+    parted_records,
     read_split,
     records_of,
     source_of,
@@ -162,6 +165,7 @@ def train(
     """
     settings = LearnerSettings(classifier, features, task, pca, class_weight, seed, threads)
     settings.check()
+    check_seed(seed)
     data = load(dataset, view)
     target = target_of(data, task)
     rule = _rule(threshold, target)
@@ -171,6 +175,11 @@ def train(
         chosen = split_by_column(
             records_of(data), data.column(split_column), column=split_column, folds=folds, seed=seed
         )
+        if parted := parted_records(chosen):
+            notify(
+                f"{parted:,} records share their text with one in another part of the column "
+                f"{split_column}: what a model has seen, it is asked about"
+            )
     else:
         chosen = split_for(data, split, folds=folds, seed=seed)
     unseen = None
@@ -232,6 +241,7 @@ def cross_validate(
     Returns:
         The predictions, and seconds spent on fitting and predicting.
     """
+    check_folds(target, split.folds)
     parts: list[HeldOut] = []
     cost = {"fit_seconds": 0.0, "predict_seconds": 0.0}
     for repeat in range(split.repeats):
@@ -239,7 +249,6 @@ def cross_validate(
         for fold in range(split.n_folds):
             held = np.flatnonzero(dealt == fold)
             known = np.flatnonzero((dealt != fold) & (dealt != TEST))
-            check_part(target, known, f"the training part of fold {fold}")
             started = time.perf_counter()
             learner = fit(features, target, split, known, settings, tune=tune)
             threshold = (
@@ -270,16 +279,20 @@ def fit(
     tune: bool,
 ) -> Any:
     """A pipeline fitted on the records ``known`` and on nothing else."""
+    settings.check_count(len(known))
     learner = build_learner(settings)
     X, y = take(features, known), target.y[known]
-    if not tune:
-        return learner.fit(X, y)
-    from sklearn.model_selection import GridSearchCV
+    with _plainly(settings, len(known)):
+        if not tune:
+            return learner.fit(X, y)
+        from sklearn.model_selection import GridSearchCV
 
-    inner = inner_folds(target.strata[known], split.group[known], _INNER_FOLDS, seed=settings.seed)
-    scoring = "neg_log_loss" if target.classes else "neg_root_mean_squared_error"
-    search = GridSearchCV(learner, grid_of(settings), scoring=scoring, cv=inner)
-    return search.fit(X, y).best_estimator_
+        inner = inner_folds(target.strata[known], split.group[known], _INNER_FOLDS,
+                            seed=settings.seed)  # fmt: skip
+        fewest = min(len(learnt) for learnt, _ in inner)
+        grid = grid_of(settings, records=fewest)
+        search = GridSearchCV(learner, grid, scoring=_quality(target), cv=inner)
+        return search.fit(X, y).best_estimator_
 
 
 def predict_part(learner: Any, features: Any, places: Integers, target: Target) -> Floats:
@@ -288,8 +301,39 @@ def predict_part(learner: Any, features: Any, places: Integers, target: Target) 
 
 
 def _outputs(learner: Any, X: Any, target: Target) -> Floats:
-    found = learner.predict_proba(X) if target.classes else learner.predict(X)
-    return np.asarray(found, np.float64)
+    if not target.classes:
+        return np.asarray(learner.predict(X), np.float64)
+    found = np.asarray(learner.predict_proba(X), np.float64)
+    if found.shape[1] == len(target.classes):
+        return found
+    whole = np.zeros((len(found), len(target.classes)))
+    whole[:, learner.classes_] = found  # an inner part may lack a rare class
+    return whole
+
+
+def _quality(target: Target) -> Callable[[Any, Any, NDArray[Any]], float]:
+    """What tuning looks for: likelihood of the true classes, or the least squared error."""
+
+    def score(learner: Any, X: Any, y: NDArray[Any]) -> float:
+        output = _outputs(learner, X, target)
+        if not target.classes:
+            return -float(((y - output) ** 2).mean())
+        true = output[np.arange(len(y)), y]
+        return float(np.log(np.maximum(true, np.finfo(np.float64).eps)).mean())
+
+    return score
+
+
+@contextmanager
+def _plainly(settings: LearnerSettings, count: int) -> Iterator[None]:
+    """Turn what scikit-learn says of records that it cannot learn from into a line for the user."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(
+            f"--classifier {settings.classifier} cannot be fitted on {count} training records: "
+            f"{first_line(error)}."
+        ) from error
 
 
 def take(features: Any, places: Integers) -> Any:

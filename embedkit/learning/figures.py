@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.display import visible
 
 __all__ = [
     "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "layer_curve",
+    "render",
 ]  # fmt: skip
 
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
@@ -181,28 +184,39 @@ def save(folder: Path, name: str, figure: Any) -> None:
     """Write a figure durably, without a date in it."""
     import io
 
-    from matplotlib import pyplot as plt
-
     content = io.BytesIO()
-    figure.savefig(content, dpi=120, format="png", metadata={"Software": None})
-    plt.close(figure)
+    render(figure, content, dpi=120, format="png", metadata={"Software": None})
     fsio.write_durably(folder / "figures" / name, content.getbuffer(), scratch=folder)
 
 
-def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
-    """A figure with one plot, drawn without a display, with letters of Korean and Japanese."""
-    import matplotlib as mpl
+def render(figure: Any, target: IO[bytes], **options: Any) -> None:
+    """Draw a figure into a file; a letter that no font here has is a box, not a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
+        figure.savefig(target, **options)
 
-    mpl.use("Agg")
+
+def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
+    """A figure with one plot, with letters of Korean and Japanese.
+
+    It is none of pyplot's, whose backend is the caller's: a notebook goes on showing its own.
+    """
+    import matplotlib as mpl
     from matplotlib import font_manager
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     known = {font.name for font in font_manager.fontManager.ttflist}
     wanted = ["Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic", "DejaVu Sans"]
-    plt.rcParams["font.family"] = [name for name in wanted if name in known] or ["sans-serif"]
-    figure, axis = plt.subplots(figsize=(width, height), layout="constrained")
+    mpl.rcParams["font.family"] = [name for name in wanted if name in known] or ["sans-serif"]
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axis = figure.subplots()
     axis.spines[["top", "right"]].set_visible(False)
     return figure, axis
+
+
+def _shown(label: str) -> str:
+    """A label in a figure: not too long, and no formula between dollar signs."""
+    return visible(label, limit=30).replace("$", r"\$")
 
 
 def _confusion(
@@ -217,8 +231,9 @@ def _confusion(
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
     if count <= _SHOWN_CLASSES:
-        axis.set_xticks(range(count), classes, rotation=45 if count > 4 else 0)
-        axis.set_yticks(range(count), classes)
+        names = [_shown(name) for name in classes]
+        axis.set_xticks(range(count), names, rotation=45 if count > 4 else 0)
+        axis.set_yticks(range(count), names)
         for i in range(count):
             for j in range(count):
                 colour = "white" if shares[i, j] > 0.5 else "black"
@@ -261,7 +276,7 @@ def _precision_recall(
     axis.axhline((y == 1).mean(), color=_GREY, linewidth=1)
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1.02)
-    axis.set_xlabel(f"recall of {name}")
+    axis.set_xlabel(f"recall of {_shown(name)}")
     axis.set_ylabel("precision")
     axis.set_title("precision and recall of held-out records", loc="left")
     save(folder, "precision_recall.png", figure)

@@ -20,6 +20,7 @@ CLASSIFIERS = ("logreg", "svm", "ridge", "knn", "mlp", "lightgbm")
 FEATURES = ("vectors", "tfidf")
 TASKS = ("classification", "regression")
 
+_NEIGHBOURS = 15
 _WEIGHTED = ("logreg", "svm", "ridge", "lightgbm")
 
 _GRIDS: Mapping[str, Mapping[str, list[Any]]] = {
@@ -82,6 +83,14 @@ class LearnerSettings:
         if self.classifier == "knn" and self.features == "tfidf":
             raise UsageError("--classifier knn needs vectors; take another for --features tfidf.")
 
+    def check_count(self, records: int) -> None:
+        """Raise a :class:`UsageError` if there are too few records to learn from."""
+        if self.classifier == "knn" and records < _NEIGHBOURS:
+            raise UsageError(
+                f"--classifier knn asks the {_NEIGHBOURS} nearest of {records} training records. "
+                "Take another classifier."
+            )
+
 
 def build_learner(settings: LearnerSettings) -> Any:
     """An unfitted scikit-learn pipeline.
@@ -108,11 +117,20 @@ def build_learner(settings: LearnerSettings) -> Any:
     return Pipeline(steps)
 
 
-def grid_of(settings: LearnerSettings) -> dict[str, list[Any]]:
-    """What tuning tries, by parameter of :func:`build_learner`'s pipeline."""
+def grid_of(settings: LearnerSettings, *, records: int | None = None) -> dict[str, list[Any]]:
+    """What tuning tries, by parameter of :func:`build_learner`'s pipeline.
+
+    Args:
+        settings: what is tuned.
+        records: how many it is fitted on; no more neighbours than these are tried.
+    """
     inside = settings.task == "classification" and settings.classifier in ("svm", "ridge")
     prefix = "learner__estimator__" if inside else "learner__"
-    return {prefix + name: list(values) for name, values in _GRIDS[settings.classifier].items()}
+    grid = {prefix + name: list(values) for name, values in _GRIDS[settings.classifier].items()}
+    if settings.classifier == "knn" and records is not None:
+        few = [count for count in grid["learner__n_neighbors"] if count <= records]
+        grid["learner__n_neighbors"] = few or [1]
+    return grid
 
 
 def _tfidf() -> Any:
@@ -136,15 +154,16 @@ def _classifier(settings: LearnerSettings) -> Any:
     if settings.classifier == "svm":
         from sklearn.svm import LinearSVC
 
-        return _calibrated(LinearSVC(C=0.01, class_weight=weight, random_state=seed))
+        return _calibrated(LinearSVC(C=_svm_c(settings), class_weight=weight, random_state=seed))
     if settings.classifier == "ridge":
         from sklearn.linear_model import RidgeClassifier
 
-        return _calibrated(RidgeClassifier(alpha=100.0, class_weight=weight, random_state=seed))
+        return _calibrated(RidgeClassifier(alpha=_ridge_alpha(settings), class_weight=weight,
+                                           random_state=seed))  # fmt: skip
     if settings.classifier == "knn":
         from sklearn.neighbors import KNeighborsClassifier
 
-        return KNeighborsClassifier(15, weights="distance")
+        return KNeighborsClassifier(_NEIGHBOURS, weights="distance")
     if settings.classifier == "mlp":
         from sklearn.neural_network import MLPClassifier
 
@@ -159,15 +178,15 @@ def _regressor(settings: LearnerSettings) -> Any:
     if settings.classifier == "ridge":
         from sklearn.linear_model import Ridge
 
-        return Ridge(alpha=100.0, random_state=seed)
+        return Ridge(alpha=_ridge_alpha(settings), random_state=seed)
     if settings.classifier == "svm":
         from sklearn.svm import LinearSVR
 
-        return LinearSVR(C=0.01, random_state=seed)
+        return LinearSVR(C=_svm_c(settings), random_state=seed)
     if settings.classifier == "knn":
         from sklearn.neighbors import KNeighborsRegressor
 
-        return KNeighborsRegressor(15, weights="distance")
+        return KNeighborsRegressor(_NEIGHBOURS, weights="distance")
     if settings.classifier == "mlp":
         from sklearn.neural_network import MLPRegressor
 
@@ -175,6 +194,15 @@ def _regressor(settings: LearnerSettings) -> Any:
     from lightgbm import LGBMRegressor
 
     return LGBMRegressor(**_boosting(settings))
+
+
+def _svm_c(settings: LearnerSettings) -> float:
+    """Rows of TF-IDF are of length 1, scaled vectors far longer: the same is stricter there."""
+    return 0.1 if settings.features == "tfidf" else 0.01
+
+
+def _ridge_alpha(settings: LearnerSettings) -> float:
+    return 5.0 if settings.features == "tfidf" else 100.0
 
 
 def _calibrated(classifier: Any) -> Any:

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.dataset.store import load
+from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError
+from embedkit.learning.reencoding import check_alike, made_how
+from embedkit.learning.splits import check_labelled
 
 __all__ = ["ProtocolResult", "mteb_protocol"]
 
@@ -54,14 +56,20 @@ def mteb_protocol(
 
     Raises:
         UsageError: a dataset has no labels, or too few of one.
+        MismatchError: the vectors of the two were made otherwise.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import f1_score
 
+    if samples_per_label < 1 or experiments < 1:
+        raise UsageError("--samples-per-label and --experiments: expected 1 or more.")
     known, asked = load(train, view), load(test, view)
+    check_alike(made_how(asked), made_how(known), name=str(test))
+    y, y_test = _labels(known), _labels(asked)
     X, X_test = _scaled(known.X, normalize), _scaled(asked.X, normalize)
-    y, y_test = known.y, asked.y
     names, counts = np.unique(y, return_counts=True)
+    if len(names) < 2:
+        raise UsageError(f"{train}: all records have the label {str(names[0])!r}.")
     if counts.min() < samples_per_label:
         rare = str(names[np.argmin(counts)])
         raise UsageError(
@@ -78,6 +86,11 @@ def mteb_protocol(
         accuracies.append(float((said == y_test).mean()))
         f1.append(float(f1_score(y_test, said, average="macro")))
     return ProtocolResult(float(np.mean(accuracies)), float(np.mean(f1)), tuple(accuracies))
+
+
+def _labels(data: VectorData) -> NDArray[Any]:
+    check_labelled(data.column("label"), data.row, name=str(data.path))
+    return data.y
 
 
 def _first_of_each(order: Sequence[int], y: NDArray[Any], count: int) -> list[int]:

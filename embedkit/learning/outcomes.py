@@ -21,6 +21,7 @@ __all__ = [
     "HeldOut",
     "Target",
     "baseline",
+    "check_folds",
     "check_part",
     "decide",
     "prediction_columns",
@@ -159,6 +160,25 @@ def check_part(target: Target, known: Integers, name: str) -> None:
         )
 
 
+def check_folds(target: Target, folds: Integers) -> None:
+    """Raise a :class:`UsageError` if a fold cannot be learnt or predicted, before any is.
+
+    Args:
+        target: what is predicted.
+        folds: ``(n, repeats)`` fold numbers, ``-1`` for the test part.
+    """
+    for dealt in folds.T:
+        for fold in range(int(folds.max()) + 1):
+            known = np.flatnonzero((dealt != fold) & (dealt != TEST))
+            if not (dealt == fold).any() or not len(known):
+                empty = "to learn from" if (dealt == fold).any() else "in it"
+                raise UsageError(
+                    f"fold {fold} of the split has no record {empty} among these. Make the split "
+                    "again from the records that are there."
+                )
+            check_part(target, known, f"the training part of fold {fold}")
+
+
 def baseline(target: Target, known: Integers, count: int) -> Floats:
     """What is predicted from the training labels alone: shares of the classes, or the mean."""
     y = target.y[known]
@@ -192,13 +212,14 @@ def scores_of(
         beta: also F-beta of the second of two classes.
     """
     y = target.y[held.place]
+    record = held.place if held.repeat.any() else None  # once each is the usual case
     if not target.classes:
         return (
-            regression_scores(y, held.output, seed=seed),
+            regression_scores(y, held.output, seed=seed, record=record),
             regression_scores(y, held.baseline, seed=seed, samples=0),
         )
     return (
-        classification_scores(y, held.output, held.decided, seed=seed, beta=beta),
+        classification_scores(y, held.output, held.decided, seed=seed, beta=beta, record=record),
         classification_scores(
             y, held.baseline, held.baseline.argmax(1), seed=seed, samples=0, beta=beta
         ),

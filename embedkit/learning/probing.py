@@ -20,10 +20,10 @@ from embedkit.encoding.views import parse_view
 from embedkit.errors import UsageError
 from embedkit.learning.classify import fit, predict_part, split_for, target_of
 from embedkit.learning.learners import LearnerSettings
-from embedkit.learning.outcomes import Target, baseline, check_part
+from embedkit.learning.outcomes import Target, baseline, check_folds
 from embedkit.learning.runs import new_run, path_from, versions, write_run
 from embedkit.learning.scores import Score, classification_scores, regression_scores
-from embedkit.learning.splits import TEST, Split, inner_folds, source_of
+from embedkit.learning.splits import TEST, Split, check_seed, inner_folds, source_of
 
 __all__ = ["ProbeResult", "ViewScore", "probe"]
 
@@ -111,6 +111,7 @@ def probe(
     started = time.perf_counter()
     settings = LearnerSettings(classifier, "vectors", task, seed=seed)
     settings.check()
+    check_seed(seed)
     if control not in (None, "random-weights"):
         raise UsageError(f"--control {control}: expected random-weights.")
     data = load(dataset)
@@ -153,8 +154,7 @@ class _Probe:
              np.flatnonzero(split.folds[:, 0] == fold))
             for fold in range(split.n_folds)
         ]  # fmt: skip
-        for fold, (train, _) in enumerate(self._parts):
-            check_part(target, train, f"the training part of fold {fold}")
+        check_folds(target, split.folds[:, :1])
 
     def run(self, out: Path, random_weights: bool, started: float) -> ProbeResult:
         held = {name: self._held_out(name) for name in self._names}
@@ -183,6 +183,7 @@ class _Probe:
     def _fits(self, X: NDArray[np.float32], *, inner: bool) -> _Held:
         """Every fit of one view, at the same time as memory and cores allow."""
         from joblib import Parallel, delayed
+        from threadpoolctl import threadpool_limits
 
         tasks = []
         for train, test in self._parts:
@@ -192,10 +193,11 @@ class _Probe:
                 dealt = inner_folds(self._target.strata[train], self._split.group[train],
                                     _INNER_FOLDS, seed=self._settings.seed)  # fmt: skip
                 tasks += [(self._target, train[a], train[b]) for a, b in dealt]
-        found = Parallel(n_jobs=self._jobs or -1, prefer="threads")(
-            delayed(_one_fit)(X, target, self._split, train, test, self._settings)
-            for target, train, test in tasks
-        )
+        with threadpool_limits(1):  # or the first fit to end would set the others' threads free
+            found = Parallel(n_jobs=self._jobs or -1, prefer="threads")(
+                delayed(_one_fit)(X, target, self._split, train, test, self._settings)
+                for target, train, test in tasks
+            )
         self._done += len(tasks)
         self._progress(self._done, len(tasks) * len(self._names))
         if not inner:
@@ -247,7 +249,7 @@ def _one_fit(
 ) -> Floats:  # fmt: skip
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1):  # the fits run side by side
+    with threadpool_limits(1):  # of this thread; the fits run side by side
         learner = fit(X, target, split, train, settings, tune=False)
         return predict_part(learner, X, test, target)
 
@@ -286,7 +288,9 @@ def _encode_at_random(
     wanted = [n for n in names if n != "pooler"]
     tokenized = encoder.tokenizer.encode(texts, settings=settings)
     shard = encoder.encode_shard(
-        tokenized, views=[parse_view(n, n_layers=encoder.n_layers) for n in wanted]
+        tokenized,
+        views=[parse_view(n, n_layers=encoder.n_layers) for n in wanted],
+        special_tokens=vectors["special_tokens"],
     )
     return {name: shard.views[name] for name in wanted}
 

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from embedkit import __version__, fsio
 from embedkit.dataset.jobs import difference
+from embedkit.display import without_nan
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 
 __all__ = ["UNFINISHED", "is_run", "load_model_of", "new_run", "path_from", "read_run",
@@ -58,6 +59,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Raises:
         OutputExistsError: something is there; with ``overwrite``, something that is no run.
+        LockedError: another process is at it.
     """
     _check_free(out, overwrite=overwrite)
     work = _incomplete(out)
@@ -66,11 +68,9 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
             f"{work} holds an unfinished run of another kind. Finish it with its own command, "
             "choose another --out, or give --overwrite to throw it away."
         )
-    fsio.make_folder(out.parent)
-    if work.is_dir():
-        fsio.remove_tree(work)
     fsio.make_folder(work)
-    with fsio.exclusive(work):
+    with fsio.exclusive(work):  # first of all: what is in it may be another process at work
+        _empty(work)
         yield work
         _publish(work, out)
 
@@ -133,6 +133,10 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
             "finish it, choose another --out, or start over with --overwrite. It differs in:\n"
             f"{found}"
         )
+    _empty(work)
+
+
+def _empty(work: Path) -> None:
     for path in work.iterdir():
         fsio.remove_tree(path) if path.is_dir() else fsio.remove_file(path)
 
@@ -151,6 +155,8 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
 def _publish(work: Path, out: Path) -> None:
     if out.is_dir():
         aside = out.with_name(out.name + ".replaced")
+        if is_run(aside):  # left over from a crash; what is under the name itself is whole
+            fsio.remove_tree(aside)
         fsio.publish_folder(out, aside)
         fsio.publish_folder(work, out)
         fsio.remove_tree(aside)
@@ -164,8 +170,9 @@ def is_run(path: Path) -> bool:
 
 
 def write_run(folder: Path, content: dict[str, Any]) -> None:
-    """Write ``run.json``, the last file of a run."""
+    """Write ``run.json``, the last file of a run; numbers that JSON cannot write become null."""
     content = {"format_version": FORMAT_VERSION, "command": _command(), **content}
+    content = without_nan(content)
     data = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     fsio.write_durably(folder / "run.json", data.encode(), scratch=folder)
 
@@ -198,7 +205,7 @@ def read_run(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a run. {advice}")
     try:
         content = json.loads((path / "run.json").read_text("utf-8"))
-        known = content["format_version"] == FORMAT_VERSION
+        known = content["format_version"] == FORMAT_VERSION and content["kind"] is not None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{path}/run.json is damaged: {error}. Make the run again.") from error
     if not known:
@@ -269,7 +276,7 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
 
     try:
         booster = lightgbm.Booster(model_str=file.read_text("utf-8"))
-    except lightgbm.basic.LightGBMError as error:
+    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
         raise DamagedError(f"{file} cannot be read: {error}.") from error
 
     def apply(features: Any) -> Any:

@@ -51,7 +51,7 @@ class Score:
 
 def classification_scores(
     y: Integers, probabilities: Floats, predicted: Integers, *, seed: int = 0,
-    samples: int = SAMPLES, beta: float | None = None,
+    samples: int = SAMPLES, beta: float | None = None, record: Integers | None = None,
 ) -> dict[str, Score]:  # fmt: skip
     """Accuracy, macro-F1, log-loss and Brier score; ROC-AUC and average precision of two classes.
 
@@ -62,9 +62,11 @@ def classification_scores(
         seed: of the bootstrap.
         samples: number of bootstrap samples.
         beta: also F-beta of the second of two classes, as ``f2`` for 2.
+        record: ``(n,)`` which record each prediction is of, where some have several; a record is
+            drawn with all of them.
     """
     measures = classification_measures(y, probabilities, predicted, beta=beta)
-    return _intervals(measures, len(y), seed, samples)
+    return _intervals(measures, len(y), seed, samples, record)
 
 
 def classification_measures(
@@ -90,10 +92,11 @@ def classification_measures(
 
 
 def regression_scores(
-    y: Floats, predicted: Floats, *, seed: int = 0, samples: int = SAMPLES
-) -> dict[str, Score]:
+    y: Floats, predicted: Floats, *, seed: int = 0, samples: int = SAMPLES,
+    record: Integers | None = None,
+) -> dict[str, Score]:  # fmt: skip
     """Root mean squared error, R² and Spearman's rank correlation."""
-    return _intervals(regression_measures(y, predicted), len(y), seed, samples)
+    return _intervals(regression_measures(y, predicted), len(y), seed, samples, record)
 
 
 def regression_measures(y: Floats, predicted: Floats) -> dict[str, Measure]:
@@ -133,15 +136,18 @@ def draws(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Floats]:
 
 def score_of(measure: Measure, count: int, drawn: Floats) -> Score:
     """The score of all ``count`` records, with the interval of those of the samples drawn."""
-    low, high = np.nanquantile(drawn, (0.025, 0.975)) if len(drawn) else (np.nan, np.nan)
+    drawn = drawn[np.isfinite(drawn)]  # a sample may hold one class only
+    low, high = np.quantile(drawn, (0.025, 0.975)) if len(drawn) else (np.nan, np.nan)
     return Score(float(measure(np.ones((1, count)))[0]), float(low), float(high))
 
 
 def _intervals(
-    measures: dict[str, Measure], count: int, seed: int, samples: int
+    measures: dict[str, Measure], count: int, seed: int, samples: int, record: Integers | None
 ) -> dict[str, Score]:
     found: dict[str, list[Floats]] = {name: [np.empty(0)] for name in measures}
-    for weights in draws(count, seed, samples):
+    names, of = (None, None) if record is None else np.unique(record, return_inverse=True)
+    for drawn in draws(count if names is None else len(names), seed, samples):
+        weights = drawn if of is None else drawn[:, of]
         for name, measure in measures.items():
             found[name].append(measure(weights))
     return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +25,13 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
 from embedkit.dataset.store import VectorData, is_dataset, load
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import (
+    DamagedError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+    did_you_mean,
+)
 
 __all__ = [
     "TEST",
@@ -32,10 +39,12 @@ __all__ = [
     "Split",
     "assign_folds",
     "check_labelled",
+    "check_seed",
     "fitted_split",
     "has_label",
     "inner_folds",
     "make_split",
+    "parted_records",
     "read_split",
     "records_of",
     "same_text_groups",
@@ -52,8 +61,10 @@ TEST = -1
 """Number of the held-out test part among the folds."""
 
 _KEY = b"embedkit.split"
+_SMALLEST_TEST = 0.01
 _MANY_VALUES = 20
 _BINS = 10
+_LARGEST_SEED = 2**31 - 1
 
 Integers = NDArray[np.int64]
 
@@ -132,7 +143,7 @@ def split(
         source: a dataset that ``extract`` wrote, or a corpus file.
         out: Parquet file to write; nothing is written without.
         folds: number of folds.
-        test: part of the records to hold out altogether, 0 to 0.5.
+        test: part of the records to hold out altogether, 0.01 to 0.5; 0 holds out none.
         repeats: how many times to deal the folds.
         seed: of the draw.
         label: column to stratify by; of a dataset it is the one it was made with.
@@ -171,8 +182,11 @@ def make_split(
     """Deal records into folds; arguments and errors as for :func:`split`."""
     if folds < 2:
         raise UsageError(f"--folds {folds}: expected 2 or more.")
-    if not 0 <= test <= 0.5:
-        raise UsageError(f"--test {test:g}: expected a part between 0 and 0.5, such as 0.2.")
+    if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
+        raise UsageError(
+            f"--test {test:g}: expected a part between {_SMALLEST_TEST} and 0.5, such as 0.2."
+        )
+    check_seed(seed)
     if repeats < 1:
         raise UsageError(f"--repeats {repeats}: expected 1 or more.")
     if len(records.row) < folds:
@@ -183,9 +197,9 @@ def make_split(
     strata = _strata(records, folds)
     held = np.zeros(len(records.row), bool)
     if test:
-        part = Fraction(test).limit_denominator(20)
-        dealt = assign_folds(strata, groups, max(part.denominator, 2), seed=seed + 7_919)
-        held = dealt < max(part.numerator, 1)
+        part = _part(test)
+        dealt = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
+        held = dealt < part.numerator
     columns = []
     for number in range(repeats):
         column = np.full(len(records.row), TEST, np.int64)
@@ -215,7 +229,7 @@ def split_by_column(
     Raises:
         UsageError: a record has no value, or none is left to learn from.
     """
-    empty = [i for i, value in enumerate(values) if value is None or not value.strip()]
+    empty = [i for i, value in enumerate(values) if value is None or not str(value).strip()]
     if empty:
         raise UsageError(
             f"--split-column {column}: row {records.row[empty[0]]} has no value there."
@@ -232,8 +246,10 @@ def split_by_column(
         result[~held] = assign_folds(strata[~held], groups[~held], folds, seed=seed)
     else:
         result[~held] = np.searchsorted(names, given[~held])
-    settings = {"source": list(records.source), "column": column, "folds": int(result.max()) + 1,
-                "seed": seed}  # fmt: skip
+    settings = {
+        "source": list(records.source), "column": column, "folds": int(result.max()) + 1,
+        "repeats": 1, "seed": seed, "stratified": len(names) == 1 and records.labels is not None,
+    }  # fmt: skip
     return Split(records.row, groups, result[:, None], settings)
 
 
@@ -251,14 +267,18 @@ def assign_folds(strata: Integers, groups: Integers, folds: int, *, seed: int) -
             f"there are {different} different texts or groups, fewer than the {folds} folds that "
             "they should be dealt into, since they are never parted."
         )
+    if np.bincount(strata).max() < folds:  # nothing to spread; scikit-learn refuses
+        strata = np.zeros_like(strata)
     options = {"n_splits": folds, "shuffle": True, "random_state": seed}
     if different == len(groups):
         parts = StratifiedKFold(**options).split(strata, strata)
     else:
         parts = StratifiedGroupKFold(**options).split(strata, strata, groups)
     result = np.empty(len(strata), np.int64)
-    for number, (_, held) in enumerate(parts):
-        result[held] = number
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        for number, (_, held) in enumerate(parts):
+            result[held] = number
     return result
 
 
@@ -279,7 +299,11 @@ def same_text_groups(
 
     places = np.arange(count)
     edges = []
-    for values in (None if texts is None else [text_key(t) for t in texts], groups):
+    keys = None if texts is None else [text_key(text) for text in texts]
+    named = None if groups is None else [
+        None if g is None or not has_label(str(g)) else str(g) for g in groups
+    ]  # fmt: skip
+    for values in (keys, named):
         if values is None:
             continue
         first: dict[str, int] = {}
@@ -294,9 +318,26 @@ def same_text_groups(
     return np.asarray(found, np.int64)
 
 
+def parted_records(found: Split) -> int:
+    """How many records of the first deal have one of the same group in another part."""
+    _, group = np.unique(found.group, return_inverse=True)
+    part = found.folds[:, 0]
+    lowest = np.full(len(group), part.max())
+    highest = np.full(len(group), TEST)
+    np.minimum.at(lowest, group, part)
+    np.maximum.at(highest, group, part)
+    return int((lowest < highest)[group].sum())
+
+
 def has_label(label: str | None) -> bool:
     """Whether there is a label: not null, not blank, and not the NaN of a numeric column."""
     return label is not None and label.strip().lower() not in ("", "nan")
+
+
+def check_seed(seed: int) -> None:
+    """Raise a :class:`UsageError` for what libraries do not take as a seed."""
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise UsageError(f"--seed {seed}: expected a whole number from 0 to {_LARGEST_SEED:,}.")
 
 
 def check_labelled(labels: Sequence[str | None], row: Integers, *, name: str = "") -> None:
@@ -403,8 +444,16 @@ def _records(
         return records_of(load(source), label, group)
     if source.is_dir():
         load(source)  # says why it is no dataset
+    files = [InputFile.of(source)]
+    if group:
+        columns = plan_corpus(files, label=label, **corpus).columns
+        if group not in columns:
+            raise UsageError(
+                f"--group {group}: {source} has no such column; it has {', '.join(columns[:20])}."
+                f"{did_you_mean(group, columns)}"
+            )
     keep = [group] if group else []
-    plan = hash_inputs(plan_corpus([InputFile.of(source)], label=label, keep=keep, **corpus))
+    plan = hash_inputs(plan_corpus(files, label=label, keep=keep, **corpus))
     records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
     return Labelled(
         source=tuple(file.sha256 for file in plan.files),
@@ -457,8 +506,14 @@ def whole_text(first: str, second: str | None) -> str:
     return first if second is None else f"{first}\x1f{second}"
 
 
+def _part(share: float) -> Fraction:
+    """So many of so many equal parts as come near a share, of few parts where that is near."""
+    few = Fraction(share).limit_denominator(20)
+    return few if abs(few - share) <= share / 10 else Fraction(1, round(1 / share))
+
+
 def _strata(records: Labelled, folds: int) -> Integers:
-    """``(n,)`` class numbers; tenths of the values of a label with many numeric values.
+    """``(n,)`` class numbers; tenths of the values of a label with many numeric, rare values.
 
     Raises:
         UsageError: a label is missing, there is only one, or one is rarer than there are folds.
@@ -471,10 +526,11 @@ def _strata(records: Labelled, folds: int) -> Integers:
     )
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
-    if len(names) > _MANY_VALUES and (numbers := _numbers(names)) is not None:
+    few = counts.min() < folds
+    if few and len(names) > _MANY_VALUES and (numbers := _numbers(names)) is not None:
         edges = np.quantile(numbers[classes], np.linspace(0, 1, _BINS + 1)[1:-1])
         return np.searchsorted(np.unique(edges), numbers[classes], side="right")
-    if counts.min() < folds:
+    if few:
         rare = str(names[np.argmin(counts)])
         raise UsageError(
             f"label {rare!r} has {counts.min()} record(s), fewer than the {folds} folds. "

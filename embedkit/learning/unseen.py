@@ -115,6 +115,8 @@ def _from_corpus(
     plan = hash_inputs(replace(plan, id=found["id"] or plan.id, label=found["label"]))
     reader = CorpusReader(plan)
     records = [item for item in reader if isinstance(item, Record)]
+    if reader.counts.quote_notice:
+        notify(reader.counts.quote_notice)
     if not records:
         raise UsageError(f"{test} has no record that can be predicted.")
     if found["label"] is None:

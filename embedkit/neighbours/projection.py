@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from embedkit import fsio
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.learning.figures import canvas
+from embedkit.learning.figures import canvas, render
 from embedkit.neighbours.nearest import unit_rows
 
 __all__ = ["METHODS", "MapResult", "draw_map", "export_projector", "project"]
@@ -310,8 +310,6 @@ def _figure(
     points: Floats, names: Sequence[str], colours: Sequence[str], number: Integers, title: str,
     explained: tuple[float, float] | None,
 ) -> memoryview:  # fmt: skip
-    from matplotlib import pyplot as plt
-
     figure, axis = canvas(7.5, 6)
     # drawn in one random order, so that no label hides the others
     order = np.random.default_rng(0).permutation(len(points))
@@ -331,6 +329,5 @@ def _figure(
         axis.set_yticks([])
     axis.set_title(title.replace("$", r"\$"), loc="left", fontsize=9)
     content = io.BytesIO()
-    figure.savefig(content, dpi=130, format="png", metadata={"Software": None})
-    plt.close(figure)
+    render(figure, content, dpi=130, format="png", metadata={"Software": None})
     return content.getbuffer()

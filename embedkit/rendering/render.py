@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shlex
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from unicodedata import east_asian_width
 
 from embedkit.dataset.inspection import atlas_line, open_lines
 from embedkit.dataset.stages import bottleneck
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.display import bytes_text, duration_text, visible, without_nan
 
 if TYPE_CHECKING:
     from embedkit.dataset.estimate import Estimate
@@ -232,8 +231,7 @@ def plain(record: Any) -> dict[str, Any]:
 
 def json_text(value: object) -> str:
     """Readable JSON; numbers that JSON cannot write become null."""
-    value = _without_nan(value)
-    return json.dumps(value, ensure_ascii=False, indent=1, default=str)
+    return json.dumps(without_nan(value), ensure_ascii=False, indent=1, default=str)
 
 
 def _ledger_text(ledger: dict[str, int], manifest: Manifest) -> str:
@@ -284,11 +282,3 @@ def reasons_text(counts: dict[str, int]) -> str:
     if not counts:
         return ""
     return " (" + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()) + ")"
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

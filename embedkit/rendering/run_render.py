@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,7 +31,7 @@ def run_text(result: TrainResult) -> str:
     lines.append(_scores_table(content))
     if content["threshold"] is not None:
         lines.append(_decision(content))
-    lines += _known_texts(content)
+    lines += _of_test_part(content)
     count = content["records"]["folds"]
     lines.append(
         f"{count:,} records in folds, fitted in {cost['fit_seconds']:.1f} s; predictions of "
@@ -56,18 +57,22 @@ def finetune_text(result: FinetuneResult) -> str:
     ]
     if content["threshold"] is not None:
         lines.append(_decision(content))
-    lines += _known_texts(content)
+    lines += _of_test_part(content)
     if rejected := content["dataset"]["rejected"]:
         lines.append(f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}")
     lines.append(f"predictions of held-out records: {out}/predictions.parquet")
     return "\n".join(lines)
 
 
-def _known_texts(content: dict[str, Any]) -> list[str]:
-    known = (content.get("test") or {}).get("known_texts")
+def _of_test_part(content: dict[str, Any]) -> list[str]:
+    test = content.get("test") or {}
     count = content.get("records", {}).get("test")
-    return [f"{known:,} of the {count:,} test texts occur among the training texts too"] \
-        if known else []  # fmt: skip
+    lines = []
+    if rejected := test.get("rejected"):
+        lines.append(f"{rejected:,} records of the test part are rejected, {count:,} are predicted")
+    if known := test.get("known_texts"):
+        lines.append(f"{known:,} of the {count:,} test texts occur among the training texts too")
+    return lines
 
 
 def _decision(content: dict[str, Any]) -> str:
@@ -80,14 +85,19 @@ def _scores_table(content: dict[str, Any]) -> str:
         {
             "score": name,
             "held out": _PARTS[part],
-            "value": f"{score['value']:.4f}",
-            "95 % interval": f"{score['low']:.4f} to {score['high']:.4f}",
-            "majority": f"{score['majority']:.4f}",
+            "value": _number(score["value"]),
+            "95 % interval": f"{_number(score['low'])} to {_number(score['high'])}",
+            "majority": _number(score["majority"]),
         }
         for part, found in content["scores"].items()
         for name, score in found.items()
     ]
     return table_text(rows)
+
+
+def _number(value: float | None) -> str:
+    """Four digits; what is no number, such as the ROC-AUC of one class alone, is a dash."""
+    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def probe_text(result: ProbeResult) -> str:
@@ -113,7 +123,7 @@ def run_info_text(path: Path, content: dict[str, Any]) -> str:
     lines.append(_results(content))
     if content.get("threshold") is not None:
         lines.append(_decision(content))
-    lines += _known_texts(content)
+    lines += _of_test_part(content)
     lines.append("open it:")
     where = shlex.quote(str(path))
     for name in ("predictions.parquet", "pairs.parquet"):
