@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -85,6 +86,20 @@ def test_where_a_word_stands(text: str, word: str, match: str, found: list[str])
     assert [text[slice(*span)] for span in find_word(text, word, match=match)] == found
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("asked", ["NFC", "NFD"])
+def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> None:
+    text = normalize(form, "배를 타고 백 배 , cafe café")
+
+    def found(word: str, match: str = "word") -> list[str]:
+        spans = find_word(text, normalize(asked, word), match=match)
+        return [normalize("NFC", text[slice(*span)]) for span in spans]
+
+    assert found("배") == found("배", "anywhere") == ["배", "배"]
+    assert found("cafe") == found("cafe", "start") == ["cafe"]
+    assert found("CAFÉ") == ["café"]
+
+
 def test_words_that_cannot_be_looked_for() -> None:
     with pytest.raises(UsageError, match="the word is empty"):
         find_word("a", " ")
@@ -141,8 +156,37 @@ def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
     assert np.allclose(whole.vectors["2"], again.vectors["2"], atol=1e-5)
 
 
+def test_a_record_may_go_on_in_the_next_row_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.neighbours import words
+
+    word = "rained home"  # three tokens
+    whole, tables = uses_in_dataset(folder / "tokens", word), words._tables
+
+    def line_by_line(*arguments: Any) -> Any:
+        for table in tables(*arguments):
+            yield from (table.slice(i, 1) for i in range(table.num_rows))
+
+    monkeypatch.setattr(words, "_tables", line_by_line)
+    parts = uses_in_dataset(folder / "tokens", word)
+    assert parts.uses == whole.uses
+    assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-6)
+
+
 def test_at_most_so_many_uses(folder: Path) -> None:
     assert len(uses_in_dataset(folder / "tokens", "배", limit=2).uses) == 2
+
+
+def test_words_that_were_cut_off(tmp_path: Path) -> None:
+    text = "good " * 40 + "bus"
+    encoder = Encoder.load(str(tiny_model()))
+    with pytest.raises(UsageError, match="'bus' stands only where the sentences are cut"):
+        uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), out=tmp_path / "d",
+                            model=str(tiny_model()), tokens=True)  # fmt: skip
+    with pytest.raises(UsageError, match=r"'bus' stands only where the texts of .* were cut"):
+        uses_in_dataset(made.out, "bus")
 
 
 def test_words_that_are_not_there(folder: Path) -> None:
@@ -273,6 +317,8 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     assert "3 uses of 배, layer 2" in shown
     assert "추석에 먹은 [배]가 맛있었다." in shown
     assert "any two words" in shown
+    by_view = run(folder / "both", "배", "--sense", "label", "--view", "mean_-1")
+    assert by_view.output == shown
     said = run("bus", "--text", "the bus home", "--text", "a bus !", "--layers", "all", *model)
     assert "2 uses of bus, layer 2" in said.output
     found = json.loads(
@@ -300,6 +346,8 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
         (("bus", "--text", "the home"), "'bus' does not occur in the sentences"),
         (("bus", "--text", "a bus", "--sense", "x"), "--sense needs a dataset"),
         (("bus", "--text", "a bus", "--layer", "9"), "the model has layers 0"),
+        (("bus", "--text", "a bus", "--view", "9"), "'9' is not a view"),
+        (("bus", "--text", "a bus", "--view", "cls_1", "--layer", "1"), "both name the layer"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:

@@ -187,7 +187,7 @@ def uses_in_dataset(
         drawn = np.random.default_rng(seed).choice(len(found), limit, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
     _require(found, word, str(dataset))
-    return _from_tables(data, kind, found)
+    return _from_tables(data, kind, found, word)
 
 
 def uses_in_texts(
@@ -217,6 +217,11 @@ def uses_in_texts(
         encoder, [u.text for u in uses], [(u.start, u.end) for u in uses], layers, prefix=prefix
     )
     kept = tuple(use for use, is_there in zip(uses, there, strict=True) if is_there)
+    if not kept:
+        raise UsageError(
+            f"{word!r} stands only where the sentences are cut: the model takes "
+            f"{encoder.max_length} tokens."
+        )
     return UseVectors(kept, vectors, int((~there).sum()))
 
 
@@ -332,40 +337,40 @@ def _touching(spans: NDArray[Any], start: int, end: int) -> NDArray[np.bool_]:
     return np.asarray((spans[:, 0] < end) & (spans[:, 1] > start) & (spans[:, 1] > spans[:, 0]))
 
 
-def _from_tables(data: VectorData, kind: str, uses: list[Use]) -> UseVectors:
-    """Vectors of uses from the token or word table, shard by shard."""
-    rows = np.unique([use.row for use in uses])
-    layers: list[str] = []
-    spans: dict[int, Any] = {}
-    for table in _tables(data, kind, rows):
-        layers = [n for n in table.schema.names if n.startswith("layer_")]
+def _from_tables(data: VectorData, kind: str, uses: list[Use], word: str) -> UseVectors:
+    """Vectors of uses from the token or word table; memory holds one row group."""
+    of_row: dict[int, list[int]] = {}
+    for number, use in enumerate(uses):
+        of_row.setdefault(use.row, []).append(number)
+    sums: dict[str, Floats] = {}
+    counts = np.zeros(len(uses), np.int64)
+    for table in _tables(data, kind, np.array(sorted(of_row))):
         table = table.filter(_first_text(table, kind))
         row = table.column("row").to_numpy()
-        ends = np.flatnonzero(np.append(np.diff(row) != 0, True)) + 1
-        start = 0
-        for end in ends.tolist() if len(row) else []:
-            spans.setdefault(int(row[start]), []).append(table.slice(start, end - start))
-            start = end
-    vectors: dict[str, list[Floats]] = {name: [] for name in layers}
-    kept = []
-    for use in uses:
-        parts = spans.get(use.row, [])
-        table = pa.concat_tables(parts) if parts else None
-        if table is None:
+        spans = np.stack([table.column(name).to_numpy() for name in ("start", "end")], axis=1)
+        found: list[tuple[int, Integers]] = []  # a record may go on in the next row group
+        for number in (n for r in np.unique(row).tolist() for n in of_row[r]):
+            first, last = np.searchsorted(row, (uses[number].row, uses[number].row + 1))
+            touching = _touching(spans[first:last], uses[number].start, uses[number].end)
+            found.append((number, first + np.flatnonzero(touching)))
+            counts[number] += np.count_nonzero(touching)
+        if not any(len(lines) for _, lines in found):
             continue
-        where = np.stack([table.column("start").to_numpy(), table.column("end").to_numpy()], 1)
-        mine = np.flatnonzero(_touching(where, use.start, use.end))
-        if len(mine):
-            kept.append(use)
-            for name in layers:
-                vectors[name].append(_matrix(table.column(name))[mine].mean(axis=0))
-    _require(kept, "the word", f"the {kind} of {data.path}")
+        for name in (n for n in table.schema.names if n.startswith("layer_")):
+            matrix = _matrix(table.column(name))
+            total = sums.setdefault(name, np.zeros((len(uses), matrix.shape[1]), np.float32))
+            for number, lines in found:
+                total[number] += matrix[lines].sum(axis=0)
+    there = counts > 0
+    if not there.any():
+        raise UsageError(f"{word!r} stands only where the texts of {data.path} were cut.")
     return UseVectors(
-        tuple(kept),
-        {n.removeprefix("layer_"): np.array(v, np.float32) for n, v in vectors.items()},
-        len(uses) - len(kept),
+        tuple(use for use, is_there in zip(uses, there, strict=True) if is_there),
+        {name.removeprefix("layer_"): np.asarray(total[there] / counts[there, None], np.float32)
+         for name, total in sums.items()},
+        int((~there).sum()),
         data,
-    )
+    )  # fmt: skip
 
 
 def _first_text(table: pa.Table, kind: str) -> pa.Array:
