@@ -203,6 +203,8 @@ def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
     found = nearest(data, data.X, k=1, metric="euclid")
     assert (found.scores[:, 0] == 0).all()
     assert np.array_equal(data.X[found.places[:, 0]], data.X)
+    cosines = nearest(data, np.concatenate([data.X, -data.X]), k=len(data)).scores
+    assert np.abs(cosines).max() == 1
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-3])

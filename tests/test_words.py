@@ -58,10 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "tokens": {"tokens": True},
             "neither": {},
             "both": {"words": "mean", "tokens": True},
+            "every": {"words": "mean", "tokens": True, "layers": "all"},
         }
         for name, made in tables.items():
-            embedkit.extract(corpus, out=where / name, model=str(tiny_model()), layers="0,2",
-                             shard_rows=3, **made)  # fmt: skip
+            settings = {"layers": "0,2", **made}
+            embedkit.extract(corpus, out=where / name, model=str(tiny_model()), shard_rows=3,
+                             **settings)  # fmt: skip
         yield where
 
 
@@ -245,6 +247,21 @@ def test_other_words_are_other_words(folder: Path) -> None:
     assert all(np.isfinite(layer.others) for layer in report.layers)
 
 
+@pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
+def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
+    spec = parse_layers(layer, n_layers=2)[0]
+    report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec.name)
+    encoder = Encoder.load(str(tiny_model()))
+    direct = describe_uses(uses_in_texts(encoder, TEXTS, "배", [spec]), "배")
+    assert report.layer == direct.layer == spec.name
+    assert np.allclose(report.cosines, direct.cosines, atol=1e-5)
+    assert [one.layer for one in report.layers] == ["0", "1", "2", spec.name]
+    assert report.neighbours
+    shown = run(folder / "every", "배", "--layer", layer).output.splitlines()
+    assert shown[0] == f"3 uses of 배, layer {spec.name}"
+    assert shown[-1].split()[0] == spec.name
+
+
 # marked pairs
 
 
@@ -319,6 +336,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     assert "any two words" in shown
     by_view = run(folder / "both", "배", "--sense", "label", "--view", "mean_-1")
     assert by_view.output == shown
+    assert "nan" not in run("bus", "--text", "the bus home", *model).output
     said = run("bus", "--text", "the bus home", "--text", "a bus !", "--layers", "all", *model)
     assert "2 uses of bus, layer 2" in said.output
     found = json.loads(

@@ -175,7 +175,9 @@ class _Scan:
         return best
 
     def as_asked(self, scores: Floats) -> Floats:
-        """Cosines and products as they are; distances from what was ranked for them."""
+        """Distances from what was ranked for them; cosines without what rounding adds to 1."""
+        if self._metric == "cosine":
+            return np.where(np.isinf(scores), scores, np.clip(scores, -1, 1))
         return np.sqrt(-scores) if self._metric == "euclid" else scores
 
     def _kept(self) -> TopK:

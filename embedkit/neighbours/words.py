@@ -7,7 +7,8 @@ dataset, or from sentences that are encoded on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ Integers = NDArray[np.int64]
 _MOST_CLUSTERS = 6
 _LEAST_SILHOUETTE = 0.1
 _SAMPLED_PAIRS = 2_000
+_COMBINATION = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,8 @@ def describe_uses(
     Args:
         found: the uses.
         word: the word.
-        layer: name of the layer for clusters and neighbours; by default the last one there is.
+        layer: name of the layer for clusters and neighbours, or of a combination of layers that
+            are there; by default the last one there is.
         clusters: how many; by default as many as the silhouette asks for, at most six.
         senses: known sense of each use.
         neighbours: how many other words to give for each cluster.
@@ -296,16 +299,18 @@ def describe_uses(
     Raises:
         UsageError: there is no such layer.
     """
-    names = list(found.vectors)
-    chosen = names[-1] if layer is None else layer
-    if chosen not in found.vectors:
-        raise UsageError(f"--layer {layer}: there is {', '.join(names)}.")
-    unit = unit_rows(found.vectors[chosen])
+    vectors = dict(found.vectors)
+    chosen = list(vectors)[-1] if layer is None else layer
+    parts = _parts_of(chosen, vectors)
+    if not parts:
+        raise UsageError(f"--layer {layer}: there is {', '.join(vectors)}.")
+    vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
+    unit = unit_rows(vectors[chosen])
     labels = _clusters(unit, clusters)
     others = _Others(found.data, [use.row for use in found.uses], word, seed)
     reports = tuple(
-        _layer_report(name, vectors, labels, others.likeness(name), senses)
-        for name, vectors in found.vectors.items()
+        _layer_report(name, values, labels, others.likeness(name), senses)
+        for name, values in vectors.items()
     )
     middles = [unit[labels == c].mean(axis=0) for c in range(labels.max() + 1)]
     examples = []
@@ -319,10 +324,29 @@ def describe_uses(
     return WordReport(
         word=word, layer=chosen, uses=found.uses, cosines=unit @ unit.T, clusters=labels,
         examples=tuple(examples), layers=reports,
-        neighbours=others.near(chosen, middles, neighbours),
+        neighbours=others.near(chosen, parts, middles, neighbours),
         senses=None if senses is None else tuple(senses), majority=majority,
         skipped=found.skipped,
     )  # fmt: skip
+
+
+def _parts_of(layer: str, known: Collection[str]) -> list[str]:
+    """The stored layers that a layer or a combination is made of; none if one is missing."""
+    if layer in known:
+        return [layer]
+    found = _COMBINATION.fullmatch(layer)
+    parts = [str(i) for i in range(int(found[2]), int(found[3]) + 1)] if found else []
+    return parts if all(part in known for part in parts) else []
+
+
+def _combined(layer: str, parts: Sequence[Floats]) -> Floats:
+    """Vectors of a combination; as they are means over tokens, it is that of the means."""
+    if len(parts) == 1:
+        return parts[0]
+    if layer.startswith("concat"):
+        return np.concatenate(parts, axis=1)
+    total = np.sum(parts, axis=0)
+    return np.asarray(total / len(parts) if layer.startswith("mean") else total, np.float32)
 
 
 def _require(uses: Sequence[Use], word: str, where: str) -> None:
@@ -490,16 +514,17 @@ class _Others:
         return self._drawn.get(layer, float("nan"))
 
     def near(
-        self, layer: str, middles: Sequence[Floats], count: int
+        self, layer: str, parts: Sequence[str], middles: Sequence[Floats], count: int
     ) -> tuple[tuple[Neighbour, ...], ...]:
         """Other words nearest to the middle of each cluster, each form once."""
         if self._data is None or count < 1:
             return ()
         best: list[dict[str, tuple[float, str, int]]] = [{} for _ in middles]
         middle = unit_rows(np.array(middles, np.float32))
-        column = f"layer_{layer}"
-        for table in _tables(self._data, "words", None, ["row", "text", column]):
-            scores = unit_rows(_matrix(table.column(column))) @ middle.T
+        columns = [f"layer_{part}" for part in parts]
+        for table in _tables(self._data, "words", None, ["row", "text", *columns]):
+            vectors = _combined(layer, [_matrix(table.column(name)) for name in columns])
+            scores = unit_rows(vectors) @ middle.T
             texts = table.column("text").to_pylist()
             rows = table.column("row").to_pylist()
             for i, text in enumerate(texts):

@@ -154,10 +154,9 @@ def words_text(report: WordReport) -> str:
         if report.neighbours:
             near = ", ".join(f"{visible(n.word)} {n.cosine:.2f}" for n in report.neighbours[c])
             lines.append(f"    near: {near}")
-    lines.append(table_text([
-        {name: value for name, value in _layer_line(layer).items() if value is not None}
-        for layer in report.layers
-    ]))  # fmt: skip
+    rows = [_layer_line(layer) for layer in report.layers]
+    names = [n for n in rows[0] if n == "mean cosine" or any(row[n] is not None for row in rows)]
+    lines.append(table_text([{name: row[name] or "-" for name in names} for row in rows]))
     if report.senses is not None:
         lines.append(f"same sense: of the nearest other use; majority sense {report.majority:.3f}")
     return "\n".join(lines)
@@ -235,7 +234,7 @@ def _layer_line(layer: Any) -> dict[str, str | None]:
 
     return {
         "layer": layer.layer,
-        "mean cosine": f"{layer.cosine:.3f}",
+        "mean cosine": number(layer.cosine),
         "in a cluster": number(layer.within),
         "between clusters": number(layer.between),
         "any two words": number(layer.others),
