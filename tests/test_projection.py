@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,21 @@ def test_many_labels_share_a_colour(dataset: Path, tmp_path: Path) -> None:
     assert found.labels[-1] == ("44 others", 44)
     with pytest.raises(UsageError, match=r"--color shape: .* has row, id, text, label"):
         draw_map(dataset, out=tmp_path / "n", color="shape")
+
+
+def test_fonts_newer_than_the_list_of_fonts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import font_manager
+
+    from embedkit.learning import figures
+
+    old = SimpleNamespace(name="DejaVu Sans")
+    manager = SimpleNamespace(ttflist=[old])
+    manager.addfont = lambda file: manager.ttflist.append(SimpleNamespace(name=file.stem))
+    monkeypatch.setattr(font_manager, "fontManager", manager)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: ["/a/b.ttf", "/c/NanumGothic.ttf"])
+    assert figures._known_fonts(font_manager) == {"DejaVu Sans", "NanumGothic"}
+    assert figures._known_fonts(font_manager) == {"DejaVu Sans", "NanumGothic"}
+    assert len(manager.ttflist) == 2
 
 
 def test_maps_that_cannot_be_drawn(dataset: Path, tmp_path: Path) -> None:
