@@ -181,6 +181,20 @@ def test_a_damaged_index_is_named(copy: Path, damage: bytes) -> None:
         open_index(embedkit.load(copy), kind="hnsw")
 
 
+@pytest.mark.parametrize("damage", [None, b"", b"\x93NUMPY", "short"])
+def test_a_tuned_index_needs_its_places(copy: Path, damage: bytes | str | None) -> None:
+    build_index(copy, kind="flat", tune=True)
+    file = index_folder(copy, "mean_2.flat.cosine") / "places.npy"
+    if damage is None:
+        file.unlink()
+    elif damage == "short":
+        np.save(file, np.arange(5))
+    else:
+        file.write_bytes(bytes(damage))  # type: ignore[arg-type]
+    with pytest.raises(DamagedError, match=r"cannot be read: .*Build it again"):
+        open_index(embedkit.load(copy), kind="flat")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

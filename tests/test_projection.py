@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,21 @@ def test_many_labels_share_a_colour(dataset: Path, tmp_path: Path) -> None:
         draw_map(dataset, out=tmp_path / "n", color="shape")
 
 
+def test_fonts_newer_than_the_list_of_fonts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import font_manager
+
+    from embedkit.learning import figures
+
+    old = SimpleNamespace(name="DejaVu Sans")
+    manager = SimpleNamespace(ttflist=[old])
+    manager.addfont = lambda file: manager.ttflist.append(SimpleNamespace(name=file.stem))
+    monkeypatch.setattr(font_manager, "fontManager", manager)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: ["/a/b.ttf", "/c/NanumGothic.ttf"])
+    assert figures._known_fonts(font_manager) == {"DejaVu Sans", "NanumGothic"}
+    assert figures._known_fonts(font_manager) == {"DejaVu Sans", "NanumGothic"}
+    assert len(manager.ttflist) == 2
+
+
 def test_maps_that_cannot_be_drawn(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2 records make no map"):
         draw_map(dataset, out=tmp_path / "m", limit=2)
@@ -147,7 +163,9 @@ def test_the_command_and_other_viewers(dataset: Path, tmp_path: Path) -> None:
 
 def opened(browser: Any, file: Path) -> tuple[Any, list[str]]:
     """The page of a map, drawn, and everything that the browser complained of or asked for."""
-    page = browser.new_page(viewport={"width": 1000, "height": 700})
+    page = browser.new_page()
+    if page.viewport_size["width"] > 1000:  # no phone
+        page.set_viewport_size({"width": 1000, "height": 700})
     heard: list[str] = []
     page.on("pageerror", lambda error: heard.append(str(error)))
     page.on("console", lambda message: heard.append(message.text))
@@ -220,6 +238,61 @@ def test_the_page_works_in_a_browser(browser: Any, dataset: Path, tmp_path: Path
     page.mouse.wheel(0, -300)
     assert heard == []
     page.close()
+
+
+def test_the_page_works_on_a_phone(browser: Any, dataset: Path, tmp_path: Path) -> None:
+    draw_map(dataset, out=tmp_path / "m")
+    phone = browser.new_context(viewport={"width": 375, "height": 700}, has_touch=True,
+                                is_mobile=True)  # fmt: skip
+    page, heard = opened(phone, tmp_path / "m.html")
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+    # a tap shows the text of the point under the finger, inside of the page
+    box = page.locator("canvas").bounding_box()
+    shown = 0
+    for y in range(20, int(box["height"]), 40):
+        for x in range(20, 375, 60):
+            page.touchscreen.tap(box["x"] + x, box["y"] + y)
+            if page.is_visible("#hover"):
+                shown += 1
+                text = page.locator("#hover").bounding_box()
+                assert text["x"] >= 0
+                assert text["x"] + text["width"] <= 375
+                assert text["y"] + text["height"] <= box["y"] + box["height"]
+    assert shown > 3
+
+    # what is found is listed in sight, and the drawing keeps its proportions
+    page.fill("#find", "movie")
+    page.wait_for_selector("#chosen li")
+    page.wait_for_timeout(100)
+    assert page.is_hidden("#hover")
+    assert page.locator("aside").bounding_box()["height"] > 100
+    width, height, wide, high = page.evaluate(
+        "(() => { const c = document.querySelector('canvas');"
+        " return [c.width, c.height, c.clientWidth, c.clientHeight]; })()"
+    )
+    assert (width, height) == (wide, high)
+
+    # two fingers that come together make it smaller
+    page.fill("#find", "")
+    listed(page, 0)
+    reach = """() => { const c = document.querySelector('canvas'), h = c.height;
+        const d = c.getContext('2d').getImageData(0, 0, c.width, h).data;
+        let top = h, end = 0;
+        for (let i = 3; i < d.length; i += 4) if (d[i] > 100) {
+            const y = Math.floor(i / 4 / c.width); top = Math.min(top, y); end = Math.max(end, y); }
+        return end - top; }"""
+    before = page.evaluate(reach)
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    hand = page.context.new_cdp_session(page)
+    for kind, far in (("touchStart", 30), ("touchMove", 20), ("touchMove", 15), ("touchEnd", 0)):
+        points = [{"x": x + side * far, "y": y, "id": side + 1} for side in (-1, 1)]
+        hand.send("Input.dispatchTouchEvent",
+                  {"type": kind, "touchPoints": points if far else []})  # fmt: skip
+    page.wait_for_timeout(100)
+    assert page.evaluate(reach) < 0.7 * before
+    assert [note for note in heard if "getImageData" not in note] == []
+    phone.close()
 
 
 def test_a_hundred_thousand_points(browser: Any, dataset: Path, tmp_path: Path) -> None:

@@ -76,6 +76,20 @@ def plain(X: Any, queries: Any, metric: str) -> Any:
     return q @ X.T / lengths
 
 
+def holding(vectors: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A dataset of some shards whose vectors ``(n, 16)`` are these."""
+    rows = [(str(i), "the movie", "1") for i in range(len(vectors))]
+    made = embedkit.extract(write_tsv(folder / "c.tsv", rows), out=folder / "d",
+                            model=str(tiny_model()), shard_rows=60)  # fmt: skip
+    data = embedkit.load(made.out)
+
+    def read(block: Any, target: Any) -> None:
+        target[:] = vectors[block.start : block.stop]
+
+    monkeypatch.setattr(data, "read_block", read)
+    return data
+
+
 # the running k best
 
 
@@ -142,17 +156,9 @@ def test_rough_products_change_nothing(
 ) -> None:
     """Whether records lie far apart or closer together than bfloat16 can tell."""
     random = np.random.default_rng(3)
-    rows = [(str(i), "the movie", "1") for i in range(700)]
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
-                            model=str(tiny_model()), shard_rows=60)  # fmt: skip
-    data = embedkit.load(made.out)
     vectors = 1 + spread * random.normal(size=(700, 16)).astype(np.float32)
     vectors[100:] *= random.uniform(0.1, 3, (600, 1)).astype(np.float32)
-
-    def read(block: Any, target: Any) -> None:
-        target[:] = vectors[block.start : block.stop]
-
-    monkeypatch.setattr(data, "read_block", read)
+    data = holding(vectors, tmp_path, monkeypatch)
     queries = 1 + spread * random.normal(size=(40, 16)).astype(np.float32)
     plainly = nearest(data, queries, k=7, metric=metric, threads=2)
     ruled_out = []
@@ -195,8 +201,44 @@ def test_the_error_of_rough_products_is_bounded() -> None:
 def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_2")
     found = nearest(data, data.X, k=1, metric="euclid")
-    assert (found.scores[:, 0] <= 1e-3 * np.linalg.norm(data.X, axis=1)).all()
-    assert np.allclose(data.X[found.places[:, 0]], data.X)
+    assert (found.scores[:, 0] == 0).all()
+    assert np.array_equal(data.X[found.places[:, 0]], data.X)
+    cosines = nearest(data, np.concatenate([data.X, -data.X]), k=len(data)).scores
+    assert np.abs(cosines).max() == 1
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+@pytest.mark.parametrize("least", [1, 4_096])
+def test_distances_hold_far_from_the_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: float, least: int
+) -> None:
+    """There the squares of the lengths are millions of times those of the distances."""
+    random = np.random.default_rng(4)
+    centre = 10 * random.normal(size=16)
+    vectors, queries = (
+        (centre + spread * random.normal(size=(n, 16))).astype(np.float32) for n in (700, 30)
+    )
+    vectors[::50] = 0
+    monkeypatch.setattr("embedkit.neighbours.topk._LEAST", least)
+    data = holding(vectors, tmp_path, monkeypatch)
+    found = nearest(data, queries, k=9, metric="euclid", threads=2)
+    scores = -plain(vectors, queries, "euclid")
+    assert np.allclose(found.scores, np.sort(scores, axis=1)[:, :9], rtol=1e-5)
+    assert np.allclose(np.take_along_axis(scores, found.places, 1), found.scores, rtol=1e-5)
+
+
+def test_cosines_of_very_short_and_very_long_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(4)
+    vectors = random.normal(size=(200, 16))
+    lengths = 10.0 ** random.integers(-30, 31, (200, 1))
+    data = holding((lengths * vectors).astype(np.float32), tmp_path, monkeypatch)
+    queries = random.normal(size=(3, 16))
+    for scale in (1e-25, 1.0, 1e25):
+        found = nearest(data, (scale * queries).astype(np.float32), k=200)
+        wanted = -np.sort(-plain(vectors, queries, "cosine"), axis=1)
+        assert np.allclose(found.scores, wanted, atol=1e-5)
 
 
 def test_more_than_there_are(dataset: Path) -> None:
@@ -394,12 +436,41 @@ def test_what_the_user_is_told(dataset: Path) -> None:
         (lambda d: search(d, "good", metric="near"), r"--metric near: expected cosine"),
         (lambda d: search(d, np.ones((1, 5))), r"mean_2 is 16 wide"),
         (lambda d: search(d, np.full((1, 16), np.nan)), r"NaN or infinity"),
+        (lambda d: search(d, np.array([["a"] * 16])), r"query vectors of <U1: give numbers"),
         (lambda d: search(d, "good", isotropy="round"), r"expected center or whiten"),
     ],
 )
 def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call(dataset)
+
+
+@pytest.mark.parametrize(("query", "k", "message"), [(" ", 1, "is empty"), ("good", 0, "-k 0")])
+def test_mistakes_are_found_before_the_model_is_loaded(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, query: str, k: int, message: str
+) -> None:
+    monkeypatch.setattr("embedkit.neighbours.search.QueryEncoder", None)
+    with pytest.raises(UsageError, match=message):
+        search(dataset, query, k=k)
+
+
+def test_the_prefix_is_not_taken_for_the_query(dataset: Path) -> None:
+    told: list[str] = []
+    Searcher(dataset, prefix="the movie was good ", notify=told.append).texts(["뷁쀍"], k=1)
+    assert any("does not know 1 of its 1 tokens" in note for note in told)
+    told.clear()
+    Searcher(dataset, prefix="뷁쀍 ", notify=told.append).texts(["good"], k=1)
+    assert told == []
+    Searcher(dataset, notify=told.append).texts(["\u200b"], k=1)
+    assert any("has no token that the model sees" in note for note in told)
+
+
+def test_a_long_query_is_cut_where_long_texts_were_refused(tmp_path: Path) -> None:
+    corpus = write_tsv(tmp_path / "c.tsv", [("1", "the movie", "1")])
+    made = embedkit.extract(corpus, out=tmp_path / "d", model=str(tiny_model()), on_long="error")
+    told: list[str] = []
+    assert Searcher(made.out, notify=told.append).texts(["good " * 50], k=1)[0].hits
+    assert told[0].endswith("has 52 tokens; only the first 24 count")
 
 
 def test_another_model_is_refused(dataset: Path) -> None:
@@ -459,11 +530,29 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
         (("good", "--center", "--whiten"), "whitening centres too"),
         (("good", "--index", "hnsw", "--where", "true"), "has no index|needs exact search"),
         (("--vector", "none.npy"), "cannot be read"),
+        (("--vector", ROOT / "data/homonyms.tsv"), "cannot be read: .* Give a .npy file"),
     ],
 )
 def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         raise run("search", dataset, *arguments).exception
+
+
+def test_some_records_have_no_label(tmp_path: Path) -> None:
+    lines = [{"document": "good", "label": "1"}, {"document": "the bus"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    made = embedkit.extract(tmp_path / "c.jsonl", out=tmp_path / "d", model=str(tiny_model()))
+    for query in ("good", "the bus"):
+        table = run("search", made.out, query).stdout.splitlines()
+        assert table[1].split() == ["score", "row", "id", "label", "text"]
+        assert len(table) == 4
+
+
+def test_every_answer_is_one_line(tmp_path: Path) -> None:
+    broken = "good \x85 \u2028 \v \x1e movie"
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", broken, "1")]),
+                            out=tmp_path / "d", model=str(tiny_model()))  # fmt: skip
+    assert len(run("search", made.out, "good", "--tsv").stdout.splitlines()) == 2
 
 
 def test_text_cannot_steer_the_terminal(tmp_path: Path) -> None:

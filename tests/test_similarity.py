@@ -78,7 +78,7 @@ def test_correlations_are_those_of_scipy() -> None:
     assert np.isnan(found["flat"].pearson.value)
 
 
-def test_what_is_written(corpus: Path, tmp_path: Path) -> None:
+def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare(corpus, score="score", out=tmp_path / "out")
     table = pq.read_table(tmp_path / "out/pairs.parquet").to_pydict()
     assert table["row"] == [0, 1, 2, 4, 5]
@@ -94,11 +94,25 @@ def test_what_is_written(corpus: Path, tmp_path: Path) -> None:
     assert f"{rank.value:.4f} ({rank.low:.4f} to {rank.high:.4f})" in told
     assert "pairs.parquet" in told
     assert (tmp_path / "out/figures/layers.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
     with pytest.raises(OutputExistsError, match="--overwrite"):
         compare(corpus, score="score", out=tmp_path / "out")
 
 
-def test_scores_that_are_no_numbers(corpus: Path) -> None:
+def test_memory_does_not_shape_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(1)
+    gold = random.normal(size=50)
+    cosines = {"a": gold + random.normal(size=50)}
+    at_once = agreement(cosines, gold)
+    monkeypatch.setattr("embedkit.neighbours.similarity._NUMBERS", 1_234)
+    in_parts = agreement(cosines, gold)
+    for name in ("spearman", "pearson"):
+        one, other = getattr(at_once[0], name), getattr(in_parts[0], name)
+        assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
+
+
+def test_scores_that_are_no_numbers(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
     text = corpus.read_text("utf-8")
     corpus.write_text(text.replace("0.5", "n/a"), "utf-8")
     with pytest.raises(UsageError, match=r"1 records have no number there, the first in row 4"):
@@ -124,6 +138,8 @@ def test_the_command(corpus: Path) -> None:
     )
     rows = [line.split() for line in scored.output.splitlines()]
     assert [row[0] for row in rows if row[1:2] != ["%"] and row[0].isdigit()] == ["0", "1", "2"]
+    flat = run("--score", "score", "--layers", "0", "--pooling", "cls")
+    assert "the cosines of all pairs are the same" in flat.output
     plain = run("--layers", "-1", "--pooling", "mean")
     assert "mean_2" in plain.output
     found = json.loads(run("--score", "score", "--json").stdout)

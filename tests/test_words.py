@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -57,10 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "tokens": {"tokens": True},
             "neither": {},
             "both": {"words": "mean", "tokens": True},
+            "every": {"words": "mean", "tokens": True, "layers": "all"},
         }
         for name, made in tables.items():
-            embedkit.extract(corpus, out=where / name, model=str(tiny_model()), layers="0,2",
-                             shard_rows=3, **made)  # fmt: skip
+            settings = {"layers": "0,2", **made}
+            embedkit.extract(corpus, out=where / name, model=str(tiny_model()), shard_rows=3,
+                             **settings)  # fmt: skip
         yield where
 
 
@@ -83,6 +86,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 )
 def test_where_a_word_stands(text: str, word: str, match: str, found: list[str]) -> None:
     assert [text[slice(*span)] for span in find_word(text, word, match=match)] == found
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("asked", ["NFC", "NFD"])
+def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> None:
+    text = normalize(form, "배를 타고 백 배 , cafe café")
+
+    def found(word: str, match: str = "word") -> list[str]:
+        spans = find_word(text, normalize(asked, word), match=match)
+        return [normalize("NFC", text[slice(*span)]) for span in spans]
+
+    assert found("배") == found("배", "anywhere") == ["배", "배"]
+    assert found("cafe") == found("cafe", "start") == ["cafe"]
+    assert found("CAFÉ") == ["café"]
 
 
 def test_words_that_cannot_be_looked_for() -> None:
@@ -141,8 +158,37 @@ def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
     assert np.allclose(whole.vectors["2"], again.vectors["2"], atol=1e-5)
 
 
+def test_a_record_may_go_on_in_the_next_row_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.neighbours import words
+
+    word = "rained home"  # three tokens
+    whole, tables = uses_in_dataset(folder / "tokens", word), words._tables
+
+    def line_by_line(*arguments: Any) -> Any:
+        for table in tables(*arguments):
+            yield from (table.slice(i, 1) for i in range(table.num_rows))
+
+    monkeypatch.setattr(words, "_tables", line_by_line)
+    parts = uses_in_dataset(folder / "tokens", word)
+    assert parts.uses == whole.uses
+    assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-6)
+
+
 def test_at_most_so_many_uses(folder: Path) -> None:
     assert len(uses_in_dataset(folder / "tokens", "배", limit=2).uses) == 2
+
+
+def test_words_that_were_cut_off(tmp_path: Path) -> None:
+    text = "good " * 40 + "bus"
+    encoder = Encoder.load(str(tiny_model()))
+    with pytest.raises(UsageError, match="'bus' stands only where the sentences are cut"):
+        uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), out=tmp_path / "d",
+                            model=str(tiny_model()), tokens=True)  # fmt: skip
+    with pytest.raises(UsageError, match=r"'bus' stands only where the texts of .* were cut"):
+        uses_in_dataset(made.out, "bus")
 
 
 def test_words_that_are_not_there(folder: Path) -> None:
@@ -199,6 +245,21 @@ def test_other_words_are_other_words(folder: Path) -> None:
     assert not any(n.word.startswith("배") for n in near)
     assert [n.cosine for n in near] == sorted((n.cosine for n in near), reverse=True)
     assert all(np.isfinite(layer.others) for layer in report.layers)
+
+
+@pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
+def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
+    spec = parse_layers(layer, n_layers=2)[0]
+    report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec.name)
+    encoder = Encoder.load(str(tiny_model()))
+    direct = describe_uses(uses_in_texts(encoder, TEXTS, "배", [spec]), "배")
+    assert report.layer == direct.layer == spec.name
+    assert np.allclose(report.cosines, direct.cosines, atol=1e-5)
+    assert [one.layer for one in report.layers] == ["0", "1", "2", spec.name]
+    assert report.neighbours
+    shown = run(folder / "every", "배", "--layer", layer).output.splitlines()
+    assert shown[0] == f"3 uses of 배, layer {spec.name}"
+    assert shown[-1].split()[0] == spec.name
 
 
 # marked pairs
@@ -273,6 +334,9 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     assert "3 uses of 배, layer 2" in shown
     assert "추석에 먹은 [배]가 맛있었다." in shown
     assert "any two words" in shown
+    by_view = run(folder / "both", "배", "--sense", "label", "--view", "mean_-1")
+    assert by_view.output == shown
+    assert "nan" not in run("bus", "--text", "the bus home", *model).output
     said = run("bus", "--text", "the bus home", "--text", "a bus !", "--layers", "all", *model)
     assert "2 uses of bus, layer 2" in said.output
     found = json.loads(
@@ -300,6 +364,8 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
         (("bus", "--text", "the home"), "'bus' does not occur in the sentences"),
         (("bus", "--text", "a bus", "--sense", "x"), "--sense needs a dataset"),
         (("bus", "--text", "a bus", "--layer", "9"), "the model has layers 0"),
+        (("bus", "--text", "a bus", "--view", "9"), "'9' is not a view"),
+        (("bus", "--text", "a bus", "--view", "cls_1", "--layer", "1"), "both name the layer"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:

@@ -252,6 +252,7 @@ def similarity(
     help="word: whole words, of Hangul with particles; start: longer words too.",
 )
 @click.option("--layer", help="Layer or combination for clusters, such as -1. [the last]")
+@click.option("--view", help="The same, as views are named: the layer of mean_-1.")
 @click.option("--layers", default="all", show_default=True, help="Of --text and --marked.")
 @click.option("--clusters", type=click.IntRange(min=1), help="[as the uses ask for]")
 @click.option("--sense", help="Column with the known sense of each record.")
@@ -300,7 +301,7 @@ def _marked(marked: Path, quiet: bool, settings: dict[str, Any]) -> tuple[Any, A
     from embedkit.encoding.views import parse_layers
     from embedkit.neighbours.marked import evaluate, marked_pairs
 
-    columns = (settings["columns"] or "").split(",")
+    columns = [name.strip() for name in (settings["columns"] or "").split(",")]
     if len(columns) != 2:
         raise UsageError("--marked needs --columns FIRST,SECOND, the columns of the sentences.")
     if settings["train"] is not None and settings["label"] is None:
@@ -325,11 +326,13 @@ def _marked(marked: Path, quiet: bool, settings: dict[str, Any]) -> tuple[Any, A
 def _uses(
     what: tuple[str, ...], texts: tuple[str, ...], quiet: bool, settings: dict[str, Any]
 ) -> Any:
-    from embedkit.encoding.views import parse_layers
+    from embedkit.encoding.views import parse_layers, parse_view
     from embedkit.neighbours.words import describe_uses, uses_in_dataset, uses_in_texts
 
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text, or --marked FILE.")
+    if settings["layer"] is not None and settings["view"] is not None:
+        raise UsageError("give --layer or --view: both name the layer.")
     word = what[-1]
     if texts:
         encoder = _load_encoder(quiet, settings)
@@ -343,6 +346,8 @@ def _uses(
     layer = settings["layer"]
     if layer is not None:
         layer = parse_layers(layer, n_layers=n_layers)[0].name
+    elif settings["view"] is not None:
+        layer = parse_view(settings["view"], n_layers=n_layers).layer.name
     return describe_uses(
         found, word, layer=layer, clusters=settings["clusters"],
         senses=found.senses(settings["sense"]), seed=settings["seed"],
@@ -396,11 +401,16 @@ def map_(
 
 def _read_vectors(path: Path) -> Any:
     """A matrix of a ``.npy`` file."""
+    import zipfile
+
     import numpy as np
 
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            raise ValueError("it holds several arrays")
+        return found
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(
             f"--vector {visible(str(path))} cannot be read: {reason}. Give a .npy file of floats."

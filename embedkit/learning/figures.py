@@ -17,6 +17,8 @@ __all__ = [
     "render",
 ]  # fmt: skip
 
+_EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic")
+_EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
 
@@ -146,6 +148,16 @@ def draw_training(folder: Path, log: list[dict[str, Any]], *, measure: str) -> N
     save(folder, "training.png", figure)
 
 
+def _known_fonts(font_manager: Any) -> set[str]:
+    """Names of fonts; matplotlib's own list may be older than the fonts of Korean and Japanese."""
+    manager = font_manager.fontManager
+    if not any(font.name.startswith(_EAST_ASIAN) for font in manager.ttflist):
+        files = map(Path, font_manager.findSystemFonts())
+        for file in sorted(f for f in files if f.stem in _EAST_ASIAN_FILES):
+            manager.addfont(file)
+    return {font.name for font in manager.ttflist}
+
+
 def draw_similarity(folder: Path, agreement: Any) -> None:
     """Spearman's correlation with human scores against layer, one line per pooling.
 
@@ -205,7 +217,7 @@ def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
     from matplotlib import font_manager
     from matplotlib.figure import Figure
 
-    known = {font.name for font in font_manager.fontManager.ttflist}
+    known = _known_fonts(font_manager)
     wanted = ["Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic", "DejaVu Sans"]
     mpl.rcParams["font.family"] = [name for name in wanted if name in known] or ["sans-serif"]
     figure = Figure(figsize=(width, height), layout="constrained")

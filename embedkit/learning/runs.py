@@ -61,7 +61,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         OutputExistsError: something is there; with ``overwrite``, something that is no run.
         LockedError: another process is at it.
     """
-    _check_free(out, overwrite=overwrite)
+    check_free(out, overwrite=overwrite)
     work = _incomplete(out)
     if (work / UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
@@ -96,7 +96,7 @@ def resumable_run(
         MismatchError: an unfinished run of other settings is there; the message names them.
         LockedError: another process is at it.
     """
-    _check_free(out, overwrite=overwrite)
+    check_free(out, overwrite=overwrite)
     work = _incomplete(out)
     if not begin and not (work / UNFINISHED).is_dir():
         raise UsageError(
@@ -145,7 +145,8 @@ def _incomplete(out: Path) -> Path:
     return out.with_name(out.name + ".incomplete")
 
 
-def _check_free(out: Path, *, overwrite: bool) -> None:
+def check_free(out: Path, *, overwrite: bool) -> None:
+    """Raise an :class:`OutputExistsError` if a run cannot be put there."""
     if out.exists() and not (overwrite and is_run(out)):
         advice = "it is not a run of embedkit" if overwrite else "give --overwrite to replace it"
         if not out.is_dir() or any(out.iterdir()):

@@ -225,10 +225,10 @@ def open_index(
             raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
         flag = faiss.IO_FLAG_MMAP if kind.startswith("ivf") else faiss.IO_FLAG_MMAP_IFC
         index = faiss.read_index(str(file), flag)
-        places = _read_places(folder / "places.npy")
+        places = _read_places(folder / "places.npy", info)
         if index.ntotal != info.records or index.d != info.width:
             raise ValueError(f"it holds {index.ntotal} vectors of width {index.d}")
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, EOFError, RuntimeError) as error:
         raise DamagedError(
             f"{file} cannot be read: {error}. Build it again: {again} --overwrite."
         ) from error
@@ -502,7 +502,7 @@ def _read_info(folder: Path, data: VectorData, again: str) -> IndexInfo:
         content = json.loads(file.read_text("utf-8"))
         curve = tuple(TunePoint(**point) for point in content.pop("curve"))
         info = IndexInfo(**content, curve=curve)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(
             f"{file} is damaged: {error}. Build it again: {again} --overwrite."
         ) from error
@@ -533,8 +533,14 @@ def _setting(info: IndexInfo, recall: float | None, again: str) -> int:
     return min(good)
 
 
-def _read_places(file: Path) -> Integers | None:
-    return np.load(file, mmap_mode="r", allow_pickle=False) if file.is_file() else None
+def _read_places(file: Path, info: IndexInfo) -> Integers | None:
+    """Only tuning, which adds some records last, changes their order."""
+    if not info.curve:
+        return None
+    places: Integers = np.load(file, mmap_mode="r", allow_pickle=False)
+    if places.shape != (info.records,):
+        raise ValueError(f"{file.name} holds {places.shape}, not ({info.records},) places")
+    return places
 
 
 def _save_array(file: Path, values: Integers) -> None:

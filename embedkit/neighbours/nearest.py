@@ -35,6 +35,8 @@ _ROWS = 2_048
 _WORTH_ROUGH = 50
 _IN_VAIN = 32
 _SINGLES = 2_048
+_LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e38
+_ROUNDING = 2.0**-20  # of a sum of up to some thousands of products, and to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,7 @@ def nearest(
         data: the dataset, with its chosen view.
         queries: ``(queries, width)`` float32.
         k: how many; fewer are found where fewer are there.
-        metric: ``cosine`` (0 for a vector of zeros), ``dot`` or ``euclid``. Distances are exact to
-            about a thousandth of the vectors' length.
+        metric: ``cosine`` (0 for a vector of zeros), ``dot`` or ``euclid``.
         isotropy: a map that queries and records go through first.
         chosen: ``(n,)`` bool, records to look at; all by default.
         threads: by default as many as the process may use.
@@ -135,6 +136,7 @@ class _Scan:
         self._done = 0
         self._stopped = False
         self._in_vain = 0
+        self._squares = _squares(self._queries)
         self._coarse = None if metric == "euclid" else coarse_product(self._queries)
 
     def run(self, threads: int) -> TopK:
@@ -173,12 +175,10 @@ class _Scan:
         return best
 
     def as_asked(self, scores: Floats) -> Floats:
-        """Cosines and products as they are; distances from what was ranked for them."""
-        if self._metric != "euclid":
-            return scores
-        own = (self._queries.astype(np.float64) ** 2).sum(axis=1)[:, None]
-        # ranked was 2 q·x − x²; rounding may leave a little below zero of equal vectors
-        return np.asarray(np.sqrt(np.maximum(own - scores, 0)), np.float32)
+        """Distances from what was ranked for them; cosines without what rounding adds to 1."""
+        if self._metric == "cosine":
+            return np.where(np.isinf(scores), scores, np.clip(scores, -1, 1))
+        return np.sqrt(-scores) if self._metric == "euclid" else scores
 
     def _kept(self) -> TopK:
         return TopK(len(self._queries), self._k, bar=self._bar)
@@ -214,7 +214,11 @@ class _Scan:
             for first in range(0, len(self._queries), _QUERIES):
                 count = min(_QUERIES, len(self._queries) - first)
                 scores = tile[: count * len(part.places)].reshape(count, -1)
-                if coarse is None or not self._rule_out(coarse, part, rounded, first, scores, kept):
+                if part.squares is not None:
+                    self._measure(part, part.squares, first, scores, kept)
+                elif coarse is None or not self._rule_out(
+                    coarse, part, rounded, first, scores, kept
+                ):
                     self._multiply(part, first, scores, kept)
 
     def _multiply(self, part: _Part, first: int, scores: Floats, kept: TopK) -> None:
@@ -223,10 +227,26 @@ class _Scan:
         np.matmul(queries, part.vectors.T, out=scores)
         if part.factor is not None:
             scores *= part.factor
-        elif part.squares is not None:
-            scores *= 2
-            scores -= part.squares
         kept.offer(scores, part.places, first=first)
+
+    def _measure(self, part: _Part, squares: Floats, first: int, rough: Floats, kept: TopK) -> None:
+        """Compute the distances of the records that a product does not rule out.
+
+        q² - 2 q·x + x² loses what is small beside q² and x², so that near records are measured by
+        their differences. What is kept is minus the square of the distance.
+        """
+        some = slice(first, first + len(rough))
+        own = self._squares[some]
+        np.matmul(self._queries[some], part.vectors.T, out=rough)
+        rough *= 2
+        rough -= squares
+        rough -= own[:, None]
+        slack = _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max(initial=0))) ** 2
+        rows, columns = reaching(rough, kept.limit(rough, first) - 2 * slack)
+        for start in range(0, len(rows), _SINGLES):
+            row, column = first + rows[start : start + _SINGLES], columns[start : start + _SINGLES]
+            apart = _squares(self._queries[row] - part.vectors[column])
+            kept.take(row, -apart, part.places[column])
 
     def _rule_out(
         self, coarse: CoarseProduct, part: _Part, rounded: Any, first: int, rough: Floats,
@@ -266,5 +286,9 @@ def _squares(vectors: Floats) -> Floats:
 
 
 def _inverse_norms(vectors: Floats) -> Floats:
-    norms = np.sqrt(_squares(vectors))
-    return np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)
+    squares = _squares(vectors)
+    norms = np.sqrt(squares)
+    odd = np.flatnonzero(~((squares > _LEAST_SQUARE) & (squares < _MOST_SQUARE)))
+    if len(odd):  # the square of a very short or long vector is no float32
+        norms[odd] = np.linalg.norm(vectors[odd].astype(np.float64), axis=1)
+    return np.divide(1, norms, out=np.zeros_like(norms), where=norms > 1 / _MOST_SQUARE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 
 from embedkit.errors import UsageError
 
@@ -19,6 +21,7 @@ _PARTICLES = (
 )
 _HANGUL = re.compile(r"[가-힣]+")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
+_GOES_ON = "(?![\u0300-\u036f\u11a8-\u11ff])"  # an accent or final consonant, decomposed
 _MARK = re.compile(r"\[([^\[\]]+)\]")
 
 
@@ -38,7 +41,9 @@ class Marked:
 
 
 def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, int]]:
-    """Character spans of a word in a text, whatever its case; particles are not part of a span.
+    """Character spans of a word in a text; particles are not part of a span.
+
+    Case makes no difference, nor whether letters are composed (NFC) or decomposed (NFD).
 
     Args:
         text: the text.
@@ -53,13 +58,19 @@ def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, i
         raise UsageError("the word is empty.")
     if match not in MATCHES:
         raise UsageError(f"--match {match}: expected {', '.join(MATCHES)}.")
-    pattern = f"(?:{re.escape(word)})"
+    return [found.span() for found in _pattern(word, match).finditer(text)]
+
+
+@lru_cache(maxsize=16)
+def _pattern(word: str, match: str) -> re.Pattern[str]:
+    composed = unicodedata.normalize("NFC", word)
+    pattern = re.escape(composed) + _GOES_ON
     if match != "anywhere" and not _UNSPACED.search(word):
         pattern = r"(?<!\w)" + pattern
         if match == "word":
-            tail = _PARTICLES if _HANGUL.fullmatch(word) else ""
+            tail = _PARTICLES if _HANGUL.fullmatch(composed) else ""
             pattern += rf"(?={tail}(?!\w))"
-    return [found.span() for found in re.finditer(pattern, text, re.IGNORECASE)]
+    return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
 
 
 def read_marked(text: str) -> Marked | None:

@@ -112,23 +112,22 @@ class QueryEncoder:
         from embedkit.encoding.tokenization import TokenizerSettings
         from embedkit.encoding.views import parse_view
 
-        empty = [number for number, text in enumerate(texts) if not text.strip()]
-        if empty:
-            which = f" (number {empty[0] + 1})" if len(texts) > 1 else ""
-            raise UsageError(f"the query{which} is empty. Give some words, or --like ROW.")
+        _check_words(texts)
         form = self._data.manifest.job["input"]["unicode"]
         if form != "none":
             texts = [unicodedata.normalize(form.upper(), text) for text in texts]
+        on_long = self._settings["on_long"]  # a long query is no error of the dataset's
         settings = TokenizerSettings(
-            self._settings["max_length"], self._settings["on_long"], self._settings["stride"],
-            self._prefix,
+            self._settings["max_length"], "truncate" if on_long == "error" else on_long,
+            self._settings["stride"], self._prefix,
         )  # fmt: skip
+        prefix = self._encoder.tokenizer.encode([""], settings=settings)[0]
         views = [parse_view(n, n_layers=self._encoder.n_layers) for n in self._data.views]
         parts = []
         for start in range(0, len(texts), _QUERIES_AT_ONCE):
             some = list(texts[start : start + _QUERIES_AT_ONCE])
             tokenized = self._encoder.tokenizer.encode(some, settings=settings)
-            self._warn(some, tokenized)
+            self._warn(some, tokenized, prefix)
             shard = self._encoder.encode_shard(
                 tokenized, views=views, special_tokens=self._settings["special_tokens"]
             )
@@ -138,18 +137,25 @@ class QueryEncoder:
             parts.append(np.concatenate(vectors, axis=1))
         return np.concatenate([np.zeros((0, self._data.width), np.float32), *parts])
 
-    def _warn(self, texts: Sequence[str], tokenized: Sequence[Any]) -> None:
+    def _warn(self, texts: Sequence[str], tokenized: Sequence[Any], prefix: Any) -> None:
         for text, tokens in zip(texts, tokenized, strict=True):
-            own = int((~tokens.special).sum())
+            own = int((~tokens.special).sum() - (~prefix.special).sum())
+            unknown = tokens.n_unknown - prefix.n_unknown
             shown = text if len(text) <= 40 else text[:39] + "…"
             if tokens.cut:
+                alike = ", as in the dataset" * (self._settings["on_long"] != "error")
                 self._notify(
                     f"query {shown!r} has {tokens.n_tokens} tokens; only the first "
-                    f"{tokens.n_kept} count, as in the dataset"
+                    f"{tokens.n_kept} count{alike}"
                 )
-            if 2 * tokens.n_unknown >= max(own, 1):
+            if own < 1:
                 self._notify(
-                    f"query {shown!r}: the model's vocabulary does not know {tokens.n_unknown} of "
+                    f"query {shown!r} has no token that the model sees; what is found has nothing "
+                    "to do with it"
+                )
+            elif 2 * unknown >= own:
+                self._notify(
+                    f"query {shown!r}: the model's vocabulary does not know {unknown} of "
                     f"its {own} tokens ([UNK]); what is found has little to do with it. Does the "
                     "model know this language?"
                 )
@@ -224,6 +230,8 @@ class Searcher:
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
         """
+        _check_k(k)
+        _check_words(queries)  # before the model is loaded
         if self._encoder is None:
             self._encoder = QueryEncoder(self.data, notify=self._notify, **self._encoding)
         return self._answer(list(queries), self._encoder(queries), k, {})
@@ -252,6 +260,8 @@ class Searcher:
         Raises:
             UsageError: they have another width, or hold what is no number.
         """
+        if np.asarray(queries).dtype.kind not in "fiu":
+            raise UsageError(f"query vectors of {np.asarray(queries).dtype}: give numbers.")
         matrix = np.atleast_2d(np.asarray(queries, np.float32))
         if matrix.ndim != 2 or matrix.shape[1] != self.data.width:
             raise UsageError(
@@ -272,8 +282,7 @@ class Searcher:
         self, names: Sequence[str], queries: Floats, k: int, own: dict[int, int]
     ) -> list[Answer]:
         """Look for a few more than asked, and for still more where too many were repetitions."""
-        if k < 1:
-            raise UsageError(f"-k {k}: expected 1 or more.")
+        _check_k(k)
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
             self._notify(f"-k {k}: there are only {there:,} records to choose from")
@@ -352,6 +361,18 @@ def search(
     if isinstance(queries, np.ndarray):
         return searcher.vectors(queries, k=k)
     return searcher.texts([queries] if isinstance(queries, str) else list(queries), k=k)
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise UsageError(f"-k {k}: expected 1 or more.")
+
+
+def _check_words(texts: Sequence[str]) -> None:
+    empty = [number for number, text in enumerate(texts) if not text.strip()]
+    if empty:
+        which = f" (number {empty[0] + 1})" if len(texts) > 1 else ""
+        raise UsageError(f"the query{which} is empty. Give some words, or --like ROW.")
 
 
 def stored_vectors(data: VectorData, places: Integers) -> Floats:

@@ -19,7 +19,7 @@ from embedkit.corpus import CorpusPlan, CorpusReader, InputFile, Record, hash_in
 from embedkit.encoding.checkpoint import DEFAULT_MODEL
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError
-from embedkit.learning.runs import new_run, versions, write_run
+from embedkit.learning.runs import check_free, new_run, versions, write_run
 from embedkit.learning.scores import Score
 from embedkit.neighbours.nearest import unit_rows
 
@@ -32,6 +32,7 @@ Floats = NDArray[np.float64]
 
 _CHUNK = 1_024
 _SAMPLES = 1_000
+_NUMBERS = 1 << 22
 _NOTHING = 1e-20
 
 
@@ -132,14 +133,17 @@ def similarity(
         overwrite: replace such a folder.
         seed: of the bootstrap.
         notify: called with sentences for the user.
-        progress: called with what is being done, pairs done and pairs in all (0 if not known).
+        progress: called with what is being done, pairs done and pairs in all.
 
     Raises:
-        UsageError: a column or setting cannot be used, or a score is no number.
+        UsageError: a column or setting cannot be used, a score is no number, or all are the same.
+        OutputExistsError: ``out`` is there already.
     """
     from embedkit.encoding.encoder import Encoder
 
     started = time.perf_counter()
+    if out is not None:
+        check_free(Path(out), overwrite=overwrite)
     plan = plan_corpus(
         [InputFile.of(Path(corpus))], text=text, text_pair=text_pair, id=id, label=score,
         format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
@@ -148,6 +152,8 @@ def similarity(
     for notice in plan.notices:
         if score is not None or not notice.startswith("label"):
             notify(notice)
+    records, rejected = _read(plan)
+    gold = None if score is None else _gold(records, score)
     encoder = Encoder.load(
         model, revision=revision, offline=offline, device=device, precision=precision,
         max_length=max_length, notify=notify,
@@ -155,13 +161,12 @@ def similarity(
     kinds = parse_poolings(poolings)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip
-    run = _Pairs(plan, encoder, views, special_tokens, prefix, progress)
-    cosines = run.all()
-    gold = None if score is None else _gold(run.records, score)
+    run = _Pairs(encoder, views, special_tokens, prefix)
+    cosines = run.all(records, progress)
     found = PairSimilarity(
-        records=tuple(run.records), cosines=cosines, gold=gold,
+        records=tuple(records), cosines=cosines, gold=gold,
         agreement=() if gold is None else agreement(cosines, gold, seed=seed),
-        rejected=run.rejected, truncated=run.truncated, model=encoder.checkpoint.name,
+        rejected=rejected, truncated=run.truncated, model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
@@ -190,22 +195,29 @@ def agreement(
     """
     from scipy.stats import rankdata
 
-    if len(gold) < 3 or np.ptp(gold) == 0:
-        raise UsageError(
-            f"{len(gold)} pairs, {len(np.unique(gold))} different scores: a correlation needs "
-            "three pairs or more, and scores that differ."
-        )
-    random = np.random.default_rng(seed)
-    count = len(gold)
-    weights = np.ones((1 + samples, count))
-    for number in range(1, 1 + samples):
-        weights[number] = np.bincount(random.integers(count, size=count), minlength=count)
+    _check_gold(gold)
     values = np.stack(list(cosines.values()), axis=1)
-    ranks = _correlations(weights, rankdata(values, axis=0), rankdata(gold))
-    linear = _correlations(weights, values, gold)
+    ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
+    parts = [
+        (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
+        for weights in _weights(len(gold), samples, seed)
+    ]
+    ranks, linear = (np.concatenate(part) for part in zip(*parts, strict=True))
     return tuple(
         Agreement(view, _score(ranks[:, i]), _score(linear[:, i])) for i, view in enumerate(cosines)
     )
+
+
+def _weights(count: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each pair counts, in parts ``(m, count)``: once, then in bootstrap samples."""
+    yield np.ones((1, count))
+    random = np.random.default_rng(seed)
+    at_once = max(1, _NUMBERS // count)
+    for start in range(0, samples, at_once):
+        yield np.stack([
+            np.bincount(random.integers(count, size=count), minlength=count).astype(np.float64)
+            for _ in range(start, min(start + at_once, samples))
+        ])  # fmt: skip
 
 
 def _correlations(weights: Floats, x: Floats, y: Floats) -> Floats:
@@ -238,58 +250,26 @@ def _score(values: Floats) -> Score:
 
 
 class _Pairs:
-    """Reads pairs, encodes them and keeps nothing but their cosines."""
+    """Encodes pairs and keeps nothing but their cosines."""
 
     def __init__(
-        self,
-        plan: CorpusPlan,
-        encoder: Encoder,
-        views: Sequence[View],
-        special_tokens: bool,
-        prefix: str,
-        progress: Callable[[str, int, int], None],
+        self, encoder: Encoder, views: Sequence[View], special_tokens: bool, prefix: str
     ) -> None:
         from embedkit.encoding.tokenization import TokenizerSettings
 
-        self._reader = CorpusReader(plan)
         self._encoder, self._views, self._special = encoder, views, special_tokens
         self._settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
-        self._progress = progress
-        self._plan = plan
-        self.records: list[Record] = []
         self.truncated = 0
 
-    @property
-    def rejected(self) -> int:
-        """Records that could not be used."""
-        return self._reader.counts.n_rejected
-
-    def all(self) -> dict[str, Floats]:
-        """Cosine of every pair, by view.
-
-        Raises:
-            UsageError: there is no pair.
-        """
-        found: dict[str, list[Floats]] = {view.name: [] for view in self._views}
-        for records in self._chunks():
-            for name, cosines in self._cosines(records).items():
-                found[name].append(cosines)
-            self.records += records
-            self._progress("comparing", len(self.records), 0)
-        if not self.records:
-            raise UsageError(f"{self._plan.files[0].name} holds no pair of texts.")
-        return {name: np.concatenate(parts) for name, parts in found.items()}
-
-    def _chunks(self) -> Iterator[list[Record]]:
-        waiting: list[Record] = []
-        for item in self._reader:
-            if isinstance(item, Record):
-                waiting.append(item)
-            if len(waiting) == _CHUNK:
-                yield waiting
-                waiting = []
-        if waiting:
-            yield waiting
+    def all(
+        self, records: Sequence[Record], progress: Callable[[str, int, int], None]
+    ) -> dict[str, Floats]:
+        """Cosine of every pair, by view."""
+        parts = []
+        for start in range(0, len(records), _CHUNK):
+            parts.append(self._cosines(records[start : start + _CHUNK]))
+            progress("comparing", min(start + _CHUNK, len(records)), len(records))
+        return {view.name: np.concatenate([p[view.name] for p in parts]) for view in self._views}
 
     def _cosines(self, records: Sequence[Record]) -> dict[str, Floats]:
         texts = [r.text for r in records] + [str(r.text_pair) for r in records]
@@ -304,6 +284,27 @@ class _Pairs:
             unit = unit_rows(vectors).astype(np.float64)
             cosines[name] = np.einsum("ij,ij->i", unit[:half], unit[half:])
         return cosines
+
+
+def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
+    """All pairs, and how many records could not be used.
+
+    Raises:
+        UsageError: there is no pair.
+    """
+    reader = CorpusReader(plan)
+    records = [item for item in reader if isinstance(item, Record)]
+    if not records:
+        raise UsageError(f"{plan.files[0].name} holds no pair of texts.")
+    return records, reader.counts.n_rejected
+
+
+def _check_gold(gold: Floats) -> None:
+    if len(gold) < 3 or np.ptp(gold) == 0:
+        raise UsageError(
+            f"{len(gold)} pairs, {len(np.unique(gold))} different scores: a correlation needs "
+            "three pairs or more, and scores that differ."
+        )
 
 
 def _gold(records: Sequence[Record], column: str) -> Floats:
@@ -321,6 +322,7 @@ def _gold(records: Sequence[Record], column: str) -> Floats:
             f"--score {column}: {len(bad)} records have no number there, the first in row "
             f"{first.row} ({first.label!r})."
         )
+    _check_gold(found)
     return found
 
 

@@ -51,12 +51,19 @@ class TopK:
         """
         if scores.shape[1] == 0:
             return
+        rows, columns = reaching(scores, self.limit(scores, first))
+        self._keep(rows + first, scores[rows, columns], places[columns])
+
+    def limit(self, scores: Floats, first: int) -> Floats:
+        """What scores ``(q, rows)`` of the queries from ``first`` on must reach: ``(q,)``.
+
+        The bar; for a query without one, the ``k``-th best of these scores.
+        """
         limit = self.bar(first, len(scores))
         fresh = np.flatnonzero(limit == -np.inf)
         if len(fresh):
             limit[fresh] = self._kth_best(scores[fresh])
-        rows, columns = reaching(scores, limit)
-        self._keep(rows + first, scores[rows, columns], places[columns])
+        return limit
 
     def bar(self, first: int, count: int) -> Floats:
         """The scores to be reached of ``count`` queries from ``first`` on, ``-inf`` at first."""

@@ -7,7 +7,8 @@ dataset, or from sentences that are encoded on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ Integers = NDArray[np.int64]
 _MOST_CLUSTERS = 6
 _LEAST_SILHOUETTE = 0.1
 _SAMPLED_PAIRS = 2_000
+_COMBINATION = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def uses_in_dataset(
         drawn = np.random.default_rng(seed).choice(len(found), limit, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
     _require(found, word, str(dataset))
-    return _from_tables(data, kind, found)
+    return _from_tables(data, kind, found, word)
 
 
 def uses_in_texts(
@@ -217,6 +219,11 @@ def uses_in_texts(
         encoder, [u.text for u in uses], [(u.start, u.end) for u in uses], layers, prefix=prefix
     )
     kept = tuple(use for use, is_there in zip(uses, there, strict=True) if is_there)
+    if not kept:
+        raise UsageError(
+            f"{word!r} stands only where the sentences are cut: the model takes "
+            f"{encoder.max_length} tokens."
+        )
     return UseVectors(kept, vectors, int((~there).sum()))
 
 
@@ -282,7 +289,8 @@ def describe_uses(
     Args:
         found: the uses.
         word: the word.
-        layer: name of the layer for clusters and neighbours; by default the last one there is.
+        layer: name of the layer for clusters and neighbours, or of a combination of layers that
+            are there; by default the last one there is.
         clusters: how many; by default as many as the silhouette asks for, at most six.
         senses: known sense of each use.
         neighbours: how many other words to give for each cluster.
@@ -291,16 +299,18 @@ def describe_uses(
     Raises:
         UsageError: there is no such layer.
     """
-    names = list(found.vectors)
-    chosen = names[-1] if layer is None else layer
-    if chosen not in found.vectors:
-        raise UsageError(f"--layer {layer}: there is {', '.join(names)}.")
-    unit = unit_rows(found.vectors[chosen])
+    vectors = dict(found.vectors)
+    chosen = list(vectors)[-1] if layer is None else layer
+    parts = _parts_of(chosen, vectors)
+    if not parts:
+        raise UsageError(f"--layer {layer}: there is {', '.join(vectors)}.")
+    vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
+    unit = unit_rows(vectors[chosen])
     labels = _clusters(unit, clusters)
     others = _Others(found.data, [use.row for use in found.uses], word, seed)
     reports = tuple(
-        _layer_report(name, vectors, labels, others.likeness(name), senses)
-        for name, vectors in found.vectors.items()
+        _layer_report(name, values, labels, others.likeness(name), senses)
+        for name, values in vectors.items()
     )
     middles = [unit[labels == c].mean(axis=0) for c in range(labels.max() + 1)]
     examples = []
@@ -314,10 +324,29 @@ def describe_uses(
     return WordReport(
         word=word, layer=chosen, uses=found.uses, cosines=unit @ unit.T, clusters=labels,
         examples=tuple(examples), layers=reports,
-        neighbours=others.near(chosen, middles, neighbours),
+        neighbours=others.near(chosen, parts, middles, neighbours),
         senses=None if senses is None else tuple(senses), majority=majority,
         skipped=found.skipped,
     )  # fmt: skip
+
+
+def _parts_of(layer: str, known: Collection[str]) -> list[str]:
+    """The stored layers that a layer or a combination is made of; none if one is missing."""
+    if layer in known:
+        return [layer]
+    found = _COMBINATION.fullmatch(layer)
+    parts = [str(i) for i in range(int(found[2]), int(found[3]) + 1)] if found else []
+    return parts if all(part in known for part in parts) else []
+
+
+def _combined(layer: str, parts: Sequence[Floats]) -> Floats:
+    """Vectors of a combination; as they are means over tokens, it is that of the means."""
+    if len(parts) == 1:
+        return parts[0]
+    if layer.startswith("concat"):
+        return np.concatenate(parts, axis=1)
+    total = np.sum(parts, axis=0)
+    return np.asarray(total / len(parts) if layer.startswith("mean") else total, np.float32)
 
 
 def _require(uses: Sequence[Use], word: str, where: str) -> None:
@@ -332,40 +361,40 @@ def _touching(spans: NDArray[Any], start: int, end: int) -> NDArray[np.bool_]:
     return np.asarray((spans[:, 0] < end) & (spans[:, 1] > start) & (spans[:, 1] > spans[:, 0]))
 
 
-def _from_tables(data: VectorData, kind: str, uses: list[Use]) -> UseVectors:
-    """Vectors of uses from the token or word table, shard by shard."""
-    rows = np.unique([use.row for use in uses])
-    layers: list[str] = []
-    spans: dict[int, Any] = {}
-    for table in _tables(data, kind, rows):
-        layers = [n for n in table.schema.names if n.startswith("layer_")]
+def _from_tables(data: VectorData, kind: str, uses: list[Use], word: str) -> UseVectors:
+    """Vectors of uses from the token or word table; memory holds one row group."""
+    of_row: dict[int, list[int]] = {}
+    for number, use in enumerate(uses):
+        of_row.setdefault(use.row, []).append(number)
+    sums: dict[str, Floats] = {}
+    counts = np.zeros(len(uses), np.int64)
+    for table in _tables(data, kind, np.array(sorted(of_row))):
         table = table.filter(_first_text(table, kind))
         row = table.column("row").to_numpy()
-        ends = np.flatnonzero(np.append(np.diff(row) != 0, True)) + 1
-        start = 0
-        for end in ends.tolist() if len(row) else []:
-            spans.setdefault(int(row[start]), []).append(table.slice(start, end - start))
-            start = end
-    vectors: dict[str, list[Floats]] = {name: [] for name in layers}
-    kept = []
-    for use in uses:
-        parts = spans.get(use.row, [])
-        table = pa.concat_tables(parts) if parts else None
-        if table is None:
+        spans = np.stack([table.column(name).to_numpy() for name in ("start", "end")], axis=1)
+        found: list[tuple[int, Integers]] = []  # a record may go on in the next row group
+        for number in (n for r in np.unique(row).tolist() for n in of_row[r]):
+            first, last = np.searchsorted(row, (uses[number].row, uses[number].row + 1))
+            touching = _touching(spans[first:last], uses[number].start, uses[number].end)
+            found.append((number, first + np.flatnonzero(touching)))
+            counts[number] += np.count_nonzero(touching)
+        if not any(len(lines) for _, lines in found):
             continue
-        where = np.stack([table.column("start").to_numpy(), table.column("end").to_numpy()], 1)
-        mine = np.flatnonzero(_touching(where, use.start, use.end))
-        if len(mine):
-            kept.append(use)
-            for name in layers:
-                vectors[name].append(_matrix(table.column(name))[mine].mean(axis=0))
-    _require(kept, "the word", f"the {kind} of {data.path}")
+        for name in (n for n in table.schema.names if n.startswith("layer_")):
+            matrix = _matrix(table.column(name))
+            total = sums.setdefault(name, np.zeros((len(uses), matrix.shape[1]), np.float32))
+            for number, lines in found:
+                total[number] += matrix[lines].sum(axis=0)
+    there = counts > 0
+    if not there.any():
+        raise UsageError(f"{word!r} stands only where the texts of {data.path} were cut.")
     return UseVectors(
-        tuple(kept),
-        {n.removeprefix("layer_"): np.array(v, np.float32) for n, v in vectors.items()},
-        len(uses) - len(kept),
+        tuple(use for use, is_there in zip(uses, there, strict=True) if is_there),
+        {name.removeprefix("layer_"): np.asarray(total[there] / counts[there, None], np.float32)
+         for name, total in sums.items()},
+        int((~there).sum()),
         data,
-    )
+    )  # fmt: skip
 
 
 def _first_text(table: pa.Table, kind: str) -> pa.Array:
@@ -485,16 +514,17 @@ class _Others:
         return self._drawn.get(layer, float("nan"))
 
     def near(
-        self, layer: str, middles: Sequence[Floats], count: int
+        self, layer: str, parts: Sequence[str], middles: Sequence[Floats], count: int
     ) -> tuple[tuple[Neighbour, ...], ...]:
         """Other words nearest to the middle of each cluster, each form once."""
         if self._data is None or count < 1:
             return ()
         best: list[dict[str, tuple[float, str, int]]] = [{} for _ in middles]
         middle = unit_rows(np.array(middles, np.float32))
-        column = f"layer_{layer}"
-        for table in _tables(self._data, "words", None, ["row", "text", column]):
-            scores = unit_rows(_matrix(table.column(column))) @ middle.T
+        columns = [f"layer_{part}" for part in parts]
+        for table in _tables(self._data, "words", None, ["row", "text", *columns]):
+            vectors = _combined(layer, [_matrix(table.column(name)) for name in columns])
+            scores = unit_rows(vectors) @ middle.T
             texts = table.column("text").to_pylist()
             rows = table.column("row").to_pylist()
             for i, text in enumerate(texts):

@@ -24,6 +24,7 @@ __all__ = ["answers_data", "answers_text", "answers_tsv", "field", "index_text",
 
 _SHOWN = 100
 _MATRIX = 10
+_BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
 def answers_text(answers: Sequence[Answer]) -> str:
@@ -32,7 +33,8 @@ def answers_text(answers: Sequence[Answer]) -> str:
     for answer in answers:
         if len(answers) > 1 or not answer.query.startswith("vector"):
             parts.append(visible(_flat(answer.query), limit=_SHOWN))
-        parts.append(table_text([_line(hit) for hit in answer.hits]))
+        labelled = any(hit.label is not None for hit in answer.hits)
+        parts.append(table_text([_line(hit, labelled=labelled) for hit in answer.hits]))
     return "\n".join(parts)
 
 
@@ -102,15 +104,19 @@ def similarity_text(found: PairSimilarity) -> str:
         {"layer": layer, **{name: cells.get(name, "") for name in poolings}}
         for layer, cells in layers.items()
     ])  # fmt: skip
-    known = [one.spearman for one in found.agreement if math.isfinite(one.spearman.value)]
-    best = max(known, key=lambda score: score.value)
-    width = max((score.high - score.low) / 2 for score in known)
-    return "\n".join([
+    lines = [
         f"Spearman / Pearson of the cosine with the score, {count} ({visible(found.model)}):",
         table,
-        f"95 % intervals of Spearman: ± {width:.4f} at most; of the highest {best.low:.4f} to "
-        f"{best.high:.4f}",
-    ])  # fmt: skip
+    ]
+    known = [one.spearman for one in found.agreement if math.isfinite(one.spearman.value)]
+    if known:
+        best = max(known, key=lambda score: score.value)
+        width = max((score.high - score.low) / 2 for score in known)
+        lines.append(f"95 % intervals of Spearman: ± {width:.4f} at most; of the highest "
+                     f"{best.low:.4f} to {best.high:.4f}")  # fmt: skip
+    if len(known) < len(found.agreement):
+        lines.append("-: the cosines of all pairs are the same, so there is no correlation")
+    return "\n".join(lines)
 
 
 def similarity_data(found: PairSimilarity) -> dict[str, Any]:
@@ -148,10 +154,9 @@ def words_text(report: WordReport) -> str:
         if report.neighbours:
             near = ", ".join(f"{visible(n.word)} {n.cosine:.2f}" for n in report.neighbours[c])
             lines.append(f"    near: {near}")
-    lines.append(table_text([
-        {name: value for name, value in _layer_line(layer).items() if value is not None}
-        for layer in report.layers
-    ]))  # fmt: skip
+    rows = [_layer_line(layer) for layer in report.layers]
+    names = [n for n in rows[0] if n == "mean cosine" or any(row[n] is not None for row in rows)]
+    lines.append(table_text([{name: row[name] or "-" for name in names} for row in rows]))
     if report.senses is not None:
         lines.append(f"same sense: of the nearest other use; majority sense {report.majority:.3f}")
     return "\n".join(lines)
@@ -229,7 +234,7 @@ def _layer_line(layer: Any) -> dict[str, str | None]:
 
     return {
         "layer": layer.layer,
-        "mean cosine": f"{layer.cosine:.3f}",
+        "mean cosine": number(layer.cosine),
         "in a cluster": number(layer.within),
         "between clusters": number(layer.between),
         "any two words": number(layer.others),
@@ -255,13 +260,13 @@ def _snippet(use: Use, around: int = 30) -> str:
 
 def field(text: str) -> str:
     """A TSV field; what would break the line becomes a space."""
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+    return text.translate(_BREAKS)
 
 
-def _line(hit: Hit) -> dict[str, Any]:
+def _line(hit: Hit, *, labelled: bool) -> dict[str, Any]:
     line: dict[str, Any] = {"score": f"{hit.score:.4f}", "row": hit.row, "id": hit.id}
-    if hit.label is not None:
-        line["label"] = hit.label
+    if labelled:
+        line["label"] = hit.label or ""
     if hit.text is not None:
         both = hit.text if hit.text_pair is None else f"{hit.text} | {hit.text_pair}"
         line["text"] = visible(_flat(both), limit=_SHOWN)

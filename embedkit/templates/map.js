@@ -9,7 +9,7 @@
   const lower = data.texts.map((text) => text.toLowerCase());
   const element = (id) => document.getElementById(id);
   const canvas = element("map"), pen = canvas.getContext("2d"), hover = element("hover");
-  const SHOWN = 200, REACH = 9, CELLS = 200;
+  const SHOWN = 200, REACH = 9, FINGER = 24, STILL = 6, CELLS = 200;
 
   // what is shown: a label that is on, a text that matches, a point in the box
   const on = data.names.map(() => true);
@@ -45,6 +45,7 @@
   }
 
   let scale = 1, moveX = 0, moveY = 0, width = 0, height = 0, waiting = false, frame = null;
+  let whole = true;  // all is in sight, and stays so when the room for it changes
   const toX = (x) => x * scale + moveX, toY = (y) => height - (y * scale + moveY);
   const fromX = (x) => (x - moveX) / scale, fromY = (y) => (height - y - moveY) / scale;
 
@@ -52,15 +53,16 @@
     scale = 0.92 * Math.min(width / wide, height / tall);
     moveX = width / 2 - ((left + right) / 2) * scale;
     moveY = height / 2 - ((low + high) / 2) * scale;
+    whole = true;
     draw();
   }
 
   function resize() {
-    const ratio = window.devicePixelRatio || 1, had = width > 0;
+    const ratio = window.devicePixelRatio || 1;
     width = canvas.clientWidth; height = canvas.clientHeight;
     canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    if (had) draw(); else home();
+    if (whole) home(); else draw();
   }
 
   function draw() {
@@ -96,8 +98,8 @@
     document.body.dataset.ready = "yes";
   }
 
-  function under(x, y) {
-    const reach = REACH / scale, px = fromX(x), py = fromY(y);
+  function under(x, y, far) {
+    const reach = far / scale, px = fromX(x), py = fromY(y);
     let best = -1, least = reach * reach;
     const start = cell(px - reach, py - reach), end = cell(px + reach, py + reach);
     for (let a = Math.floor(start / CELLS); a <= Math.floor(end / CELLS); a++)
@@ -105,8 +107,8 @@
         for (let n = first[a * CELLS + b]; n < first[a * CELLS + b + 1]; n++) {
           const i = order[n];
           if (!visible(i) || !marked(i)) continue;
-          const dx = points[2 * i] - px, dy = points[2 * i + 1] - py, far = dx * dx + dy * dy;
-          if (far < least) { least = far; best = i; }
+          const dx = points[2 * i] - px, dy = points[2 * i + 1] - py, apart = dx * dx + dy * dy;
+          if (apart < least) { least = apart; best = i; }
         }
     return best;
   }
@@ -121,6 +123,7 @@
   function list() {
     const target = element("chosen");
     target.replaceChildren();
+    hover.hidden = true;
     let found = 0;
     for (let i = 0; i < count; i++) {
       if (!visible(i) || !marked(i)) continue;
@@ -171,32 +174,65 @@
   if (matchMedia("(prefers-color-scheme: dark)").matches) root.classList.add("dark");
   element("theme").addEventListener("click", () => { root.classList.toggle("dark"); draw(); });
 
-  let drag = null;
+  function show(x, y, far) {
+    const i = under(x, y, far);
+    hover.hidden = i < 0;
+    if (i < 0) return;
+    hover.replaceChildren();
+    describe(hover, i);
+    const below = y + 14, above = y - 14 - hover.offsetHeight;
+    hover.style.left = `${Math.max(0, Math.min(x + 14, width - hover.offsetWidth))}px`;
+    hover.style.top = `${below + hover.offsetHeight <= height ? below : Math.max(0, above)}px`;
+  }
+
+  function zoom(x, y, factor) {
+    whole = false;
+    moveX = x - (x - moveX) * factor;
+    moveY = height - y - (height - y - moveY) * factor;
+    scale *= factor;
+  }
+
+  // fingers and the pressed mouse: one moves the map or draws a box, two also zoom
+  const held = new Map();
+  let start = null;
   const place = (event) => {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   };
+  const spread = () => {
+    const [[ax, ay], [bx, by]] = held.values();
+    return { x: (ax + bx) / 2, y: (ay + by) / 2, apart: Math.max(1, Math.hypot(ax - bx, ay - by)) };
+  };
   canvas.addEventListener("pointerdown", (event) => {
+    if (held.size === 2) return;
     const [x, y] = place(event);
     canvas.setPointerCapture(event.pointerId);
-    drag = { x, y };
-    if (event.shiftKey || element("box").getAttribute("aria-pressed") === "true")
+    held.set(event.pointerId, [x, y]);
+    start = held.size === 1 ? { x, y } : null;
+    frame = null;
+    if (start && (event.shiftKey || element("box").getAttribute("aria-pressed") === "true"))
       frame = { x, y, toX: x, toY: y };
   });
   canvas.addEventListener("pointermove", (event) => {
     const [x, y] = place(event);
-    if (frame) { frame.toX = x; frame.toY = y; draw(); return; }
-    if (drag) { moveX += x - drag.x; moveY -= y - drag.y; drag = { x, y }; draw(); return; }
-    const i = under(x, y);
-    hover.hidden = i < 0;
-    if (i >= 0) {
-      hover.replaceChildren();
-      describe(hover, i);
-      hover.style.left = `${Math.min(x + 14, Math.max(0, width - 370))}px`;
-      hover.style.top = `${y + 14}px`;
+    if (!held.has(event.pointerId)) {
+      if (held.size === 0) show(x, y, REACH);
+      return;
     }
+    const before = held.size === 2 ? spread() : null, [wasX, wasY] = held.get(event.pointerId);
+    held.set(event.pointerId, [x, y]);
+    if (frame) { frame.toX = x; frame.toY = y; draw(); return; }
+    if (start && Math.hypot(x - start.x, y - start.y) > STILL) start = null;
+    if (!start) hover.hidden = true;
+    if (before) {
+      const now = spread();
+      moveX += now.x - before.x; moveY -= now.y - before.y;
+      zoom(now.x, now.y, now.apart / before.apart);
+    } else if (!start) { moveX += x - wasX; moveY -= y - wasY; whole = false; }
+    draw();
   });
-  const release = () => {
+  const release = (event) => {
+    if (!held.delete(event.pointerId)) return;
     if (frame) {
       const xs = [frame.x, frame.toX].map(fromX).sort((a, b) => a - b);
       const ys = [frame.y, frame.toY].map(fromY).sort((a, b) => a - b);
@@ -207,20 +243,22 @@
       }
       frame = null;
       list();
-    }
-    drag = null;
+    } else if (start && event.type === "pointerup" && event.pointerType !== "mouse")
+      show(start.x, start.y, FINGER);
+    start = null;
   };
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => { hover.hidden = true; });
+  canvas.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "mouse") hover.hidden = true;
+  });
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
-    const [x, y] = place(event), factor = Math.exp(-event.deltaY * 0.0015);
-    moveX = x - (x - moveX) * factor;
-    moveY = height - y - (height - y - moveY) * factor;
-    scale *= factor;
+    const [x, y] = place(event);
+    zoom(x, y, Math.exp(-event.deltaY * 0.0015));
+    hover.hidden = true;
     draw();
   }, { passive: false });
-  window.addEventListener("resize", resize);
   resize();
+  new ResizeObserver(resize).observe(canvas);  // a list beside it takes room too
 })();
