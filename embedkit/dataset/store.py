@@ -83,6 +83,13 @@ class Layout:
         """A shard file, such as ``sentences/part-00000.parquet``."""
         return self.root / folder / f"part-{number:05d}.parquet"
 
+    def content(self, folder: str) -> list[str]:
+        """Names of all files in a folder of shards that readers of the folder could take up."""
+        where = self.root / folder
+        if not where.is_dir():
+            return []
+        return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
+
     def parts(self, folder: str) -> list[Path]:
         """The shard files of a folder in order."""
         where = self.root / folder
@@ -117,7 +124,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Canonical JSON: the same content gives the same bytes."""
         content = {name: getattr(self, name) for name in self.__slots__}
-        return (json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode()
+        text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        return text.encode("utf-8", "backslashreplace")  # bytes of a file name that are not UTF-8
 
     @property
     def views(self) -> dict[str, int]:
@@ -485,6 +493,8 @@ def _stored_view(name: str, manifest: Manifest, folder: Path) -> str:
 
 def _why_not(path: Path) -> str:
     incomplete = path.with_name(path.name + ".incomplete")
+    if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
+        return " It is an unfinished job: run the extract command that began it again."
     if incomplete.is_dir():
         return f" It is unfinished ({incomplete}): run the same extract command again."
     if not path.exists():
