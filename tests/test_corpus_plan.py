@@ -188,6 +188,11 @@ def test_columns_are_guessed_and_said(
             assert plan.notices[number] == said
 
 
+def test_spaces_around_a_name_count_only_where_the_column_has_them(folder: Folder) -> None:
+    plan = folder.plan("id, text,text,x\n1,a,b,c\n", "c.csv", text=" text", keep=["id", " x"])
+    assert (plan.text, plan.keep) == (" text", ("id", "x"))
+
+
 def test_a_text_that_cannot_be_guessed(folder: Folder) -> None:
     with pytest.raises(CorpusError, match=r"which column is the text\? It has a, b\. Name one"):
         folder.plan("a\tb\n")

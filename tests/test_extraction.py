@@ -457,6 +457,12 @@ def test_kept_columns_may_be_called_as_those_of_tokens(tmp_path: Path) -> None:
     assert (data.column("token"), data.column("token_id")) == ([None], ["1"])
 
 
+def test_lists_may_be_written_as_on_the_command_line(corpus: Path, tmp_path: Path) -> None:
+    job = run(corpus, tmp_path / "out", poolings="cls, mean", keep="document").manifest.job
+    assert list(job["vectors"]["views"]) == ["cls_2", "mean_2"]
+    assert job["input"]["keep"] == ["document"]
+
+
 def test_many_files_are_read_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
     second = write_tsv(tmp_path / "second.tsv", [("x1", "good", "1"), ("x2", "bad", "0")])
     packed = tmp_path / "third.tsv.gz"

@@ -216,7 +216,9 @@ class _Guess:
         self._notices = notices
 
     def given(self, name: str | None, option: str) -> str | None:
-        """The named column, which must exist."""
+        """The named column, which must exist; spaces after the commas of a list do not count."""
+        if name is not None and name not in self._columns and name.strip() in self._columns:
+            name = name.strip()
         if name is not None and name not in self._columns:
             raise CorpusError(
                 f"{option} {name}: {self._file} has no such column; it has "

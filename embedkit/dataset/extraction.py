@@ -188,13 +188,13 @@ def plan_extract(
     text_pair: str | None = None,
     id: str | None = None,
     label: str | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     format: str = "auto",
     encoding: str = "utf-8",
     quoting: str = "auto",
     header: bool = True,
     layers: str | int = "-1",
-    poolings: Sequence[str] = ("mean",),
+    poolings: str | Sequence[str] = ("mean",),
     words: str | None = None,
     tokens: bool = False,
     max_length: int | None = None,
@@ -230,13 +230,13 @@ def plan_extract(
         text_pair: column of the second text of a pair.
         id: column of the id.
         label: column of the label.
-        keep: further columns to carry along.
+        keep: further columns to carry along; a list, or a string with commas.
         format: ``auto``, ``tsv``, ``csv``, ``lines``, ``jsonl`` or ``parquet``.
         encoding: of text files.
         quoting: ``auto`` (CSV files follow RFC 4180, TSV files have none), ``none`` or ``csv``.
         header: whether the first line names the columns.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``pooler``.
+        poolings: of ``cls``, ``mean``, ``max``, ``pooler``; a list, or a string with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
         tokens: write token vectors.
         max_length: tokens per sequence, special ones counted.
@@ -266,10 +266,11 @@ def plan_extract(
                  max_length=max_length)  # fmt: skip
     names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
     target = _out_folder(out, names)
-    pooling_kinds = parse_poolings(poolings)
+    pooling_kinds = parse_poolings(_names_of(poolings))
     with _input_files(names) as files:
         plan = plan_corpus(
-            files, text=text, text_pair=text_pair, id=id, label=label, keep=keep, format=format,
+            files, text=text, text_pair=text_pair, id=id, label=label,
+            keep=_names_of(keep), format=format,
             encoding=encoding, quoting=quoting, header=header, unicode=unicode,
             min_chars=min_chars, limit=limit, sample=sample, seed=seed,
         )  # fmt: skip
@@ -766,6 +767,10 @@ def _derived_folder(names: Sequence[str | Path]) -> Path:
     for suffix in (".gz", ".gzip", ".zst", ".zstd", ".bz2"):
         name = name.removesuffix(suffix)
     return Path(Path(name).stem + ".vectors")
+
+
+def _names_of(given: str | Sequence[str]) -> Sequence[str]:
+    return given.split(",") if isinstance(given, str) else given
 
 
 def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:

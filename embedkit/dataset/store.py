@@ -256,6 +256,9 @@ class VectorData:
 
         Memory holds one shard, whatever the size of the dataset, so that ``partial_fit`` of
         scikit-learn works on any number of records. Labels are ``None`` without a label column.
+
+        Raises:
+            UsageError: a record has no label.
         """
         if size < 1:
             raise ValueError(f"size={size}: expected 1 or more.")
@@ -392,16 +395,26 @@ class VectorData:
 
     def _labels(self, number: int) -> NDArray[np.str_]:
         with self._damage(number), self._open(number) as file:
-            return np.array(file.read(columns=["label"]).column("label").to_pylist(), np.str_)
+            column = file.read(columns=["label"]).column("label")
+        return self._as_labels(column)
+
+    def _as_labels(self, column: pa.ChunkedArray) -> NDArray[np.str_]:
+        """Labels as strings; a record without one must not get a class called None."""
+        if column.null_count:
+            raise UsageError(
+                f"{column.null_count} of {len(column)} records of {self.path} have no label. "
+                "column('label') gives None for them: leave them out of X and y."
+            )
+        return np.array(column.to_pylist(), dtype=np.str_)
 
     @cached_property
     def y(self) -> NDArray[np.str_]:
         """The labels as strings, ``(n,)``.
 
         Raises:
-            UsageError: the dataset was made without a label column.
+            UsageError: the dataset was made without a label column, or a record has no label.
         """
-        return np.array(self._column("label").to_pylist(), dtype=np.str_)
+        return self._as_labels(self._column("label"))
 
     @cached_property
     def ids(self) -> NDArray[np.str_]:
