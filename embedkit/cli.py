@@ -6,10 +6,10 @@ by the commands that need them, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -28,7 +28,14 @@ from embedkit.commands.options import (
 from embedkit.commands.results_cli import mteb_protocol, predict, probe, split, train
 from embedkit.commands.search_cli import index, map_, search, similarity, words
 from embedkit.display import visible
-from embedkit.errors import EXIT_REJECTS, EmbedkitError, StorageError, UsageError
+from embedkit.errors import (
+    EXIT_REJECTS,
+    EmbedkitError,
+    ModelError,
+    StorageError,
+    UsageError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from embedkit.dataset.extraction import ExtractPlan
@@ -49,6 +56,9 @@ Examples:
 def main() -> NoReturn:
     """Run the command line and exit with the code that the README lists."""
     signal.signal(signal.SIGTERM, _terminate)
+    stdout = sys.stdout
+    if isinstance(stdout, TextIOWrapper):  # names of files may hold what cannot be printed
+        stdout.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False)
     except EmbedkitError as error:
@@ -60,9 +70,9 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the one into the other
         _complain("interrupted; the same command goes on where it stopped.")
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except SystemExit as ended:
+        # where the reader of a pipe has gone, click replaces the stream and ends with 1
+        code = ended.code if sys.stdout is stdout else 0
     except OSError as error:
         _complain(f"{error.filename or 'input/output'}: {error.strerror or error}.")
         code = StorageError.exit_code
@@ -89,6 +99,16 @@ def cli() -> None:
     """Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors."""
 
 
+def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """``--words`` may stand without a value, and then takes a corpus behind it for one."""
+    if value is not None and Path(value).is_file():
+        raise UsageError(
+            f"--words {value}: this is a file, not one of first, last, first_last, mean. "
+            "Name the corpus before --words."
+        )
+    return value
+
+
 def _vector_options(command: F) -> F:
     """Options that say which vectors are made and how they are stored."""
     for option in reversed((
@@ -97,7 +117,7 @@ def _vector_options(command: F) -> F:
                      "0 is the embedding output."),
         click.option("--pooling", default="mean", show_default=True,
                      help="cls, mean, max, pooler; several with commas."),
-        click.option("--words", is_flag=False, flag_value="mean", default=None,
+        click.option("--words", is_flag=False, flag_value="mean", default=None, callback=_no_corpus,
                      metavar="[first|last|first_last|mean]",
                      help="Also write word vectors, from these sub-tokens. [mean]"),
         click.option("--tokens", is_flag=True, help="Also write token vectors."),
@@ -181,7 +201,7 @@ def extract(
         if verbose:
             click.echo(plan_text(plan), err=True)
         if dry_run:
-            return _dry_run(plan, as_json=as_json)
+            return _dry_run(plan, overwrite=overwrite, as_json=as_json)
         with ProgressBar(show=show_progress(progress, quiet)) as bar:
             result = run_plan(
                 plan,
@@ -216,6 +236,8 @@ def info(
     hub id or folder of a checkpoint.
     """
     path = Path(what)
+    if path.is_file():
+        raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
     if (path / "run.json").is_file():
         from embedkit.learning.runs import read_run
         from embedkit.rendering.render import json_text
@@ -224,7 +246,8 @@ def info(
         content = read_run(path)
         click.echo(json_text(content) if as_json else run_info_text(path, content))
         return
-    if path.is_dir() and not (path / "config.json").is_file():
+    unfinished = not path.is_dir() and path.with_name(path.name + ".incomplete").is_dir()
+    if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
         from embedkit.dataset.inspection import describe_dataset
         from embedkit.rendering.render import dataset_json, dataset_text
 
@@ -235,10 +258,13 @@ def info(
     from embedkit.encoding.encoder import Encoder
     from embedkit.rendering.render import json_text, model_text, plain
 
-    encoder = Encoder.load(
-        what, revision=revision, offline=offline, device="cpu", precision="fp32",
-        forward="transformers", notify=notifier(quiet),
-    )  # fmt: skip
+    try:
+        encoder = Encoder.load(
+            what, revision=revision, offline=offline, device="cpu", precision="fp32",
+            forward="transformers", notify=notifier(quiet),
+        )  # fmt: skip
+    except ModelError as error:
+        raise error if path.is_dir() else _not_found(path, error) from error
     model = describe_model(encoder)
     click.echo(json_text(plain(model)) if as_json else model_text(model))
 
@@ -318,6 +344,8 @@ def tokenize(
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
+    if vocab is not None and pair is not None:
+        raise UsageError("--pair goes with a text, not with --vocab.")
     tokenizer, settings = open_tokenizer(
         model, revision=revision, offline=offline, max_length=max_length, prefix=prefix,
         notify=notifier(quiet),
@@ -325,20 +353,37 @@ def tokenize(
     if vocab is not None:
         rows = vocabulary_slice(tokenizer, vocab)
     else:
-        rows = explain(tokenizer, str(text), pair, settings=settings)
+        rows = explain(tokenizer, str(text), pair, settings=settings, notify=notifier(quiet))
     if as_json:
         click.echo(json_text(rows))
     else:
         click.echo(table_text(rows))
 
 
-def _dry_run(plan: ExtractPlan, *, as_json: bool) -> int:
+def _dry_run(plan: ExtractPlan, *, overwrite: bool, as_json: bool) -> int:
     from embedkit.dataset.estimate import estimate
+    from embedkit.dataset.jobs import what_is_there
     from embedkit.rendering.render import estimate_text, json_text, plain
 
+    there = what_is_there(plan.out, plan.job(), overwrite=overwrite)
     cost = estimate(plan)
-    click.echo(json_text(plain(cost)) if as_json else estimate_text(plan, cost))
+    if as_json:
+        click.echo(json_text({**plain(cost), "output": there}))
+    else:
+        click.echo(estimate_text(plan, cost, there=there))
     return 0
+
+
+def _not_found(path: Path, error: ModelError) -> ModelError:
+    """What to say of a name that is no folder, and no checkpoint that can be had either."""
+    near = ""
+    if path.parent.is_dir():
+        near = did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
+    reason = str(error).removeprefix(f"--model {path}: ")
+    return ModelError(
+        f"{path} is neither a dataset nor a run: there is no such folder.{near} "
+        f"As a checkpoint: {reason}"
+    )
 
 
 for _command in (

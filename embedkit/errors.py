@@ -34,6 +34,7 @@ __all__ = [
     "OutputExistsError",
     "StorageError",
     "UsageError",
+    "check_counts",
     "did_you_mean",
     "first_line",
 ]
@@ -100,6 +101,17 @@ class OutputExistsError(EmbedkitError):
     """Something already stands where the output should go."""
 
     exit_code = 8
+
+
+_LEAST = {"min_chars": 0, "stride": 0, "seed": 0}
+
+
+def check_counts(**given: int | None) -> None:
+    """Raise a :class:`UsageError` for an option that is too small a number; most begin at 1."""
+    for name, value in given.items():
+        least = _LEAST.get(name, 1)
+        if value is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: expected {least} or more.")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -98,6 +98,8 @@ def make_folder(path: Path) -> None:
     """Create a folder, its parents included, durably; of several threads one does it."""
     with _MAKING, storage_errors(path):
         if not path.is_dir():
+            if path.exists():
+                raise StorageError(f"{path} is a file where a folder is needed. Name another one.")
             make_folder(path.parent)
             path.mkdir(exist_ok=True)
             _sync_folder(path.parent)

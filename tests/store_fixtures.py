@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from embedkit.dataset.extraction import ExtractResult, extract
-from embedkit.encoding.encoder import Encoder, choose_max_length
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenization import choose_max_length
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDKIT = [sys.executable, "-m", "embedkit"]

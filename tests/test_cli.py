@@ -16,11 +16,13 @@ import pytest
 
 from embedkit import cli, display
 from embedkit.encoding.encoder import Encoder
+from embedkit.rendering.render import table_text
 from tests.store_fixtures import (
     N_ACCEPTED,
     ROOT,
     ROWS,
     command,
+    environment,
     load_quickly,
     manifest_of,
     run,
@@ -106,6 +108,14 @@ def extract(*more: str) -> Sequence[str]:
         (extract("--out", "."), 2, r"--out \.: expected the name of a folder"),
         (extract("--out", "clean.tsv"), 8, "clean.tsv is in the way"),
         (["info", "folder"], 2, "folder is not a dataset"),
+        (["info", "clean.tsv"], 2, "clean.tsv is a file. Give the folder of a dataset"),
+        (["info", "begun"], 2, r"It is unfinished \(begun.incomplete\): run the same extract"),
+        (["info", "begun.incomplete"], 2, "It is an unfinished job: run the extract command"),
+        (["verify", "begun.incomplete"], 2, "It is an unfinished job: run the extract command"),
+        (["extract", "--words", "clean.tsv"], 2, "Name the corpus before --words"),
+        (["tokenize", "--vocab", "1:2", "--pair", "x"], 2, "--pair goes with a text"),
+        (["tokenize", "x", "--max-length", "0"], 2, "--max-length 0: expected 1 or more"),
+        (["tokenize", "x", "--max-length", "999"], 2, "--max-length 999: .* positions for 512"),
         (["verify", "folder"], 2, "folder is not a dataset. Give a folder that embedkit extract"),
         (["verify", "foldr"], 2, "foldr is not a dataset. It does not exist. Did you mean"),
         (["tokenize"], 2, "give either a text or --vocab"),
@@ -117,6 +127,9 @@ def test_mistakes_are_told_in_one_line(
     here: Path, embedkit_: Any, arguments: list[str], code: int, message: str
 ) -> None:
     (here / "folder").mkdir()
+    job = here / "begun.incomplete/_embedkit/job.json"
+    job.parent.mkdir(parents=True)
+    job.touch()
     before = tree(here)
     found = embedkit_(*arguments)
     assert found.code == code
@@ -132,7 +145,10 @@ def test_mistakes_in_a_process_of_its_own(here: Path) -> None:
     for arguments, word in (
         (["extract", "utf16.tsv"], "--encoding utf-16"),
         (["extract", "zero.tsv"], "zero.tsv is empty"),
-        (["info", "nothing.vectors", "--offline"], "nothing.vectors"),
+        (
+            ["info", "nothing.vectors", "--offline"],
+            "nothing.vectors is neither a dataset nor a run: there is no such folder. As a check",
+        ),
         (
             ["extract", "corpus.tsv", "--model", "no/such-model", "--offline"],
             "offline mode forbids",
@@ -335,6 +351,10 @@ def test_dry_run_writes_nothing_and_counts_exactly(here: Path, embedkit_: Any) -
     assert cost["tokens"] == manifest_of(here / "out")["totals"]["ledger"]["tokens_kept"]
     text = embedkit_(*extract("--dry-run")).out
     assert text.startswith("would write corpus.vectors: 10 rows in 4 shards")
+    assert "note: " not in text
+    assert "note: out is already complete" in embedkit_(*extract("--dry-run", "--out", "out")).out
+    options = ("--dry-run", "--out", "out", "--layers", "0", "--json")
+    assert "only --overwrite" in json.loads(embedkit_(*extract(*options)).out)["output"]
 
 
 @pytest.mark.parametrize("options", [
@@ -412,6 +432,38 @@ def test_a_closed_pipe_is_no_error(here: Path) -> None:
     )  # fmt: skip
     assert done.stderr == ""
     assert done.stdout.split() == ["id", "token"]
+
+
+def test_a_closed_pipe_does_not_change_the_exit_code(here: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m embedkit extract clean.tsv --model {tiny_model()} | true; "
+        "echo ${PIPESTATUS[0]}",
+        shell=True, executable="/bin/bash", cwd=here, env=environment(), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "0\n"
+
+
+def test_the_advice_on_the_encoding_works(here: Path, embedkit_: Any) -> None:
+    (here / "k.tsv").write_text("id\tdocument\n1\t배를 타고\n2\t영화 정말\n", "cp949")
+    arguments = ("extract", "k.tsv", "--model", tiny_model())
+    found = embedkit_(*arguments)
+    assert (found.code, "--encoding cp949" in found.message) == (2, True)
+    assert embedkit_(*arguments, "--encoding", "cp949").code == 0
+
+
+def test_tokenize_tells_what_is_cut(embedkit_: Any) -> None:
+    found = embedkit_("tokenize", "a b c d e f g", "--max-length", "5")
+    assert "the text has 9 tokens; it is cut at 5" in found.err
+    assert "the other 4" in found.err
+    assert embedkit_("tokenize", "a b c", "--max-length", "5").err == ""
+
+
+def test_joined_letters_take_no_column_of_a_table() -> None:
+    first, second = table_text([{"a": "배", "b": "x"}, {"a": "##ᅢ", "b": "y"}]).splitlines()[1:]
+    assert (first, second) == ("  배  x", "  ##ᅢ  y")
+    accent = table_text([{"a": "e\u0301", "b": "x"}]).splitlines()[1]
+    assert accent == "  e\u0301  x"
 
 
 def test_standard_input(here: Path) -> None:

@@ -216,6 +216,22 @@ def test_parquet_label_of_no_single_value_stops(folder: Folder, kind: pa.DataTyp
         _parquet(folder, text=["a"], label=pa.array([None], kind))
 
 
+def test_a_date_that_python_has_not_stops(folder: Folder) -> None:
+    path = folder.path / "c.parquet"
+    when = pa.array([0, 10**18], pa.timestamp("us"))  # the year 33658
+    pq.write_table(pa.table({"text": ["a", "b"], "when": when}), path)
+    with pytest.raises(CorpusError, match=r"c\.parquet cannot be read to its end: .*range"):
+        read_files(path, keep=["when"])
+    assert read_files(path).texts == ["a", "b"]
+
+
+def test_parquet_columns_of_one_name_are_to_be_renamed(folder: Folder) -> None:
+    path = folder.path / "c.parquet"
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), path)
+    with pytest.raises(CorpusError, match=r"both named 'text'\. Rename one\.$"):
+        read_files(path)
+
+
 def test_parquet_with_only_nulls(folder: Folder) -> None:
     assert [r.reason for r in _parquet(folder, text=pa.nulls(2)).rejects] == ["null_text"] * 2
 

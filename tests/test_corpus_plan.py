@@ -109,6 +109,29 @@ def test_the_order_of_json_keys_does_not_matter(folder: Folder) -> None:
     assert [(r.id, r.text) for r in read_files(*paths).records] == [("1", "a"), ("2", "b")]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)])
+def test_json_files_without_a_record_contradict_none(
+    folder: Folder, order: tuple[int, ...]
+) -> None:
+    paths = [
+        folder.write("", "0.jsonl"),
+        folder.write('{"body": "a", "key": "1"}\n', "1.jsonl"),
+        folder.write("\n", "2.jsonl"),
+    ]
+    got = read_files(*(paths[i] for i in order), text="body", id="key")
+    assert [(r.id, r.text) for r in got.records] == [("1", "a")]
+    empty = read_files(paths[0], paths[2], text="body", id="key", keep=["x"])
+    assert (empty.records, empty.reader.plan.columns) == ([], ("body", "key", "x"))
+
+
+@pytest.mark.parametrize("options", [{}, {"text": "txt"}])
+def test_a_header_in_quotes_names_the_option(folder: Folder, options: dict[str, Any]) -> None:
+    data = '"id"\t"txt"\n"1"\t"good"\n'
+    with pytest.raises(CorpusError, match=r"quoted as CSV: use --quoting csv\."):
+        folder.plan(data, **options)
+    assert folder.read(data, quoting="csv", text="txt").texts == ["good"]
+
+
 def test_progress_grows_to_one(folder: Folder) -> None:
     rows = "".join(f"text {i}\n" for i in range(30_000))
     files = [InputFile.of(folder.write(f"text\n{rows}", f"{i}.tsv")) for i in range(2)]
@@ -163,6 +186,11 @@ def test_columns_are_guessed_and_said(
         for number, (kind, name) in enumerate((k, n) for k, n in chosen if n is not None):
             said = f"{kind} column: {name} (choose another with --{kind})"
             assert plan.notices[number] == said
+
+
+def test_spaces_around_a_name_count_only_where_the_column_has_them(folder: Folder) -> None:
+    plan = folder.plan("id, text,text,x\n1,a,b,c\n", "c.csv", text=" text", keep=["id", " x"])
+    assert (plan.text, plan.keep) == (" text", ("id", "x"))
 
 
 def test_a_text_that_cannot_be_guessed(folder: Folder) -> None:
@@ -298,6 +326,29 @@ def test_short_texts_are_left_out_and_counted(folder: Folder) -> None:
     got = folder.read("text\na\n배배\n\nabc\n👍👍\n", min_chars=2)
     assert [(r.row, r.text) for r in got.records] == [(1, "배배"), (2, "abc"), (3, "👍👍")]
     assert got.reader.counts.left_out == {"min_chars": 1}
+
+
+def test_the_length_is_that_of_the_text_that_is_embedded(folder: Folder) -> None:
+    """Decomposed Hangul has three characters for a syllable."""
+    row = unicodedata.normalize("NFD", "눈물")
+    got = folder.read(f"text\n{row}\n{row}{row}\n", min_chars=3, unicode="nfc")
+    assert got.texts == ["눈물눈물"]
+    assert got.reader.counts.left_out == {"min_chars": 1}
+    assert len(folder.read(f"text\n{row}\n", min_chars=3).records) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": -1, "sample": 1}, "--seed -1: expected 0 or more"),
+        ({"limit": 0}, "--limit 0: expected 1 or more"),
+        ({"sample": 0}, "--sample 0: expected 1 or more"),
+        ({"min_chars": -1}, "--min-chars -1: expected 0 or more"),
+    ],
+)
+def test_numbers_that_cannot_be(folder: Folder, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        folder.plan("text\na\n", **wrong)
 
 
 def test_a_limit_counts_records_and_the_rest_is_left_out(folder: Folder) -> None:

@@ -123,7 +123,7 @@ LINES = {
 
 
 @given(
-    st.lists(st.sampled_from(sorted(LINES)), max_size=30), st.integers(0, 10), st.integers(0, 12)
+    st.lists(st.sampled_from(sorted(LINES)), max_size=30), st.integers(0, 10), st.integers(1, 12)
 )
 def test_every_line_is_counted_once(lines: list[bytes], min_chars: int, limit: int) -> None:
     kinds = [LINES[line] for line in lines]

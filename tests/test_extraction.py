@@ -436,6 +436,33 @@ def test_paths_of_any_name(tmp_path: Path, name: str) -> None:
     assert embedkit.verify(out).ok
 
 
+def test_a_corpus_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As names are that were packed on a Korean Windows and unpacked elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    corpus = write_tsv(tmp_path / os.fsdecode("영화.tsv".encode("cp949")))
+    out = run(corpus, tmp_path / "out").out
+    assert manifest_of(out)["names"]["inputs"] == [str(corpus)]
+    rejects = (out / "_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
+    assert {json.loads(line)["file"] for line in rejects} == {str(corpus)}
+    assert embedkit.verify(out).ok
+    with pytest.raises(UsageError, match=r"only names in UTF-8\. Give another with --out\."):
+        embedkit.extract(corpus, model=str(tiny_model()))
+    assert not list(tmp_path.glob("*.vectors*"))
+
+
+def test_kept_columns_may_be_called_as_those_of_tokens(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "good", "token": null, "token_id": "1"}\n', "utf-8")
+    data = embedkit.load(run(corpus, tmp_path / "out", keep=["token", "token_id"], tokens=True).out)
+    assert (data.column("token"), data.column("token_id")) == ([None], ["1"])
+
+
+def test_lists_may_be_written_as_on_the_command_line(corpus: Path, tmp_path: Path) -> None:
+    job = run(corpus, tmp_path / "out", poolings="cls, mean", keep="document").manifest.job
+    assert list(job["vectors"]["views"]) == ["cls_2", "mean_2"]
+    assert job["input"]["keep"] == ["document"]
+
+
 def test_many_files_are_read_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
     second = write_tsv(tmp_path / "second.tsv", [("x1", "good", "1"), ("x2", "bad", "0")])
     packed = tmp_path / "third.tsv.gz"
@@ -478,6 +505,8 @@ def test_standard_input(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(UsageError, match=r"standard input has no name.*--out"):
         embedkit.extract("-")
+    with pytest.raises(UsageError, match=r"standard input \(-\) can be read once only"):
+        run(["-", "-"], tmp_path / "twice")
 
 
 def test_where_the_output_goes(

@@ -159,7 +159,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsio.make_folder(tmp_path / "a" / "b" / "c")
     assert len(synced) == 3
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"file: File exists"):
+    with pytest.raises(StorageError, match="file is a file where a folder is needed"):
         fsio.make_folder(tmp_path / "file")
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import embedkit
-from embedkit.dataset.inspection import _health, describe_dataset, describe_model
+from embedkit.dataset.inspection import (
+    _health,
+    describe_dataset,
+    describe_model,
+    open_lines,
+)
+from embedkit.dataset.store import read_manifest
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
 from tests.store_fixtures import (
@@ -111,6 +118,28 @@ def test_views_that_are_not_stored(made: Path) -> None:
     assert embedkit.load(made, view="mean_-1").views == ("mean_2",)
     assert embedkit.load(made).views == ("mean_2",)
     assert repr(embedkit.load(made)).endswith("view=['mean_2'], X=(10, 16))")
+
+
+@pytest.mark.parametrize("name", ["plain", "draft [1]", 'it\'s "so" *?{x}', "폴더 a"])
+def test_printed_lines_run_whatever_the_name(made: Path, tmp_path: Path, name: str) -> None:
+    out = Path(shutil.copytree(made, tmp_path / name))
+    for tool, line in open_lines(out, read_manifest(out)).items():
+        if tool == "datasets":
+            continue  # takes seconds to import; it and DuckDB are given the same pattern
+        found: dict[str, Any] = {}
+        exec(line, found)
+        assert len(found["X"] if "X" in found else found["df"]) == N_ACCEPTED, tool
+
+
+def test_a_record_without_a_label_gets_no_class(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "good", "label": 1}\n{"text": "bad", "label": null}\n')
+    data = embedkit.load(run(corpus, tmp_path / "out").out)
+    with pytest.raises(UsageError, match=r"1 of 2 records of .*out have no label"):
+        _ = data.y
+    with pytest.raises(UsageError, match=r"1 of 2 records of .*out have no label"):
+        list(data.iter_batches())
+    assert data.column("label") == ["1", None]
 
 
 def test_columns_that_are_not_stored(tmp_path: Path) -> None:

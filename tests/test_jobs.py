@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from embedkit.dataset.jobs import Job, already_complete, difference, open_job
+from embedkit.dataset.jobs import Job, already_complete, difference, open_job, what_is_there
 from embedkit.dataset.schema import Footer, shard_bytes
 from embedkit.dataset.store import Layout, is_dataset, read_manifest
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from tests.store_fixtures import tree
 
 JOB = Job({"model": {"n_layers": 1}, "input": {"files": [{"sha256": "a"}]}}, {"torch": "2"})
 
@@ -92,6 +94,46 @@ def test_other_settings_in_an_unfinished_folder(tmp_path: Path, overwrite: bool)
         with pytest.raises(MismatchError, match=r"\n  x: nothing there, 1 now$"):
             make(tmp_path / "out", other)
         make(tmp_path / "out")
+
+
+@pytest.mark.parametrize("environment", [JOB.environment, {"torch": "0"}])
+def test_a_job_without_a_shard_binds_nobody(tmp_path: Path, environment: dict[str, Any]) -> None:
+    with open_job(tmp_path / "out", JOB):
+        pass
+    other = Job({**JOB.settings, "x": 1}, environment)
+    make(tmp_path / "out", other)
+    assert read_manifest(tmp_path / "out").fingerprint == other.fingerprint
+    with open_job(tmp_path / "with a file", JOB):
+        pass
+    (tmp_path / "with a file.incomplete/sentences/mine.txt").touch()
+    with pytest.raises(MismatchError, match="x: nothing there, 1 now"):
+        make(tmp_path / "with a file", other)
+    assert (tmp_path / "with a file.incomplete/sentences/mine.txt").is_file()
+
+
+def test_what_a_run_would_meet_is_told_and_nothing_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    other = Job({**JOB.settings, "x": 1}, JOB.environment)
+
+    def there(job: Job = JOB, *, overwrite: bool = False) -> str:
+        before = tree(tmp_path)
+        found = what_is_there(out, job, overwrite=overwrite)
+        assert tree(tmp_path) == before
+        return found
+
+    assert there() == ""
+    with open_job(out, JOB) as folder:
+        assert there(other) == ""
+        commit(folder, 0)
+    assert "holds 1 finished shards" in there()
+    assert "begun otherwise: only --overwrite" in there(other)
+    make(out)
+    assert "already complete; nothing would be done" in there()
+    assert "made otherwise: only --overwrite would replace it" in there(other)
+    assert "would be replaced" in there(other, overwrite=True)
+    shutil.rmtree(out)
+    out.touch()
+    assert "is in the way" in there(overwrite=True)
 
 
 def test_a_shard_too_many_is_refused(tmp_path: Path) -> None:

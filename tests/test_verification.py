@@ -105,6 +105,13 @@ def test_missing_extra_and_swapped_parts(out: Path, folder: str) -> None:
     assert f"{folder}/part-00000.parquet is missing" in verify(out).problems
 
 
+@pytest.mark.parametrize("name", ["part-00000 (copy).parquet", "more.parquet", "README.md"])
+def test_whatever_a_reader_of_the_folder_would_take_up_is_found(out: Path, name: str) -> None:
+    sentences = out / "sentences"
+    shutil.copy(sentences / "part-00000.parquet", sentences / name)
+    assert verify(out).problems == [f"sentences/{name} is not in the manifest"]
+
+
 @pytest.mark.parametrize("content", [None, "", "{", '{"row": "x"}', "{}", "[]"])
 def test_damaged_rejects(out: Path, content: str | None) -> None:
     rejects = out / "_embedkit/rejects.jsonl"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embedkit.corpus.source import Source, compression_of, is_parquet, is_wide
 from embedkit.corpus.tables import Dialect, ParquetTable, Table, open_table
-from embedkit.errors import CorpusError, UsageError, did_you_mean
+from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
 from embedkit.fsio import file_sha256
 
 __all__ = ["FORMATS", "CorpusPlan", "InputFile", "hash_inputs", "plan_corpus"]
@@ -172,9 +172,13 @@ def plan_corpus(
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     _check_choices(format=(format, FORMATS), quoting=(quoting, QUOTING), unicode=(unicode, UNICODE))
+    check_counts(min_chars=min_chars, limit=limit, sample=sample, seed=seed)
     encoding = _settled_encoding(encoding)
     dialect, notices = _dialect(files[0], format, encoding, quoting, header)
     columns = _common_columns(files, dialect)
+    if not columns:  # JSON Lines without a record: nothing contradicts the names that were given
+        named = (text or "text", text_pair, id, label, *keep)
+        columns = tuple(dict.fromkeys(name for name in named if name is not None))
     guess = _Guess(columns, files[0].name, notices)
     text = guess.text(text, text_option)
     text_pair = guess.given(text_pair, "--text-pair")
@@ -214,11 +218,14 @@ class _Guess:
         self._notices = notices
 
     def given(self, name: str | None, option: str) -> str | None:
-        """The named column, which must exist."""
+        """The named column, which must exist; spaces after the commas of a list do not count."""
+        if name is not None and name not in self._columns and name.strip() in self._columns:
+            name = name.strip()
         if name is not None and name not in self._columns:
             raise CorpusError(
                 f"{option} {name}: {self._file} has no such column; it has "
-                f"{_listed(self._columns)}.{did_you_mean(name, self._columns)}"
+                f"{_listed(self._columns)}.{_quoted(self._columns)}"
+                f"{did_you_mean(name, self._columns)}"
             )
         return name
 
@@ -231,8 +238,9 @@ class _Guess:
         found = self._find(_TEXT_NAMES)
         if found is None:
             raise CorpusError(
-                f"{self._file}: which column is the text? It has {_listed(self._columns)}. "
-                f"Name one with {option}, and --text-pair for the second text of a pair."
+                f"{self._file}: which column is the text? It has {_listed(self._columns)}."
+                f"{_quoted(self._columns)} Name one with {option}, and --text-pair for the second "
+                "text of a pair."
             )
         self._notices.append(f"text column: {found} (choose another with {option})")
         return found
@@ -317,19 +325,21 @@ def _csv_delimiter(first: str) -> str:
 
 def _common_columns(files: Sequence[InputFile], dialect: Dialect) -> tuple[str, ...]:
     columns: tuple[str, ...] | None = None
+    first = files[0]
     for file in files:
         table = open_table(file.path, dialect)
         table.close()
         found = tuple(table.columns)
+        if dialect.format == "jsonl" and not found:
+            continue  # without a record it has no columns, and contradicts none
         if columns is None:
-            columns = found
+            columns, first = found, file
         elif found != columns and not (dialect.format == "jsonl" and set(found) == set(columns)):
             raise CorpusError(
-                f"{file.name} has the columns {_listed(found)}, but {files[0].name} has "
+                f"{file.name} has the columns {_listed(found)}, but {first.name} has "
                 f"{_listed(columns)}. Extract them one by one, or give files of one kind."
             )
-    assert columns is not None
-    return columns or ("text",)
+    return columns or ()
 
 
 def _check_types(plan: CorpusPlan) -> None:
@@ -366,6 +376,13 @@ def _listed(names: Sequence[str]) -> str:
     """The names for a message; the first line of a file that is no table may be very long."""
     text = ", ".join(names)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """What to do about names that a CSV writer put in quotes and that were read literally."""
+    if any(len(name) > 1 and name[0] == name[-1] == '"' for name in names):
+        return " The header is quoted as CSV: use --quoting csv."
+    return ""
 
 
 def _neighbour(path: Path) -> str:

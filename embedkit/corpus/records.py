@@ -177,7 +177,7 @@ class CorpusReader:
             return self._reject(
                 Reject(row, name, raw.line, raw.offset, raw.length, reason, detail, excerpt)
             )
-        if len(cells[0] or "") < self.plan.min_chars:
+        if self.plan.min_chars > len(self._formed(str(cells[0]))):
             self.counts.left_out["min_chars"] += 1
             return None
         if self._chosen is not None and row not in self._chosen:
@@ -212,6 +212,9 @@ class CorpusReader:
     def _normal(self, text: str) -> str:
         if not unicodedata.is_normalized("NFC", text):
             self.counts.not_nfc += 1
+        return self._formed(text)
+
+    def _formed(self, text: str) -> str:
         if self.plan.unicode == "none":
             return str(text)
         return unicodedata.normalize("NFC" if self.plan.unicode == "nfc" else "NFKC", text)

@@ -177,8 +177,8 @@ class Source:
             return cast(bytes, read(size))  # type: ignore[operator]
         except (OSError, EOFError) as error:
             raise CorpusError(
-                f"{self.path}: the file cannot be read to its end ({error}). It may be cut off; "
-                "fetch it again and run the same command: finished shards are kept."
+                f"{self.path}: the file cannot be read to its end ({error}). It may be cut off: "
+                "fetch it again, and add --overwrite if shards of it were already made."
             ) from error
 
     def _check_head(self, encoding: str) -> None:

@@ -40,8 +40,10 @@ Cell = str | None
 _JSON_PEEK = 1_000
 _JSON_PEEK_BYTES = 16 << 20
 _PARQUET_BATCH = 4_096
-_PARQUET_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last by column names
+# the last two by column names that are not UTF-8, and by dates that Python has not
+_PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 _LONE_CR = "\ud800"  # stands for it in the csv module, which would end the record; no text has it
+_DOUBLE_NAMES = "Rename one, or skip the header line and use --no-header with column numbers."
 _LINE_ENDS = ("", "\n", "\r\n")
 
 
@@ -411,7 +413,7 @@ class ParquetTable:
         except _PARQUET_ERRORS as error:
             raise CorpusError(f"{path} is not a readable Parquet file: {error}.") from error
         self._done = 0
-        _check_names(self.columns, path)
+        _check_names(self.columns, path, advice="Rename one.")
 
     @property
     def fraction(self) -> float:
@@ -488,13 +490,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _check_names(names: Sequence[str], path: Path) -> None:
+def _check_names(names: Sequence[str], path: Path, advice: str = _DOUBLE_NAMES) -> None:
     seen: dict[str, int] = {}
     for position, name in enumerate(names, 1):
         if name in seen:
             raise CorpusError(
                 f"{path}: columns {seen[name]} and {position} are both named {name[:100]!r}. "
-                "Rename one, or skip the header line and use --no-header with column numbers."
+                f"{advice}"
             )
         seen[name] = position
 

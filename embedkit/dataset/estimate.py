@@ -74,7 +74,7 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
     speed = _speed(plan, texts) if texts else float("inf")
     words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
     sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
-    scalars = sum(len(r.text.encode()) + len(r.id) + 24 for r in sample) / n * counts.accepted
+    scalars = sum(_scalar_bytes(r, plan) for r in sample) / n * counts.accepted
     scalars += tokens * 12 * plan.tokens
     return Estimate(
         records=counts.records,
@@ -92,6 +92,14 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
         sampled=len(sample),
         quotes=counts.quote_notice,
     )
+
+
+def _scalar_bytes(record: Record, plan: ExtractPlan) -> int:
+    """Bytes of a record's columns that are not vectors."""
+    cells = [record.id, record.label, *record.kept]
+    if plan.store_text:
+        cells += [record.text, record.text_pair]
+    return sum(len(cell.encode()) for cell in cells if cell is not None) + 24
 
 
 def _reservoir(reader: CorpusReader, random: np.random.Generator) -> list[Record]:

@@ -43,7 +43,7 @@ from embedkit.encoding.encoder import Encoder, PendingShard, ShardVectors, l2_no
 from embedkit.encoding.pooling import SUBTOKENS
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
 from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, parse_poolings, views_of
-from embedkit.errors import CorpusError, UsageError, did_you_mean
+from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
 
 __all__ = ["ExtractPlan", "ExtractResult", "Progress", "extract", "plan_extract", "run_plan"]
 
@@ -188,13 +188,13 @@ def plan_extract(
     text_pair: str | None = None,
     id: str | None = None,
     label: str | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     format: str = "auto",
     encoding: str = "utf-8",
     quoting: str = "auto",
     header: bool = True,
     layers: str | int = "-1",
-    poolings: Sequence[str] = ("mean",),
+    poolings: str | Sequence[str] = ("mean",),
     words: str | None = None,
     tokens: bool = False,
     max_length: int | None = None,
@@ -230,13 +230,13 @@ def plan_extract(
         text_pair: column of the second text of a pair.
         id: column of the id.
         label: column of the label.
-        keep: further columns to carry along.
+        keep: further columns to carry along; a list, or a string with commas.
         format: ``auto``, ``tsv``, ``csv``, ``lines``, ``jsonl`` or ``parquet``.
         encoding: of text files.
         quoting: ``auto`` (CSV files follow RFC 4180, TSV files have none), ``none`` or ``csv``.
         header: whether the first line names the columns.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``pooler``.
+        poolings: of ``cls``, ``mean``, ``max``, ``pooler``; a list, or a string with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
         tokens: write token vectors.
         max_length: tokens per sequence, special ones counted.
@@ -262,14 +262,15 @@ def plan_extract(
         UsageError: an option, column, layer or path cannot be used; nothing was written.
     """
     _check_choices(on_long=on_long, unicode=unicode, storage=storage, quoting=quoting, words=words)
-    _check_counts(min_chars=min_chars, sample=sample, limit=limit, shard_rows=shard_rows,
-                  batch_tokens=batch_tokens, stride=stride, max_length=max_length)  # fmt: skip
+    check_counts(shard_rows=shard_rows, batch_tokens=batch_tokens, stride=stride,
+                 max_length=max_length)  # fmt: skip
     names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
     target = _out_folder(out, names)
-    pooling_kinds = parse_poolings(poolings)
+    pooling_kinds = parse_poolings(_names_of(poolings))
     with _input_files(names) as files:
         plan = plan_corpus(
-            files, text=text, text_pair=text_pair, id=id, label=label, keep=keep, format=format,
+            files, text=text, text_pair=text_pair, id=id, label=label,
+            keep=_names_of(keep), format=format,
             encoding=encoding, quoting=quoting, header=header, unicode=unicode,
             min_chars=min_chars, limit=limit, sample=sample, seed=seed,
         )  # fmt: skip
@@ -377,7 +378,7 @@ class _Run:
         number = 0
         writers: Writers[dict[str, int]] = Writers(bytes_waiting=_BYTES_WAITING)
         with (
-            rejects.open("w", encoding="utf-8", newline="\n") as sink,
+            rejects.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
             writers,
             ahead(self._prepared(sink)) as shards,
         ):
@@ -728,6 +729,8 @@ def _names(plan: ExtractPlan) -> dict[str, Any]:
 @contextmanager
 def _input_files(names: Sequence[str | Path]) -> Iterator[list[InputFile]]:
     """Describe the inputs; standard input is first copied to a temporary file."""
+    if [str(name) for name in names].count("-") > 1:
+        raise UsageError("standard input (-) can be read once only; it was given twice.")
     with tempfile.TemporaryDirectory(prefix="embedkit-") as temporary:
         files = []
         for name in names:
@@ -743,10 +746,19 @@ def _input_files(names: Sequence[str | Path]) -> Iterator[list[InputFile]]:
 
 def _out_folder(out: str | Path | None, names: Sequence[str | Path]) -> Path:
     """The folder to make: as given, else ``corpus.tsv`` → ``corpus.vectors``."""
-    if out is not None:
-        if Path(out).name in ("", ".."):
-            raise UsageError(f"--out {out}: expected the name of a folder to make, as in vectors.")
-        return Path(out)
+    folder = _derived_folder(names) if out is None else Path(out)
+    if folder.name in ("", ".."):
+        raise UsageError(f"--out {out}: expected the name of a folder to make, as in vectors.")
+    try:
+        str(folder).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"--out {folder}: readers of Parquet open only names in UTF-8. Give another with --out."
+        ) from error
+    return folder
+
+
+def _derived_folder(names: Sequence[str | Path]) -> Path:
     if not names:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     if str(names[0]) == "-":
@@ -755,6 +767,10 @@ def _out_folder(out: str | Path | None, names: Sequence[str | Path]) -> Path:
     for suffix in (".gz", ".gzip", ".zst", ".zstd", ".bz2"):
         name = name.removesuffix(suffix)
     return Path(Path(name).stem + ".vectors")
+
+
+def _names_of(given: str | Sequence[str]) -> Sequence[str]:
+    return given.split(",") if isinstance(given, str) else given
 
 
 def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
@@ -779,15 +795,6 @@ def _check_choices(**given: str | None) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} {value}: expected {', '.join(choices[name])}."
                 f"{did_you_mean(value, choices[name])}"
-            )
-
-
-def _check_counts(**given: int | None) -> None:
-    least = {"min_chars": 0, "stride": 0}
-    for name, value in given.items():
-        if value is not None and value < least.get(name, 1):
-            raise UsageError(
-                f"--{name.replace('_', '-')} {value}: expected {least.get(name, 1)} or more."
             )
 
 

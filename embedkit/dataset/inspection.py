@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,14 +185,15 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
     view = _default_view(manifest)
     where = str(path)
     sentences = f"{where}/sentences"
-    query = "SELECT * FROM '" + sentences.replace("'", "''") + "/*.parquet'"
+    pattern = f"{glob.escape(sentences)}/*.parquet"
+    query = "SELECT * FROM '" + pattern.replace("'", "''") + "'"
     return {
         "pandas": f"import pandas as pd; df = pd.read_parquet({sentences!r})",
         "polars": f"import polars as pl; df = pl.read_parquet({sentences!r})",
         "duckdb": f"import duckdb; df = duckdb.sql({query!r})",
         "datasets": (
             "from datasets import load_dataset; "
-            f"ds = load_dataset('parquet', data_files={sentences + '/*.parquet'!r}, split='train')"
+            f"ds = load_dataset('parquet', data_files={pattern!r}, split='train')"
         ),
         "numpy": (
             f"import numpy as np, pandas as pd; "

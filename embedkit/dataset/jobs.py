@@ -29,6 +29,7 @@ from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 
 __all__ = [
     "Job", "JobFolder", "already_complete", "difference", "open_job", "recorded_precision",
+    "what_is_there",
 ]  # fmt: skip
 
 _TABLES = ("sentences", "words", "tokens")
@@ -70,6 +71,28 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
         f"{out} exists and was made otherwise. Choose another --out, or replace it with "
         f"--overwrite. It differs in:\n{difference(manifest.job, job.settings)}"
     )
+
+
+def what_is_there(out: Path, job: Job, *, overwrite: bool) -> str:
+    """What a run would meet where its output goes, for people; empty if nothing. Writes nothing."""
+    layout = _unfinished(out)
+    try:
+        free = _is_free(out)
+        _refuse_foreign(layout.root)
+    except OutputExistsError as error:
+        return str(error)
+    if not free and overwrite:
+        return f"{out} exists and would be replaced when the new one is complete"
+    if not free:
+        if read_manifest(out).fingerprint == job.fingerprint:
+            return f"{out} is already complete; nothing would be done"
+        return f"{out} exists and was made otherwise: only --overwrite would replace it"
+    if not layout.job.is_file() or _holds_nothing(layout):
+        return ""
+    if difference(_known(layout).get("settings", {}), job.settings):
+        return f"{layout.root} was begun otherwise: only --overwrite would start over"
+    shards = len(layout.parts("sentences"))
+    return f"{layout.root} holds {shards} finished shards, which would not be made again"
 
 
 def recorded_precision(out: Path) -> str | None:
@@ -229,25 +252,19 @@ class JobFolder:
     def _refuse_extra_files(self, n_shards: int) -> None:
         """Whatever else lies among the shards, readers that open the folder would take for one."""
         for folder in _TABLES:
-            where = self.layout.root / folder
-            for path in sorted(where.iterdir()) if where.is_dir() else ():
-                name = f"{folder}/{path.name}"
-                if name not in self._files and not path.name.startswith("."):
+            for name in self.layout.content(folder):
+                if f"{folder}/{name}" not in self._files:
                     raise DamagedError(
-                        f"{path} does not belong to this job of {n_shards} shards. "
-                        "Move it away and run the same command again."
+                        f"{self.layout.root / folder / name} does not belong to this job of "
+                        f"{n_shards} shards. Move it away and run the same command again."
                     )
 
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
-    try:
-        known = json.loads(layout.job.read_text("utf-8"))
-        known = known if isinstance(known, dict) else {}
-    except ValueError:
-        known = {}
+    known = _known(layout)
     settings = difference(known.get("settings", {}), job.settings)
     environment = difference(known.get("environment", {}), job.environment)
-    if overwrite and (settings or environment):
+    if (settings or environment) and (overwrite or _holds_nothing(layout)):
         _discard(layout)
     elif settings:
         raise MismatchError(
@@ -262,6 +279,21 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
             "--allow-env-change (the manifest will tell), or start over with --overwrite. "
             f"It differs in:\n{environment}"
         )
+
+
+def _known(layout: Layout) -> dict[str, Any]:
+    """Settings and environment of the job that is there; nothing of one that cannot be read."""
+    try:
+        known = json.loads(layout.job.read_text("utf-8"))
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _holds_nothing(layout: Layout) -> bool:
+    """Whether the job ended before its first shard, so that there is nothing to mix or to lose."""
+    folders = [layout.root / name for name in _TABLES]
+    return not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
 
 
 def _discard(layout: Layout) -> None:

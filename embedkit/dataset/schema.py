@@ -146,7 +146,8 @@ def shard_bytes(
         footer: what the file says about itself.
         storage: one of :data:`STORAGE`.
     """
-    filled = _FILLED_OF_TOKENS if "token_id" in scalars else _FILLED
+    of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
+    filled = _FILLED_OF_TOKENS if of_tokens else _FILLED
     fields = [pa.field(n, a.type, nullable=_may_be_null(n, a, filled)) for n, a in scalars.items()]
     columns = list(scalars.values())
     for name, values in vectors.items():

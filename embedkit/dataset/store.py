@@ -83,6 +83,13 @@ class Layout:
         """A shard file, such as ``sentences/part-00000.parquet``."""
         return self.root / folder / f"part-{number:05d}.parquet"
 
+    def content(self, folder: str) -> list[str]:
+        """Names of all files in a folder of shards that readers of the folder could take up."""
+        where = self.root / folder
+        if not where.is_dir():
+            return []
+        return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
+
     def parts(self, folder: str) -> list[Path]:
         """The shard files of a folder in order."""
         where = self.root / folder
@@ -117,7 +124,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Canonical JSON: the same content gives the same bytes."""
         content = {name: getattr(self, name) for name in self.__slots__}
-        return (json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode()
+        text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        return text.encode("utf-8", "backslashreplace")  # bytes of a file name that are not UTF-8
 
     @property
     def views(self) -> dict[str, int]:
@@ -251,6 +259,9 @@ class VectorData:
 
         Memory holds one shard, whatever the size of the dataset, so that ``partial_fit`` of
         scikit-learn works on any number of records. Labels are ``None`` without a label column.
+
+        Raises:
+            UsageError: a record has no label.
         """
         if size < 1:
             raise ValueError(f"size={size}: expected 1 or more.")
@@ -387,16 +398,26 @@ class VectorData:
 
     def _labels(self, number: int) -> NDArray[np.str_]:
         with self._damage(number), self._open(number) as file:
-            return np.array(file.read(columns=["label"]).column("label").to_pylist(), np.str_)
+            column = file.read(columns=["label"]).column("label")
+        return self._as_labels(column)
+
+    def _as_labels(self, column: pa.ChunkedArray) -> NDArray[np.str_]:
+        """Labels as strings; a record without one must not get a class called None."""
+        if column.null_count:
+            raise UsageError(
+                f"{column.null_count} of {len(column)} records of {self.path} have no label. "
+                "column('label') gives None for them: leave them out of X and y."
+            )
+        return np.array(column.to_pylist(), dtype=np.str_)
 
     @cached_property
     def y(self) -> NDArray[np.str_]:
         """The labels as strings, ``(n,)``.
 
         Raises:
-            UsageError: the dataset was made without a label column.
+            UsageError: the dataset was made without a label column, or a record has no label.
         """
-        return np.array(self._column("label").to_pylist(), dtype=np.str_)
+        return self._as_labels(self._column("label"))
 
     @cached_property
     def ids(self) -> NDArray[np.str_]:
@@ -488,6 +509,8 @@ def _stored_view(name: str, manifest: Manifest, folder: Path) -> str:
 
 def _why_not(path: Path) -> str:
     incomplete = path.with_name(path.name + ".incomplete")
+    if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
+        return " It is an unfinished job: run the extract command that began it again."
     if incomplete.is_dir():
         return f" It is unfinished ({incomplete}): run the same extract command again."
     if not path.exists():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Verification", "verify"]
 
+_TABLES = ("sentences", "words", "tokens")
 _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 
 
@@ -95,9 +96,7 @@ def verify(
 
 def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
     layout = Layout(folder)
-    present = {
-        f"{name}/{p.name}" for name in ("sentences", "words", "tokens") for p in layout.parts(name)
-    }
+    present = {f"{name}/{file}" for name in _TABLES for file in layout.content(name)}
     for name in sorted(present - set(manifest.files)):
         found.problems.append(f"{name} is not in the manifest")
     for name, expected in manifest.files.items():

@@ -25,6 +25,7 @@ from embedkit.encoding.tokenization import (
     TokenizedText,
     TokenizerSettings,
     Window,
+    choose_max_length,
     load_tokenizer,
 )
 from embedkit.encoding.views import LayerSpec, Pooling, View, parse_view
@@ -36,7 +37,6 @@ __all__ = [
     "PendingShard",
     "ShardVectors",
     "choose_device",
-    "choose_max_length",
     "cut_batches",
     "l2_normalize",
 ]
@@ -727,22 +727,6 @@ def _trial(checkpoint: Checkpoint, notify: Callable[[str], None]) -> PrecisionTr
         f"precision: {chosen}; here bf16 takes {trial.bf16 / trial.fp32:.2f} of the time of fp32"
     )
     return trial
-
-
-def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
-    """Tokens per sequence: what was asked, else what the checkpoint states.
-
-    Raises:
-        UsageError: more was asked than the model has positions for.
-    """
-    if asked is None:
-        return checkpoint.default_max_length(tokenizer.limit)
-    if asked > checkpoint.positions:
-        raise UsageError(
-            f"--max-length {asked}: {checkpoint.name} has positions for {checkpoint.positions} "
-            f"tokens. Use at most {checkpoint.positions}, or --on-long window for long texts."
-        )
-    return asked
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

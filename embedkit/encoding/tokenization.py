@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embedkit.encoding.alignment import align
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.errors import ModelError, UsageError, first_line
+from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
 __all__ = [
     "MAX_CHARS",
@@ -26,6 +26,7 @@ __all__ = [
     "TokenizedText",
     "TokenizerSettings",
     "Window",
+    "choose_max_length",
     "explain",
     "load_tokenizer",
     "open_tokenizer",
@@ -596,6 +597,23 @@ def _longest_first(n_a: int, n_b: int, room: int, *, fast: bool) -> tuple[int, i
     return (longer, shorter) if n_a > n_b else (shorter, longer)
 
 
+def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
+    """Tokens per sequence: what was asked, else what the checkpoint states.
+
+    Raises:
+        UsageError: no token was asked for, or more than the model has positions for.
+    """
+    if asked is None:
+        return checkpoint.default_max_length(tokenizer.limit)
+    check_counts(max_length=asked)
+    if asked > checkpoint.positions:
+        raise UsageError(
+            f"--max-length {asked}: {checkpoint.name} has positions for {checkpoint.positions} "
+            f"tokens. Use at most {checkpoint.positions}, or --on-long window for long texts."
+        )
+    return asked
+
+
 def open_tokenizer(
     model: str,
     *,
@@ -612,19 +630,29 @@ def open_tokenizer(
     """
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint, notify=notify)
-    length = max_length or checkpoint.default_max_length(tokenizer.limit)
+    length = choose_max_length(checkpoint, tokenizer, max_length)
     return tokenizer, TokenizerSettings(length, prefix=prefix)
 
 
 def explain(
-    tokenizer: TextTokenizer, text: str, pair: str | None, *, settings: TokenizerSettings
+    tokenizer: TextTokenizer,
+    text: str,
+    pair: str | None,
+    *,
+    settings: TokenizerSettings,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """What the model sees of a text, one record per token."""
+    """What the model sees of a text, one record per token; ``notify`` is told what is cut."""
     encoded = tokenizer.encode(
         [text], None if pair is None else [pair], settings=settings, offsets=True
     )[0]
     assert encoded.spans is not None
     assert encoded.word is not None
+    if encoded.cut:
+        notify(
+            f"the text has {encoded.n_tokens} tokens; it is cut at {settings.max_length}, and the "
+            f"model does not see the other {encoded.n_tokens - encoded.n_kept}"
+        )
     types = encoded.windows[0].type_ids.tolist()
     sources = {0: text, 1: pair or "", -1: ""}
     return [

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
-from unicodedata import east_asian_width
+from unicodedata import category, east_asian_width
 
 from embedkit.dataset.inspection import atlas_line, open_lines
 from embedkit.dataset.stages import bottleneck
@@ -64,8 +64,8 @@ def stages_text(result: ExtractResult) -> str:
     return "\n".join([*lines, f"bottleneck: {slowest.name}"])
 
 
-def estimate_text(plan: ExtractPlan, cost: Estimate) -> str:
-    """What a job will cost."""
+def estimate_text(plan: ExtractPlan, cost: Estimate, *, there: str = "") -> str:
+    """What a job will cost, and what stands where its output goes."""
     left = sum(cost.left_out.values())
     lines = [
         f"would write {plan.out}: {cost.accepted:,} rows in {cost.shards} shards",
@@ -87,7 +87,9 @@ def estimate_text(plan: ExtractPlan, cost: Estimate) -> str:
         lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
     if cost.quotes:
         lines.append(f"  note: {cost.quotes}")
-    return "\n".join(lines)
+    if there:
+        lines.append(f"  note: {there}")
+    return visible("\n".join(lines))
 
 
 def result_text(result: ExtractResult) -> str:
@@ -255,8 +257,15 @@ def _views_text(views: dict[str, int]) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns on a terminal: Hangul and kanji take two."""
-    return sum(2 if east_asian_width(c) in "WF" else 1 for c in text)
+    """Columns on a terminal: Hangul and kanji take two, accents and joined vowels none."""
+    return sum(_columns(c) for c in text)
+
+
+def _columns(character: str) -> int:
+    # medial and final jamo, which tokenizers make of Hangul, join the letter before them
+    if category(character) in ("Mn", "Me") or "\u1160" <= character <= "\u11ff":
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1
 
 
 def _pad(text: str, width: int, *, right: bool) -> str:

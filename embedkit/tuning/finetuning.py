@@ -29,12 +29,13 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.encoder import choose_device, choose_max_length
+from embedkit.encoding.encoder import choose_device
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
     TokenizerSettings,
+    choose_max_length,
     load_tokenizer,
 )
 from embedkit.errors import UsageError
