@@ -561,6 +561,24 @@ def test_shards_have_a_size_that_follows_from_the_settings(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_view_asked_for_twice_is_there_once(tmp_path: Path) -> None:
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    twice = embedkit.load(out, ["mean_2", "cls_2", "mean_-1"])
+    assert twice.views == ("mean_2", "cls_2")
+    assert np.array_equal(twice.X, embedkit.load(out, ["mean_2", "cls_2"]).X)
+    with pytest.raises(UsageError, match=r"no view was given; .* has cls_2, mean_2\."):
+        embedkit.load(out, [])
+
+
+def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "a", "label": "1"}\n{"text": "bus", "label": null}\n', "utf-8")
+    data = embedkit.load(run(corpus, tmp_path / "out").out)
+    assert data.y.tolist() == ["1", ""]
+    assert [y.tolist() for _, y in data.iter_batches() if y is not None] == [["1", ""]]
+    assert data.column("label") == ["1", None]
+
+
 def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
     """On shards of any size, in pieces of any size; and a classifier learns from them."""
     from sklearn.linear_model import SGDClassifier

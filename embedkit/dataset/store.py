@@ -207,7 +207,10 @@ def load(path: str | Path, view: str | Sequence[str] | None = None) -> VectorDat
         names = [(means or list(manifest.views))[-1]]
     else:
         asked = [view] if isinstance(view, str) else list(view)
-        names = [_stored_view(name, manifest, folder) for name in asked]
+        stored = [_stored_view(name, manifest, folder) for name in asked]
+        names = list(dict.fromkeys(stored))  # mean_6 and mean_-1 may be one column
+        if not names:
+            raise UsageError(f"no view was given; {folder} has {', '.join(manifest.views)}.")
     return VectorData(folder, manifest, tuple(names))
 
 
@@ -384,16 +387,16 @@ class VectorData:
 
     def _labels(self, number: int) -> NDArray[np.str_]:
         with self._damage(number), self._open(number) as file:
-            return np.array(file.read(columns=["label"]).column("label").to_pylist(), np.str_)
+            return _strings(file.read(columns=["label"]).column("label"))
 
     @cached_property
     def y(self) -> NDArray[np.str_]:
-        """The labels as strings, ``(n,)``.
+        """The labels as strings, ``(n,)``; empty where a record has none.
 
         Raises:
             UsageError: the dataset was made without a label column.
         """
-        return np.array(self._column("label").to_pylist(), dtype=np.str_)
+        return _strings(self._column("label"))
 
     @cached_property
     def ids(self) -> NDArray[np.str_]:
@@ -456,6 +459,10 @@ class VectorData:
             raise DamagedError(
                 f"{self._part(number)} is damaged: {error}. Run embedkit verify {self.path}."
             ) from error
+
+
+def _strings(column: pa.ChunkedArray) -> NDArray[np.str_]:
+    return np.array([value or "" for value in column.to_pylist()], np.str_)
 
 
 def _to_matrix(column: pa.ChunkedArray, width: int) -> NDArray[Any]:
