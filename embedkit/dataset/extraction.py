@@ -290,6 +290,8 @@ def plan_extract(
         token_layers = specs if tokens or words else ()
         length = encoder.max_length
         shared = length // 4 if stride is None else stride
+        tokenizer = TokenizerSettings(length, on_long, shared if on_long == "window" else 0, prefix)
+        encoder.tokenizer.room(tokenizer, paired=plan.text_pair is not None)
         yield ExtractPlan(
             corpus=hash_inputs(plan),
             encoder=encoder,
@@ -298,9 +300,7 @@ def plan_extract(
             token_layers=token_layers,
             words=words,
             tokens=tokens,
-            tokenizer=TokenizerSettings(
-                length, on_long, shared if on_long == "window" else 0, prefix
-            ),
+            tokenizer=tokenizer,
             special_tokens=special_tokens,
             normalize=normalize,
             storage=storage,
