@@ -463,14 +463,13 @@ class _Run:
             self.fresh += count
             self._report(shard.number)
 
-        with self._clock("encode"):
-            vectors = plan.encoder.start_shard(
-                shard.texts,
-                views=plan.views,
-                token_layers=plan.token_layers,
-                special_tokens=plan.special_tokens,
-                on_tokens=on_tokens,
-            )
+        vectors = plan.encoder.start_shard(
+            shard.texts,
+            views=plan.views,
+            token_layers=plan.token_layers,
+            special_tokens=plan.special_tokens,
+            on_tokens=on_tokens,
+        )
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
         writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
         self._report(shard.number)
@@ -478,6 +477,7 @@ class _Run:
     def _write(self, shard: _Shard, pending: PendingShard) -> dict[str, int]:
         """Build the files of a shard and make them durable; returns its counts."""
         vectors = pending.result()
+        self._clock.add("encode", vectors.seconds)
         with self._clock("write"):
             return self._commit(shard.number, shard.records, shard.texts, vectors)
 
