@@ -9,8 +9,9 @@ does that; elsewhere neighbouring sequences of equal length, which a batch sorte
 of, form a dense view without a mask.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
-product that precedes it. There a row of a product has the same bits whatever stands beside it, and
-so have the vectors of a text.
+product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
+beside it, and so have the vectors of a text. In bf16 the matrix unit of some processors sums in an
+order that depends on the size of the batch; the same batch still gives the same bits.
 """
 
 from __future__ import annotations
