@@ -581,6 +581,17 @@ def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
     assert data.column("label") == ["1", None]
 
 
+def test_a_map_that_several_threads_ask_for(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out").out
+    wanted = embedkit.load(out).X
+    with ThreadPoolExecutor(8) as pool:
+        for mapped in pool.map(lambda _: embedkit.load(out).mapped(tmp_path / "cache"), range(16)):
+            assert np.array_equal(mapped, wanted)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
 def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
     """On shards of any size, in pieces of any size; and a classifier learns from them."""
     from sklearn.linear_model import SGDClassifier

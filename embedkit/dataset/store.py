@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -344,7 +345,7 @@ class VectorData:
         key = hashlib.sha256(json.dumps(self.views).encode()).hexdigest()[:16]
         file = folder / f"{self.manifest.fingerprint[:32]}-{key}.npy"
         if not file.is_file():
-            partial = file.with_suffix(".partial")
+            partial = file.with_suffix(f".{uuid4().hex}.partial")  # others may write it too
             with fsio.storage_errors(file):
                 target = np.lib.format.open_memmap(
                     partial, "w+", np.float32, (len(self), self.width)
