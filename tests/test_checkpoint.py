@@ -148,6 +148,26 @@ def test_a_config_that_says_too_little(missing: str, copy: Path) -> None:
         find_checkpoint(str(copy))
 
 
+@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
+def test_a_config_of_words(key: str, copy: Path) -> None:
+    change_config(copy, **{key: "many"})
+    with pytest.raises(ModelError, match=rf"{key} in .*config\.json is 'many', not a number"):
+        find_checkpoint(str(copy))
+
+
+def test_what_a_config_leaves_to_transformers(copy: Path, tiny_bert: Path) -> None:
+    import transformers
+
+    small = {"hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 24}
+    config = transformers.BertConfig(**small)
+    transformers.BertModel(config).save_pretrained(copy)
+    (copy / "config.json").write_text(json.dumps({"model_type": "bert", **small}), "utf-8")
+    encoder = Encoder.load(copy, device="cpu")  # 12 heads, 30,522 entries
+    assert encoder.model.name == "packed"
+    plain = Encoder.load(copy, device="cpu", forward="transformers")
+    assert distance(encoder.encode(TEXTS), plain.encode(TEXTS)).max() <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
@@ -193,6 +213,23 @@ def test_model_type_by_vocabulary(tmp_path: Path) -> None:
 def test_a_folder_has_no_revisions(copy: Path) -> None:
     with pytest.raises(ModelError, match=r"--revision main: .* is a folder, which has no rev"):
         find_checkpoint(str(copy), revision="main")
+
+
+def test_a_file_is_no_folder(copy: Path) -> None:
+    with pytest.raises(ModelError, match=r"--model .*config\.json: a file\. Give the folder"):
+        find_checkpoint(copy / "config.json")
+    assert find_checkpoint(copy).name == str(copy)
+
+
+def test_a_checkpoint_one_folder_deeper_is_named(copy: Path, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    (outer / "1_Pooling").mkdir(parents=True)
+    (outer / "1_Pooling" / "config.json").write_text("{}", "utf-8")
+    with pytest.raises(ModelError, match=r"Give the folder that save_pretrained wrote"):
+        find_checkpoint(str(outer))
+    copy.rename(outer / "2_Transformer")
+    with pytest.raises(ModelError, match=r"so it is not a checkpoint\. Give .*/2_Transformer\."):
+        find_checkpoint(str(outer))
 
 
 @pytest.mark.parametrize("name", ["{}/tiyn", "./no/such/folder", "~/no-such-folder-of-mine"])
@@ -284,8 +321,16 @@ def test_sharded_weights(copy: Path, tiny_bert: Path) -> None:
     (copy / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"the weight file model-00002-of-00002\.safetensors is"):
         find_checkpoint(str(copy))
-    (copy / "model.safetensors.index.json").write_text("{}", "utf-8")
-    with pytest.raises(ModelError, match=r"index\.json names no weight files"):
+    for content in ({}, {"weight_map": ["a"]}, {"weight_map": {"a": "../tiny/model"}}):
+        (copy / "model.safetensors.index.json").write_text(json.dumps(content), "utf-8")
+        with pytest.raises(ModelError, match=r"index\.json names no weight files"):
+            find_checkpoint(str(copy))
+
+
+def test_a_pointer_in_place_of_the_weights(copy: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n"
+    (copy / "model.safetensors").write_bytes(pointer)
+    with pytest.raises(ModelError, match=r"model\.safetensors is a Git LFS pointer.*lfs pull"):
         find_checkpoint(str(copy))
 
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedkit.encoding import encoder as encoder_module
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import (
     Encoder,
@@ -240,12 +241,14 @@ class Limited:
 
 MEMORY_ERRORS: list[Callable[[], Exception]] = [
     lambda: torch.OutOfMemoryError("CUDA out of memory."),
+    lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+    lambda: RuntimeError("std::bad_alloc"),
     lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 b"),
     MemoryError,
 ]
 
 
-@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=["cuda", "cpu", "python"])
+@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=["cuda", "cublas", "c++", "cpu", "python"])
 @pytest.mark.parametrize("limit", [65, 130, 400])
 def test_batches_are_halved_when_memory_runs_out(
     encoder: Encoder, limit: int, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
@@ -363,9 +366,32 @@ def test_normalized(encoder: Encoder) -> None:
     assert l2_normalize(np.zeros((1, 3), np.float32)).tolist() == [[0, 0, 0]]
 
 
+def test_texts_may_come_in_any_row(encoder: Encoder) -> None:
+    pd = pytest.importorskip("pandas")
+    texts = list(TEXTS)
+    wanted = encoder.encode(texts)
+    for row in (tuple(texts), iter(texts), np.array(texts), np.array(texts, object),
+                  pd.Series(texts, index=range(50, 50 + len(texts)))):  # fmt: skip
+        assert np.array_equal(encoder.encode(row), wanted)
+
+
+def test_parts_come_in_order(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = encoder.encode_views(TEXTS, ["mean_-1", "cls_0"])
+    monkeypatch.setattr(encoder_module, "_ENCODE_ROWS", 4)
+    ours = encoder.encode_views(TEXTS, ["mean_-1", "cls_0"])
+    for name, vectors in wanted.items():
+        assert np.array_equal(ours[name], vectors)
+
+
 def test_wrong_calls(encoder: Encoder) -> None:
     with pytest.raises(TypeError, match=r"texts is one string; give a list of texts"):
         encoder.encode("one text")
+    with pytest.raises(TypeError, match=r"texts\[1\] is None, of type NoneType; expected a string"):
+        encoder.encode(["a", None])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"texts\[0\] is b'a', of type bytes; expected a string"):
+        encoder.encode([b"a"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"views is one string; give a list of views"):
+        encoder.encode_views(["a"], "mean_-1")
     with pytest.raises(UsageError, match="'median_-1' is not a view"):
         encoder.encode(TEXTS, pooling="median")
     with pytest.raises(UsageError, match=r"--layers 4: the model has layers 0 .* to 3"):
@@ -484,8 +510,9 @@ def test_load_model_alone(tiny_bert: Path) -> None:
 
 def test_device() -> None:
     assert choose_device("cpu").type == "cpu"
-    with pytest.raises(UsageError, match="--device gpu: expected auto, cpu, cuda or cuda:0"):
-        choose_device("gpu")
+    for other in ("gpu", "mps", "meta"):
+        with pytest.raises(UsageError, match=f"--device {other}: expected auto, cpu, cuda or cu"):
+            choose_device(other)
     with pytest.raises(UsageError, match=r"--device cuda:64: this machine shows \d+ CUDA devices"):
         choose_device("cuda:64")
 

@@ -538,7 +538,9 @@ def test_an_output_without_a_name_is_refused(corpus: Path, out: str) -> None:
         ({"sample": 0}, "--sample 0: expected 1 or more"),
         ({"min_chars": -1}, "--min-chars -1: expected 0 or more"),
         ({"max_length": 0}, "--max-length 0: expected 1 or more"),
+        ({"max_length": 2}, "--max-length 2 leaves no room for text"),
         ({"max_length": 25}, r"--max-length 25: .* 24"),
+        ({"on_long": "window", "stride": 22}, "--stride 22 must be smaller than the 22 tokens"),
         ({"layers": "3"}, "--layers 3: the model has layers 0"),
         ({"layers": "2..1"}, "runs backwards"),
         ({"poolings": ["median"]}, "--pooling median: expected cls, mean, max, pooler"),
@@ -588,6 +590,34 @@ def test_shards_have_a_size_that_follows_from_the_settings(
     assert len(sizes) == 1
     assert sizes.pop() in [1 << n for n in range(6, 15)]
     assert not list(tmp_path.glob("out*"))
+
+
+def test_views_that_no_matrix_can_be_made_of(tmp_path: Path) -> None:
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    with pytest.raises(UsageError, match=r"view mean_2 is asked for twice; give every view once"):
+        embedkit.load(out, ["mean_2", "cls_2", "mean_-1"])  # mean_-1 is mean_2
+    with pytest.raises(UsageError, match=r"no view was given; .* has cls_2, mean_2\."):
+        embedkit.load(out, [])
+
+
+def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"text": "a", "label": "1"}\n{"text": "bus", "label": null}\n', "utf-8")
+    data = embedkit.load(run(corpus, tmp_path / "out").out)
+    assert data.y.tolist() == ["1", ""]
+    assert [y.tolist() for _, y in data.iter_batches() if y is not None] == [["1", ""]]
+    assert data.column("label") == ["1", None]
+
+
+def test_a_map_that_several_threads_ask_for(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out").out
+    wanted = embedkit.load(out).X
+    with ThreadPoolExecutor(8) as pool:
+        for mapped in pool.map(lambda _: embedkit.load(out).mapped(tmp_path / "cache"), range(16)):
+            assert np.array_equal(mapped, wanted)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:

@@ -131,17 +131,6 @@ def test_printed_lines_run_whatever_the_name(made: Path, tmp_path: Path, name: s
         assert len(found["X"] if "X" in found else found["df"]) == N_ACCEPTED, tool
 
 
-def test_a_record_without_a_label_gets_no_class(tmp_path: Path) -> None:
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text('{"text": "good", "label": 1}\n{"text": "bad", "label": null}\n')
-    data = embedkit.load(run(corpus, tmp_path / "out").out)
-    with pytest.raises(UsageError, match=r"1 of 2 records of .*out have no label"):
-        _ = data.y
-    with pytest.raises(UsageError, match=r"1 of 2 records of .*out have no label"):
-        list(data.iter_batches())
-    assert data.column("label") == ["1", None]
-
-
 def test_columns_that_are_not_stored(tmp_path: Path) -> None:
     corpus = tmp_path / "c.tsv"
     corpus.write_text("document\ngood\nbad\n")

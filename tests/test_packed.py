@@ -105,6 +105,54 @@ def test_bf16_is_as_near_to_fp32_as_plain_bf16(
         assert far(hidden, truth[layer]) <= 1.2 * far(theirs[layer], truth[layer])
 
 
+def varlen_by_hand(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_ends: torch.Tensor,
+    key_ends: torch.Tensor, longest_query: int, longest_key: int,
+) -> torch.Tensor:  # fmt: skip
+    """What torch's kernel for CUDA takes and gives, sequence by sequence."""
+    for tensor in (query, key, value):
+        assert tensor.dtype in (torch.bfloat16, torch.float16)
+        assert (tensor.dim(), tensor.stride(-1)) == (3, 1)
+    for ends, longest in ((query_ends, longest_query), (key_ends, longest_key)):
+        assert ends.dtype == torch.int32
+        assert ends.is_contiguous()
+        assert int(ends[0]) == 0
+        assert type(longest) is int
+        assert longest == int(ends.diff().max())
+    assert len(query_ends) == len(key_ends)
+    result = torch.zeros_like(query)
+    bounds = zip(query_ends.tolist(), query_ends[1:].tolist(), key_ends.tolist(),
+                 key_ends[1:].tolist(), strict=False)  # fmt: skip
+    for q0, q1, k0, k1 in bounds:
+        q, k, v = (x.transpose(0, 1)[None] for x in (query[q0:q1], key[k0:k1], value[k0:k1]))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        result[q0:q1] = attended[0].transpose(0, 1)
+    return result
+
+
+def test_the_kernel_for_cuda_is_given_what_it_takes(
+    minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import inspect
+
+    from torch.nn.attention import varlen
+
+    names = list(inspect.signature(varlen.varlen_attn).parameters)
+    assert names[:7] == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_by_hand)
+    _, plain, checkpoint = both(str(minilm.checkpoint.folder), "bf16")
+    ours = PackedModel(plain, checkpoint, attention="varlen")
+    _, exact, _ = both(str(minilm.checkpoint.folder))
+    for lengths in LENGTHS:
+        batch = batch_of(lengths, 30_000)
+        truth, theirs = states(exact, batch), states(plain, batch)
+        for layer, hidden in states(ours, batch).items():
+            assert far(hidden, truth[layer]) <= 1.2 * far(theirs[layer], truth[layer])
+        starts = batch.offsets[:-1].numpy()
+        (first,) = states(ours, batch, [6], first_only=True).values()
+        assert far(first, truth[6][starts]) <= 1.5 * far(theirs[6][starts], truth[6][starts])
+
+
 @pytest.mark.parametrize("first_only", [False, True])
 def test_a_text_has_the_same_bits_in_any_company(
     models: tuple[PackedModel, PlainModel, Checkpoint], first_only: bool

@@ -160,5 +160,7 @@ def test_the_busiest_stage_is_the_bottleneck() -> None:
     assert bottleneck(stages).name == "write"
     assert all(0 <= s.share <= 1 for s in stages)
     assert stages[2].seconds >= 0.1
+    clock.add("encode", 60)  # a device that was busy while its host was not
+    assert bottleneck(clock.stages({"write": 1, "encode": 1})).name == "encode"
     two = StageTime("write", 1.0, 2, 0.5)
     assert bottleneck([two, StageTime("encode", 0.9, 1, 0.9)]).name == "encode"

@@ -379,7 +379,7 @@ def test_a_stride_must_leave_progress(
         window_starts(10, 4, stride)
     settings = TokenizerSettings(6, on_long="window", stride=stride)
     with pytest.raises(UsageError, match=f"--stride {stride} must be smaller than the 4 tokens"):
-        tokenizer_of("bert").encode(["a " * 10], settings=settings)
+        tokenizer_of("bert").encode(["a"], settings=settings)  # whether a text is long or not
 
 
 @given(
@@ -517,7 +517,61 @@ def test_a_folder_without_a_model_type(tmp_path: Path) -> None:
     assert found == [*SPLIT, "Movie", "##s", "A", "."]
 
 
+@pytest.mark.parametrize("stated", [None, {"model_max_length": 40}])
+@pytest.mark.parametrize(
+    ("normalizer", "tokens", "says"),
+    [
+        ({"do_lower_case": False}, ["Movie", "##s", "A"], "it keeps case"),
+        ({"do_lower_case": True, "strip_accents": False}, ["movie", "##s", "a"], "it lower-cases"),
+    ],
+)
+def test_tokenizer_json_decides_where_its_configuration_does_not(
+    normalizer: dict[str, bool], tokens: list[str], says: str, stated: dict[str, Any] | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    from transformers import BertTokenizer
+
+    folder = build_old(tmp_path, "cased", tokenizer_config=stated)
+    entries = (folder / "vocab.txt").read_text("utf-8").split()
+    made = BertTokenizer(vocab={e: i for i, e in enumerate(entries)}, **normalizer)
+    made.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").unlink()
+    found, notices = old_tokens(folder, "배를 여행을 Movies A")
+    assert found == [*SPLIT, *tokens]
+    (notice,) = notices
+    assert f"{folder}: no tokenizer_config.json says how" in notice
+    assert f"{says}, as tokenizer.json says" in notice
+
+
+@pytest.mark.parametrize("family", ["bert", "japanese"])
+def test_half_a_character_is_refused(
+    family: str, tokenizer_of: Callable[[str], TextTokenizer]
+) -> None:
+    for text in ("a\ud800b", "\udcff"):
+        with pytest.raises(UsageError, match=r"a text holds '\\ud.*half of a character or a byte"):
+            tokenizer_of(family).encode(["fine", text], settings=NO_LIMIT)
+
+
 # tokenizers that cannot be used
+
+
+def test_a_tokenizer_made_of_nothing_is_refused(tmp_path: Path) -> None:
+    """Transformers makes one up that knows no word if the vocabulary is of another kind."""
+    folder = build_old(tmp_path, "cased")
+    (folder / "vocab.txt").rename(folder / "spiece.model")
+    with pytest.raises(ModelError, match="transformers finds no vocabulary for a bert model in"):
+        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+
+
+def test_code_of_a_tokenizer_that_is_not_run_is_named(tmp_path: Path) -> None:
+    own = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    folder = build_old(
+        tmp_path, "cased", tokenizer_config={"do_lower_case": False, "auto_map": own}
+    )
+    notices: list[str] = []
+    load_tokenizer(find_checkpoint(str(folder)), notify=notices.append)
+    (notice,) = notices
+    assert "brings code for its tokenizer, which is not run; BertTokenizer reads" in notice
 
 
 def test_no_tokenizer_files(tmp_path: Path) -> None:

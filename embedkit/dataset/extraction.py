@@ -291,6 +291,8 @@ def plan_extract(
         token_layers = specs if tokens or words else ()
         length = encoder.max_length
         shared = length // 4 if stride is None else stride
+        tokenizer = TokenizerSettings(length, on_long, shared if on_long == "window" else 0, prefix)
+        encoder.tokenizer.room(tokenizer, paired=plan.text_pair is not None)
         yield ExtractPlan(
             corpus=hash_inputs(plan),
             encoder=encoder,
@@ -299,9 +301,7 @@ def plan_extract(
             token_layers=token_layers,
             words=words,
             tokens=tokens,
-            tokenizer=TokenizerSettings(
-                length, on_long, shared if on_long == "window" else 0, prefix
-            ),
+            tokenizer=tokenizer,
             special_tokens=special_tokens,
             normalize=normalize,
             storage=storage,
@@ -464,14 +464,13 @@ class _Run:
             self.fresh += count
             self._report(shard.number)
 
-        with self._clock("encode"):
-            vectors = plan.encoder.start_shard(
-                shard.texts,
-                views=plan.views,
-                token_layers=plan.token_layers,
-                special_tokens=plan.special_tokens,
-                on_tokens=on_tokens,
-            )
+        vectors = plan.encoder.start_shard(
+            shard.texts,
+            views=plan.views,
+            token_layers=plan.token_layers,
+            special_tokens=plan.special_tokens,
+            on_tokens=on_tokens,
+        )
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
         writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
         self._report(shard.number)
@@ -479,6 +478,7 @@ class _Run:
     def _write(self, shard: _Shard, pending: PendingShard) -> dict[str, int]:
         """Build the files of a shard and make them durable; returns its counts."""
         vectors = pending.result()
+        self._clock.add("encode", vectors.seconds)
         with self._clock("write"):
             return self._commit(shard.number, shard.records, shard.texts, vectors)
 

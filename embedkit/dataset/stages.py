@@ -52,9 +52,12 @@ class Clock:
         try:
             yield
         finally:
-            with self._lock:
-                spent = time.perf_counter() - started
-                self._seconds[stage] = self._seconds.get(stage, 0.0) + spent
+            self.add(stage, time.perf_counter() - started)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count time that was measured elsewhere, such as on a device."""
+        with self._lock:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
     def stages(self, threads: dict[str, int]) -> tuple[StageTime, ...]:
         """All stages in the given order; ``threads`` says how many each had."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -216,6 +217,8 @@ def load(path: str | Path, view: str | Sequence[str] | None = None) -> VectorDat
     else:
         asked = [view] if isinstance(view, str) else list(view)
         names = [_stored_view(name, manifest, folder) for name in asked]
+        if not names:
+            raise UsageError(f"no view was given; {folder} has {', '.join(manifest.views)}.")
         twice = [name for i, name in enumerate(names) if name in names[:i]]
         if twice:
             raise UsageError(f"view {twice[0]} is asked for twice; give every view once.")
@@ -258,10 +261,8 @@ class VectorData:
         """Vectors and labels of at most ``size`` records at a time, in order.
 
         Memory holds one shard, whatever the size of the dataset, so that ``partial_fit`` of
-        scikit-learn works on any number of records. Labels are ``None`` without a label column.
-
-        Raises:
-            UsageError: a record has no label.
+        scikit-learn works on any number of records. Labels are ``None`` without a label column,
+        and empty where a record has none.
         """
         if size < 1:
             raise ValueError(f"size={size}: expected 1 or more.")
@@ -355,7 +356,7 @@ class VectorData:
         key = hashlib.sha256(json.dumps(self.views).encode()).hexdigest()[:16]
         file = folder / f"{self.manifest.fingerprint[:32]}-{key}.npy"
         if not file.is_file():
-            partial = file.with_suffix(".partial")
+            partial = file.with_suffix(f".{uuid4().hex}.partial")  # others may write it too
             with fsio.storage_errors(file):
                 target = np.lib.format.open_memmap(
                     partial, "w+", np.float32, (len(self), self.width)
@@ -398,26 +399,16 @@ class VectorData:
 
     def _labels(self, number: int) -> NDArray[np.str_]:
         with self._damage(number), self._open(number) as file:
-            column = file.read(columns=["label"]).column("label")
-        return self._as_labels(column)
-
-    def _as_labels(self, column: pa.ChunkedArray) -> NDArray[np.str_]:
-        """Labels as strings; a record without one must not get a class called None."""
-        if column.null_count:
-            raise UsageError(
-                f"{column.null_count} of {len(column)} records of {self.path} have no label. "
-                "column('label') gives None for them: leave them out of X and y."
-            )
-        return np.array(column.to_pylist(), dtype=np.str_)
+            return _strings(file.read(columns=["label"]).column("label"))
 
     @cached_property
     def y(self) -> NDArray[np.str_]:
-        """The labels as strings, ``(n,)``.
+        """The labels as strings, ``(n,)``; empty where a record has none.
 
         Raises:
-            UsageError: the dataset was made without a label column, or a record has no label.
+            UsageError: the dataset was made without a label column.
         """
-        return self._as_labels(self._column("label"))
+        return _strings(self._column("label"))
 
     @cached_property
     def ids(self) -> NDArray[np.str_]:
@@ -480,6 +471,10 @@ class VectorData:
             raise DamagedError(
                 f"{self._part(number)} is damaged: {error}. Run embedkit verify {self.path}."
             ) from error
+
+
+def _strings(column: pa.ChunkedArray) -> NDArray[np.str_]:
+    return np.array([value or "" for value in column.to_pylist()], np.str_)
 
 
 def _to_matrix(column: pa.ChunkedArray, width: int) -> NDArray[Any]:

@@ -49,6 +49,9 @@ _PACKAGED_SHA256 = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 _SIDE_FILES = (".json", ".txt", ".model")
+_LFS = b"version https://git-lfs"
+_WHOLE_NUMBERS = ("max_position_embeddings", "pad_token_id", "type_vocab_size", "vocab_size",
+                  "intermediate_size")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class Checkpoint:
         never more than the positions.
         """
         stated = self.side_json("sentence_bert_config.json").get("max_seq_length")
-        return min(int(stated) if stated else tokenizer_limit, self.positions)
+        return min(stated if isinstance(stated, int) and stated > 0 else tokenizer_limit,
+                   self.positions)  # fmt: skip
 
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
@@ -116,7 +120,9 @@ class Checkpoint:
         return _read_json(path) if path.is_file() else {}
 
 
-def find_checkpoint(name: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
+def find_checkpoint(
+    name: str | Path, *, revision: str | None = None, offline: bool = False
+) -> Checkpoint:
     """Find a checkpoint, fetch it if it must be fetched, and hash what shapes its vectors.
 
     Args:
@@ -128,7 +134,10 @@ def find_checkpoint(name: str, *, revision: str | None = None, offline: bool = F
         ModelError: there is no such checkpoint, it cannot be fetched, or it is not an encoder
             that can be read.
     """
+    name = str(name)
     path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelError(f"--model {name}: a file. Give the folder of a checkpoint.")
     if path.is_dir():
         if revision:
             raise ModelError(f"--revision {revision}: {name} is a folder, which has no revisions.")
@@ -146,16 +155,26 @@ def find_checkpoint(name: str, *, revision: str | None = None, offline: bool = F
 def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
+        inner = [c.parent for c in sorted(folder.glob("*/config.json")) if _has_weights(c.parent)]
+        instead = f"Give {inner[0]}." if inner else "Give the folder that save_pretrained wrote."
         raise ModelError(
-            f"{name}: {folder} holds no config.json, so it is not a checkpoint. "
-            "Give the folder that save_pretrained wrote."
+            f"{name}: {folder} holds no config.json, so it is not a checkpoint. {instead}"
         )
     config = _read_json(config_path)
     config["model_type"] = _model_type(config, folder, name)
     for keys in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")):
         if not any(isinstance(config.get(key), int) for key in keys):
             raise ModelError(f"{name}: {config_path} does not state {keys[0]}.")
+    for key in _WHOLE_NUMBERS:
+        if not isinstance(config.get(key), int | None):
+            raise ModelError(f"{name}: {key} in {config_path} is {config[key]!r}, not a number.")
     weights = _weight_files(folder, name)
+    for file in weights:
+        if _is_lfs_pointer(folder / file):
+            raise ModelError(
+                f"{name}: {file} is a Git LFS pointer, not the weights. "
+                f"Fetch them: git -C {folder} lfs pull"
+            )
     side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
     files = [*side, *weights]
     pooling = folder / "1_Pooling" / "config.json"
@@ -189,7 +208,7 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
         if (folder / single).is_file():
             return (single,)
         if (folder / index).is_file():
-            parts = sorted(set(_read_json(folder / index).get("weight_map", {}).values()))
+            parts = _parts_named_by(folder / index)
             if not parts:
                 raise ModelError(f"{name}: {folder / index} names no weight files.")
             missing = [part for part in parts if not (folder / part).is_file()]
@@ -201,6 +220,19 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     raise ModelError(
         f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin{hint}."
     )
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    """Whether a clone left a note of where the file is in its place."""
+    with file.open("rb") as stream:
+        return stream.read(len(_LFS)) == _LFS
+
+
+def _parts_named_by(index: Path) -> list[str]:
+    """Weight files that an index names; none if it names something else than files beside it."""
+    placed = _read_json(index).get("weight_map")
+    parts = set(map(str, placed.values())) if isinstance(placed, dict) else set()
+    return sorted(parts) if all(Path(part).name == part for part in parts) else []
 
 
 def _packaged_folder() -> Path | None:

@@ -7,8 +7,10 @@ bits again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,9 @@ BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 
 _ENCODE_ROWS = 4_096
 
+_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+"""How libraries that have no class of error for it say that memory ran out."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardVectors:
@@ -59,12 +64,15 @@ class ShardVectors:
             text after text, in the order of :class:`~embedkit.encoding.tokenization.TokenizedText`.
         encoded: texts or windows that went through the model, repeated ones once.
         splits: batches that were halved because memory ran out.
+        seconds: working time of the host that gives out the batches or of the device that runs
+            them, whichever is longer.
     """
 
     views: dict[str, Floats]
     tokens: dict[str, Floats]
     encoded: int
     splits: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,7 @@ class Encoder:
     @classmethod
     def load(
         cls,
-        model: str = DEFAULT_MODEL,
+        model: str | Path = DEFAULT_MODEL,
         *,
         revision: str | None = None,
         device: str = "auto",
@@ -184,7 +192,7 @@ class Encoder:
 
     def encode(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         pooling: str = "mean",
         layer: int = -1,
@@ -204,6 +212,10 @@ class Encoder:
             show_progress_bar: show progress on standard error.
             max_length: tokens per text; longer ones are truncated.
             prefix: put before every text, such as ``"query: "``.
+
+        Raises:
+            TypeError: ``texts`` is a string, or holds something else than strings.
+            UsageError: there is no such pooling or layer, or a text is not Unicode.
         """
         name = pooling if pooling == "pooler" else f"{pooling}_{layer}"
         views = self.encode_views(
@@ -218,8 +230,8 @@ class Encoder:
 
     def encode_views(
         self,
-        texts: Sequence[str],
-        views: Sequence[str],
+        texts: Iterable[str],
+        views: Iterable[str],
         *,
         normalize_embeddings: bool = False,
         show_progress_bar: bool = False,
@@ -236,28 +248,46 @@ class Encoder:
             show_progress_bar: show progress on standard error.
             max_length: tokens per text; longer ones are truncated.
             prefix: put before every text.
+
+        Raises:
+            TypeError: ``texts`` or ``views`` is a string, or ``texts`` holds something else than
+                strings.
+            UsageError: there is no such view, or a text is not Unicode.
         """
-        if isinstance(texts, str):
-            raise TypeError("texts is one string; give a list of texts: encode([text])")
+        given = _list_of_texts(texts)
+        if isinstance(views, str):
+            raise TypeError(f"views is one string; give a list of views: [{views!r}]")
         parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(max_length=length, prefix=prefix)
         found: dict[str, list[Floats]] = {view.name: [] for view in parsed}
-        with _progress(len(texts), show=show_progress_bar) as advance:
-            for start in range(0, len(texts), _ENCODE_ROWS):
-                part = list(texts[start : start + _ENCODE_ROWS])
-                tokenized = self.tokenizer.encode(part, settings=settings)
-                shard = self.encode_shard(tokenized, views=parsed)
+        with _progress(len(given), show=show_progress_bar) as advance:
+            for rows, shard in self._shards(given, parsed, settings):
                 for name, vectors in shard.views.items():
                     found[name].append(vectors)
-                advance(len(part))
+                advance(rows)
         result = {}
         for view in parsed:
             empty = np.zeros((0, view.layer.width(self.width)), np.float32)
             vectors = np.concatenate([empty, *found[view.name]])
             result[view.name] = l2_normalize(vectors) if normalize_embeddings else vectors
         return result
+
+    def _shards(
+        self, texts: Sequence[str], views: Sequence[View], settings: TokenizerSettings
+    ) -> Iterator[tuple[int, ShardVectors]]:
+        """Encode part by part: the next one is tokenized while a device works on this one."""
+        before: tuple[int, PendingShard] | None = None
+        for start in range(0, len(texts), _ENCODE_ROWS):
+            part = texts[start : start + _ENCODE_ROWS]
+            tokenized = self.tokenizer.encode(part, settings=settings)
+            begun = self.start_shard(tokenized, views=views)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = len(part), begun
+        if before is not None:
+            yield before[0], before[1].result()
 
     def encode_shard(
         self,
@@ -334,6 +364,7 @@ class Encoder:
             tokens={spec.name: none(spec) for spec in token_layers},
             encoded=0,
             splits=0,
+            seconds=0.0,
         )
 
 
@@ -394,6 +425,7 @@ class _ShardRun:
         token_layers: Sequence[LayerSpec],
         on_tokens: Callable[[int], None],
     ) -> None:
+        self._began = time.perf_counter()
         self._model = encoder.model
         self._budget = encoder.batch_tokens
         self._sequences = sequences
@@ -413,6 +445,7 @@ class _ShardRun:
         self._tokens = _block(int(self._starts[-1]), widths, self._model.device)
         buffers = (*self._vectors.values(), *self._tokens.values())
         self.nbytes = sum(tensor.nbytes for tensor in buffers)
+        self._first: torch.cuda.Event | None = None
         self._launched: torch.cuda.Event | None = None
 
     def _wants_first_only(self) -> bool:
@@ -478,11 +511,19 @@ class _ShardRun:
         return tensor
 
     def all_batches(self) -> None:
+        self._first = self._event()
         for start, stop in cut_batches(self._lengths, self._budget, padded=self._model.pads):
             self._run(start, stop)
-        if self._model.device.type == "cuda":
-            self._launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._launched.record(torch.cuda.current_stream(self._model.device))
+        self._launched = self._event()
+        self._host_seconds = time.perf_counter() - self._began
+
+    def _event(self) -> torch.cuda.Event | None:
+        """On CUDA, a mark behind all work that has been given to the device so far."""
+        if self._model.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._model.device))
+        return event
 
     def _run(self, start: int, stop: int) -> None:
         """Run one batch; halve it by sequences, always in the same way, if memory runs out."""
@@ -572,7 +613,12 @@ class _ShardRun:
                 views[view.name] = self._over_windows(view.pooling, values, used)
             elif view.pooling is Pooling.MEAN:
                 values /= np.maximum(self._counts[used], 1).astype(np.float32)[:, None]
-        return ShardVectors(views, tokens, encoded=len(self._lengths), splits=self._splits)
+        seconds = self._host_seconds
+        if self._first is not None and self._launched is not None:
+            seconds = max(seconds, self._first.elapsed_time(self._launched) / 1e3)
+        return ShardVectors(
+            views, tokens, encoded=len(self._lengths), splits=self._splits, seconds=seconds
+        )
 
     def _repeat(
         self, views: dict[str, Floats], tokens: dict[str, Floats], used: NDArray[np.int64]
@@ -711,6 +757,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.") from error
+    if device.type not in BATCH_TOKENS:
+        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices to "
@@ -732,7 +780,19 @@ def _trial(checkpoint: Checkpoint, notify: Callable[[str], None]) -> PrecisionTr
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+
+
+def _list_of_texts(texts: Iterable[str]) -> list[str]:
+    """The texts as plain strings, each of which a tokenizer can take."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one string; give a list of texts: encode([text])")
+    given = list(texts)
+    for place, text in enumerate(given):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{place}] is {text!r:.60}, of type {type(text).__name__}; "
+                            "expected a string")  # fmt: skip
+    return given
 
 
 class _progress:  # noqa: N801 - used as a function

@@ -9,8 +9,9 @@ does that; elsewhere neighbouring sequences of equal length, which a batch sorte
 of, form a dense view without a mask.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
-product that precedes it. There a row of a product has the same bits whatever stands beside it, and
-so have the vectors of a text.
+product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
+beside it, and so have the vectors of a text. In bf16 the matrix unit of some processors sums in an
+order that depends on the size of the batch; the same batch still gives the same bits.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def fastest(
         return plain
     try:
         packed = PackedModel(plain, checkpoint)
-        worst = _difference(packed, plain, _trial(checkpoint, plain.device))
+        worst = _difference(packed, plain, _trial(checkpoint, plain))
     except (RuntimeError, NotImplementedError, AttributeError) as error:  # no such kernel here
         notify(f"the fast forward cannot run here ({first_line(error)}); using the plain one")
         return plain
@@ -113,7 +114,7 @@ class PackedModel:
         self.device, self.dtype, self.pooler = plain.device, plain.dtype, plain.pooler
         self._pool_plainly = plain.pool
         self._dense = _pooler_product(plain.pooler)
-        self._heads = int(config["num_attention_heads"])
+        self._heads = int(plain.module.config.num_attention_heads)
         self._eps = float(config.get("layer_norm_eps", 1e-12))
         self._embeddings = plain.module.embeddings
         self._projection: Linear | None = getattr(plain.module, "embeddings_project", None)
@@ -122,8 +123,10 @@ class PackedModel:
         form = _GELU[str(config.get("hidden_act", "gelu"))]
         self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
         half_on_cuda = self.device.type == "cuda" and self.dtype != torch.float32
-        kinds = {"varlen": _attend_varlen, "runs": _attend_runs}
-        self._attend = kinds[attention or ("varlen" if half_on_cuda else "runs")]
+        kinds = {"varlen": (_attend_varlen, _attend_first_varlen),
+                 "runs": (_attend_runs, _attend_first_runs)}  # fmt: skip
+        kind = attention or ("varlen" if half_on_cuda else "runs")
+        self._attend, self._attend_first = kinds[kind]
 
     @torch.inference_mode()
     def forward(
@@ -165,7 +168,8 @@ class PackedModel:
             on_layer(0, hidden[batch.offsets[:-1]] if first else hidden[:tokens])
         for number, layer in enumerate(self._layers[:highest], 1):
             if first_only and number == highest:
-                on_layer(number, layer.first_tokens(hidden, spans)[: len(batch.lengths)])
+                first_tokens = layer.first_tokens(hidden, spans, self._attend_first)
+                on_layer(number, first_tokens[: len(batch.lengths)])
                 break
             hidden = layer(hidden, spans, self._attend)
             if number in layers:
@@ -237,7 +241,7 @@ class _Layer:
         context = attend(self._qkv(hidden), spans, self._heads)
         return self._after_attention(context, hidden)
 
-    def first_tokens(self, hidden: Tensor, spans: _Spans) -> Tensor:
+    def first_tokens(self, hidden: Tensor, spans: _Spans, attend_first: Any) -> Tensor:
         """The layer's output for the first token of every sequence alone.
 
         Keys and values are needed of all tokens; the query and everything after attention only of
@@ -249,7 +253,7 @@ class _Layer:
         first = hidden[spans.starts]
         if hidden.device.type == "cpu":
             first = _filled(first)
-        context = _attend_first(query(first), key_value(hidden), spans, self._heads)
+        context = attend_first(query(first), key_value(hidden), spans, self._heads)
         return self._after_attention(context, first)
 
     def _after_attention(self, context: Tensor, hidden: Tensor) -> Tensor:
@@ -314,17 +318,32 @@ def _mask(length: int, keys: int, dtype: torch.dtype) -> Tensor:
 
 def _attend_varlen(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
     """As :func:`_attend_runs`, by the variable-length kernel of torch (CUDA, half precision)."""
-    from torch.nn.attention.varlen import varlen_attn
-
     query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
     ends = spans.offsets.int()
+    return _varlen(query, key, value, ends, ends, spans.longest, spans.longest)
+
+
+def _attend_first_varlen(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
+    """As :func:`_attend_first_runs`, by the variable-length kernel of torch.
+
+    A kernel for every length there is would cost more than the work that is avoided.
+    """
+    key, value = pairs.view(len(pairs), 2, heads, -1).unbind(1)
+    ends = spans.offsets.int()
+    each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
+    return _varlen(query.view(len(query), heads, -1), key, value, each, ends, 1, spans.longest)
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, *where: Any) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
     # only what every version of torch takes: 2.11 and 2.13 have other keywords
-    context = varlen_attn(query, key, value, ends, ends, spans.longest, spans.longest)
+    context = varlen_attn(query, key, value, *where)
     assert isinstance(context, Tensor)  # a tuple comes only to those who ask for more
-    return context.reshape(len(qkv), -1)
+    return context.reshape(len(query), -1)
 
 
-def _attend_first(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
+def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
     """Attention of one query per sequence, ``(sequences, width)``, on ``(tokens, 2 * width)``."""
     width = query.shape[1]
     context = torch.zeros_like(query)
@@ -399,13 +418,14 @@ def _has_onednn(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _trial(checkpoint: Checkpoint, device: torch.device) -> PackedBatch:
+def _trial(checkpoint: Checkpoint, plain: PlainModel) -> PackedBatch:
     """Sequences of random ids, of equal and of different lengths."""
     longest = min(checkpoint.positions, 40)
     lengths = [length for length in (longest, 17, 17, 5, 3, 3, 1) if length <= longest]
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(int(checkpoint.config["vocab_size"]), (sum(lengths),), generator=generator)
-    return PackedBatch.of(ids.to(device), torch.zeros_like(ids).to(device), lengths)
+    vocabulary = int(plain.module.config.vocab_size)  # config.json may leave it to transformers
+    ids = torch.randint(vocabulary, (sum(lengths),), generator=generator).to(plain.device)
+    return PackedBatch.of(ids, torch.zeros_like(ids), lengths)
 
 
 def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> float:

@@ -44,6 +44,8 @@ Ints = NDArray[np.int32]
 _WORD = re.compile(r"\S+")
 _HUGE = 10**9
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
+_WORDPIECE_FAMILIES = ("bert", "electra", "distilbert")
+_WORDPIECE_TOKENIZERS = ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +208,11 @@ class TextTokenizer:
             offsets: also give character spans and word indexes (slower).
 
         Raises:
-            UsageError: a text is too long and ``on_long="error"``, or the length leaves no room.
+            UsageError: a text is too long and ``on_long="error"``, or the settings cannot be used
+                (see :meth:`room`).
         """
         template = self._paired if pairs is not None else self._single
-        room = settings.max_length - template.added
-        if room < (2 if pairs is not None else 1):
-            raise UsageError(
-                f"--max-length {settings.max_length} leaves no room for text beside the "
-                f"{template.added} special tokens. Use {template.added + 2} or more."
-            )
+        room = self.room(settings, paired=pairs is not None)
         first = self._parts(texts, settings.prefix, offsets=offsets)
         second: Sequence[_Part | None] = [None] * len(texts)
         if pairs is not None:
@@ -227,14 +225,42 @@ class TextTokenizer:
             for i, (a, b) in enumerate(zip(first, second, strict=True))
         ]
 
+    def room(self, settings: TokenizerSettings, *, paired: bool) -> int:
+        """Tokens that a sequence has for text, beside the special ones.
+
+        Args:
+            settings: lengths and windows.
+            paired: whether pairs are to be tokenized.
+
+        Raises:
+            UsageError: there is no room, or neighbouring windows would share all of it; of a pair
+                up to half of the room is taken by the text that is repeated in every window.
+        """
+        added = (self._paired if paired else self._single).added
+        room = settings.max_length - added
+        if room < (2 if paired else 1):
+            raise UsageError(
+                f"--max-length {settings.max_length} leaves no room for text beside the "
+                f"{added} special tokens. Use {added + 2} or more."
+            )
+        if settings.on_long == "window":
+            window_starts(0, room - room // 2 if paired else room, settings.stride)
+        return room
+
     def _parts(self, texts: Sequence[str], prefix: str, *, offsets: bool) -> list[_Part]:
         cut = [prefix + text[:MAX_CHARS] for text in texts]
         if not self.is_fast:
+            if problem := _no_unicode(cut):
+                raise problem
             return [self._slow_part(text, len(prefix), offsets=offsets) for text in cut]
         backend = self.hf.backend_tokenizer
         encode = backend.encode_batch if offsets else backend.encode_batch_fast
+        try:
+            encodings = encode(cut, add_special_tokens=False)
+        except TypeError as error:  # what the tokenizer says does not name the cause
+            raise _no_unicode(cut) or error from error
         parts = []
-        for encoding in encode(cut, add_special_tokens=False):
+        for encoding in encodings:
             ids = np.array(encoding.ids, dtype=np.int32)
             spans = _spans(encoding.offsets, len(prefix)) if offsets else None
             parts.append(_Part(ids, spans))
@@ -463,11 +489,12 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
             f"{checkpoint.name}: no tokenizer can be loaded from {checkpoint.folder} "
             f"({first_line(error)})."
         ) from error
-    vocabulary = int(checkpoint.config.get("vocab_size") or _HUGE)
-    if max(tokenizer.get_vocab().values(), default=0) >= vocabulary:
-        raise ModelError(
-            f"{checkpoint.name}: the tokenizer has ids up to {max(tokenizer.get_vocab().values())}"
-            f", but the model has only {vocabulary} embeddings. They do not belong together."
+    _check_vocabulary(tokenizer, checkpoint)
+    if "AutoTokenizer" in (checkpoint.side_json("tokenizer_config.json").get("auto_map") or {}):
+        notify(
+            f"{checkpoint.name} brings code for its tokenizer, which is not run; "
+            f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
+            "embedkit tokenize"
         )
     pad = tokenizer.pad_token_id
     return TextTokenizer(
@@ -477,19 +504,52 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
     )
 
 
-def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, bool]:
-    """Case and accents for a folder that has ``vocab.txt`` but no ``tokenizer.json``.
+def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Raise a :class:`ModelError` if the tokenizer is not that of the model."""
+    known = tokenizer.get_vocab()
+    if set(known) <= set(tokenizer.all_special_tokens):
+        raise ModelError(
+            f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
+            f"model in {checkpoint.folder}. Give a folder with tokenizer.json or vocab.txt."
+        )
+    rows = int(checkpoint.config.get("vocab_size") or _HUGE)
+    if max(known.values()) >= rows:
+        raise ModelError(
+            f"{checkpoint.name}: the tokenizer has ids up to {max(known.values())}, but the model "
+            f"has only {rows} embeddings. They do not belong together."
+        )
 
-    ``tokenizer_config.json`` decides, then ``config.json``. Where neither says anything, the
-    vocabulary does: a tokenizer that lower-cases could never produce its upper-case entries, and
-    one that strips accents takes precomposed Hangul and kana apart.
+
+def _no_unicode(texts: Sequence[str]) -> UsageError | None:
+    """What is wrong with the first text that is not Unicode, if there is one."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return UsageError(
+                f"a text holds {text[error.start]!a}, half of a character or a byte that is "
+                f"not UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
+            )
+    return None
+
+
+def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, bool]:
+    """Case and accents where ``tokenizer_config.json`` does not say how they are treated.
+
+    Transformers would lower-case, and take Hangul apart, whatever ``tokenizer.json`` says; so that
+    is passed on. In a folder with ``vocab.txt`` alone, ``tokenizer_config.json`` decides, then
+    ``config.json``. Where neither says anything, the vocabulary does: a tokenizer that lower-cases
+    could never produce its upper-case entries, and one that strips accents takes precomposed Hangul
+    and kana apart.
     """
-    vocabulary_file = checkpoint.folder / "vocab.txt"
-    if (checkpoint.folder / "tokenizer.json").is_file() or not vocabulary_file.is_file():
-        return {}
-    if checkpoint.model_type not in ("bert", "electra", "distilbert"):
+    if checkpoint.model_type not in _WORDPIECE_FAMILIES:
         return {}
     stated = checkpoint.side_json("tokenizer_config.json")
+    vocabulary_file = checkpoint.folder / "vocab.txt"
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        return {} if "do_lower_case" in stated else _casing_within(checkpoint, stated, notify)
+    if not vocabulary_file.is_file():
+        return {}
     options = {
         key: bool(source[key])
         for source in (checkpoint.config, stated)
@@ -510,6 +570,28 @@ def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, 
         f"{checkpoint.name} does not say how its tokenizer treats case; it {case}, as its "
         "vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
     )
+    return options
+
+
+def _casing_within(
+    checkpoint: Checkpoint, stated: dict[str, Any], notify: Callable[[str], None]
+) -> dict[str, bool]:
+    """Case and accents as ``tokenizer.json`` treats them."""
+    kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+    within = checkpoint.side_json("tokenizer.json").get("normalizer")
+    if kind not in _WORDPIECE_TOKENIZERS or not isinstance(within, dict):
+        return {}
+    if within.get("type") != "BertNormalizer" or not isinstance(within.get("lowercase"), bool):
+        return {}
+    options = {"do_lower_case": within["lowercase"]}
+    if isinstance(within.get("strip_accents"), bool):
+        options["strip_accents"] = within["strip_accents"]
+    if options != {"do_lower_case": True}:
+        case = "lower-cases" if options["do_lower_case"] else "keeps case"
+        notify(
+            f"{checkpoint.name}: no tokenizer_config.json says how its tokenizer treats case; it "
+            f"{case}, as tokenizer.json says"
+        )
     return options
 
 
