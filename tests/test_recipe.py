@@ -118,6 +118,8 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (('dataset = "{out}/v"\nout = "{out}/a"', 'dataset = ["p", "q"]'),
          r"toml:31: .*expected one value, not 2"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
+        (('"{out}/a"', '"{out}/../out/b"'),
+         r"toml:30: \[train.a\] it would replace ../x/out/../out/b, which train.b makes"),
         (("[set]", "[set.inner]\nx = 1\n[set]"), r"holds values, not tables"),
     ],
     ids=lambda value: None if isinstance(value, str) else value[1].replace("\n", " ")[:20],

@@ -145,7 +145,18 @@ class _Reader:
             if isinstance(value, dict):
                 raise self._error((_SET, name), f"[{_SET}] holds values, not tables.")
             self._set[name] = self._filled(value, (_SET, name))
-        return tuple(self._stage(key, table) for key, table in tables.items())
+        stages = {key: self._stage(key, table) for key, table in tables.items()}
+        self._check_outputs(stages)
+        return tuple(stages.values())
+
+    def _check_outputs(self, stages: Mapping[Key, Stage]) -> None:
+        """No stage may replace what another one makes; several may make parts of one folder."""
+        makers: dict[Path, str] = {}
+        for key, stage in stages.items():
+            for name in set(stage.outputs) & set(stage.arguments):
+                maker = makers.setdefault((stage.folder / name).resolve(), stage.name)
+                if maker != stage.name:
+                    raise self._error(key, f"it would replace {name}, which {maker} makes.")
 
     def _tables(self) -> dict[Key, dict[str, Any]]:
         """Options of every stage, in the order of the file."""
