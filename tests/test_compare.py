@@ -287,7 +287,9 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: st
     frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
     with pytest.raises(UsageError, match="has no column 'proba_1'"):
         write_blend(made, compared.runs.records, tmp_path / "t.tsv",
-                    answers=[tmp_path / "o.parquet"])  # fmt: skip
+                    answers=[tmp_path / "o.parquet"] * 2)  # fmt: skip
+    with pytest.raises(UsageError, match=r"--answers is given 1 times for 2 runs\. Give one file"):
+        write_blend(made, compared.runs.records, tmp_path / "t.tsv", answers=files[:1])
 
 
 # what may be compared
