@@ -376,6 +376,18 @@ def test_values(tmp_path: Path) -> None:
     assert "p (best)" in comparison_text(table)
 
 
+def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).normal(size=40)
+    folds = [i % 4 for i in range(40)]
+    flat = write_fake_run(tmp_path / "flat", y, np.zeros(40), folds, classes=())
+    good = write_fake_run(tmp_path / "good", y, y + 0.1 * np.sign(y), folds, classes=())
+    table = compare([flat, good], measure="spearman").table
+    assert table.rows[-1].name == "flat"
+    assert np.isnan(table.rows[-1].scores["spearman"].value)
+    for text in (comparison_text(table), comparison_markdown(table)):
+        assert "nan" not in text
+
+
 def test_cost_is_taken_over(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
     edit_run(paths[1], cost={"seconds": 3})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from numpy.typing import NDArray
 from embedkit import fsio
 
 __all__ = [
-    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "layer_curve",
+    "any_letters", "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training",
+    "layer_curve",
 ]  # fmt: skip
 
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
@@ -184,9 +188,18 @@ def save(folder: Path, name: str, figure: Any) -> None:
     from matplotlib import pyplot as plt
 
     content = io.BytesIO()
-    figure.savefig(content, dpi=120, format="png", metadata={"Software": None})
+    with any_letters():
+        figure.savefig(content, dpi=120, format="png", metadata={"Software": None})
     plt.close(figure)
     fsio.write_durably(folder / "figures" / name, content.getbuffer(), scratch=folder)
+
+
+@contextmanager
+def any_letters() -> Iterator[None]:
+    """Draw letters that no font has here as boxes, without a warning for each of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
 
 
 def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
