@@ -314,6 +314,17 @@ def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
         tuned(shared / "corpus.tsv", tmp_path / "none", test=more, split=shared / "split.parquet")
 
 
+def test_a_further_file_may_be_of_another_kind(shared: Path, tmp_path: Path) -> None:
+    further = tmp_path / "more.csv"
+    further.write_text('label,text\n1,"good, movie"\n0,"the ""bad"" bus"\n', "utf-8")
+    tuned(shared / "corpus.tsv", tmp_path / "run", test=further, epochs=1)
+    table = predictions(tmp_path / "run")
+    assert list(table[table["fold"] == "test"]["y_true"]) == ["1", "0"]
+    further.write_text("label,body\n1,good\n", "utf-8")
+    with pytest.raises(UsageError, match="has no such column; it has label, body"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", test=further, overwrite=True)
+
+
 def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: Path) -> None:
     new = corpus_of(tmp_path / "new.tsv", count=12, label=False)
     other = corpus_of(tmp_path / "other.tsv", count=14, label=False)
@@ -584,6 +595,30 @@ def test_a_folder_that_says_nothing_is_not_gone_on_with(tmp_path: Path) -> None:
         pytest.fail("it was opened")
     with resumable_run(tmp_path / "run", {"a": 1}, overwrite=True) as folder:
         assert not (folder / "thing").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"freeze_layers": "9"}, {"freeze_layers": "1"}),
+        ({"learning_rate": 1e38}, {"learning_rate": 1e-3}),
+    ],
+)
+def test_what_a_message_advises_can_be_done_at_once(
+    shared: Path, tmp_path: Path, wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    """Settings that failed before anything was made leave nothing in the way of others."""
+    with pytest.raises((UsageError, EncodeError), match=r"the encoder has 2|smaller --learning"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, **wrong)
+    assert list(tmp_path.iterdir()) == []
+    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, **right)
+
+
+def test_the_last_step_may_explode_too(shared: Path, tmp_path: Path) -> None:
+    """Two steps, of which warm-up makes the first nothing, and nobody watches."""
+    with pytest.raises(EncodeError, match=r"fold 1 of 3: weights are not numbers any more\. Use a"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=1e38, validation=0,
+              epochs=2, batch_size=64)  # fmt: skip
 
 
 def test_a_label_that_only_the_test_part_has(tmp_path: Path) -> None:
