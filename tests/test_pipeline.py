@@ -162,6 +162,15 @@ def test_a_failed_stage_leaves_the_earlier_ones_done(
     assert reasons(tmp_path) == ["up to date", "was not finished"]
 
 
+def test_a_mistyped_setting_undoes_nothing(tmp_path: Path, calls: list[list[str]]) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    run_recipe(stages_of(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_call", lambda *_: 2)
+        assert statuses(run_recipe(stages_of(tmp_path, "corpus=corpse.tsv"))) == ["failed"]
+    assert reasons(tmp_path) == ["up to date", "up to date"]
+
+
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path, calls: list[list[str]]) -> None:
     from embedkit.errors import OutputExistsError
 

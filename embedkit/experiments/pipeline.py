@@ -224,6 +224,8 @@ def _run(stage: Stage, plan: _Plan, *, quiet: bool, divert: bool) -> StageResult
                  stage.folder, divert)  # fmt: skip
     seconds = time.monotonic() - started
     if code not in (0, EXIT_REJECTS):
+        if plan.record.get("status") == DONE and not _lost(stage, plan.record):
+            _write_record(stage, plan.record)  # a mistyped setting has undone nothing
         return StageResult(stage.name, FAILED, code, seconds, _shown(stage))
     there = {name: path for name in stage.outputs if (path := stage.folder / name).exists()}
     made = {name: content_hash(path) for name, path in there.items()}

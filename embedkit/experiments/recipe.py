@@ -25,6 +25,7 @@ an option out.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ import click
 
 from embedkit.errors import UsageError, did_you_mean, first_line
 
-__all__ = ["Stage", "key_lines", "read_recipe"]
+__all__ = ["Stage", "key_lines", "misplaced", "read_recipe"]
 
 Key = tuple[str, ...]
 
@@ -95,6 +96,18 @@ def read_recipe(
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {first_line(error)}.") from error
     return _Reader(path, content, key_lines(text), commands).stages(settings)
+
+
+def misplaced(path: Path, settings: Sequence[str]) -> Iterator[str]:
+    """Notes on settings that name a file from where the user is, not from the recipe's folder."""
+    folder = path.resolve().parent
+    for setting in settings:
+        value = setting.partition("=")[2]
+        if os.path.isfile(value) and not os.path.exists(folder / value):  # noqa: PTH110, PTH113 - of any text
+            yield (
+                f"--set {setting}: paths count from {folder}, where no {value} is; for the one "
+                f"here write {os.path.relpath(value, folder)}"
+            )
 
 
 def key_lines(text: str) -> dict[Key, int]:
