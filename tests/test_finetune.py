@@ -667,6 +667,7 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
         ({"freeze_layers": "some"}, "--freeze-layers some: expected a number, embeddings or all"),
         ({"mix_layers": 9}, "--mix-layers 9: .* has 2 layers"),
         ({"freeze_layers": "3"}, "--freeze-layers 3: the encoder has 2 layers"),
+        ({"seed": -1}, "--seed -1: expected 0 or more"),
         ({"precision": "fp16"}, "fp16 trains on CUDA only"),
         ({"threshold": "f2", "validation": 0}, "--threshold f2 is chosen on records that watch"),
         ({"threshold": "best"}, "--threshold best: expected a probability"),

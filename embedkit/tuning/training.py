@@ -114,6 +114,8 @@ class FoldSettings:
                 self.patience is not None and self.patience < 1,
             f"--validation {self.validation:g}: expected a part between 0 and 0.5, such as 0.1":
                 not 0 <= self.validation <= 0.5,
+            f"--seed {self.seed}: expected 0 or more, below 2147483648":
+                not 0 <= self.seed < 2**31,
             "--patience needs records to watch: give --validation 0.1":
                 self.patience is not None and self.validation == 0,
             f"--freeze-layers {self.freeze_layers}: expected a number, embeddings or all":
