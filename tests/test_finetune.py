@@ -23,6 +23,7 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
+    DamagedError,
     EncodeError,
     MismatchError,
     OutputExistsError,
@@ -252,6 +253,9 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
     done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert done.returncode == 5
     assert "fold-1 cannot be read" in done.stderr
+    shutil.rmtree(tmp_path / "run/model/fold-1")
+    with pytest.raises(DamagedError, match=r"fold-1 is missing\. Make the run again"):
+        Predictor(tmp_path / "run", device="cpu")
 
 
 def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path) -> None:
