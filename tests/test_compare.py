@@ -287,7 +287,9 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: st
     frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
     with pytest.raises(UsageError, match="has no column 'proba_1'"):
         write_blend(made, compared.runs.records, tmp_path / "t.tsv",
-                    answers=[tmp_path / "o.parquet"])  # fmt: skip
+                    answers=[tmp_path / "o.parquet"] * 2)  # fmt: skip
+    with pytest.raises(UsageError, match=r"--answers is given 1 times for 2 runs\. Give one file"):
+        write_blend(made, compared.runs.records, tmp_path / "t.tsv", answers=files[:1])
 
 
 # what may be compared
@@ -372,6 +374,18 @@ def test_values(tmp_path: Path) -> None:
     assert worst.low > 0
     assert worst.p is None
     assert "p (best)" in comparison_text(table)
+
+
+def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).normal(size=40)
+    folds = [i % 4 for i in range(40)]
+    flat = write_fake_run(tmp_path / "flat", y, np.zeros(40), folds, classes=())
+    good = write_fake_run(tmp_path / "good", y, y + 0.1 * np.sign(y), folds, classes=())
+    table = compare([flat, good], measure="spearman").table
+    assert table.rows[-1].name == "flat"
+    assert np.isnan(table.rows[-1].scores["spearman"].value)
+    for text in (comparison_text(table), comparison_markdown(table)):
+        assert "nan" not in text
 
 
 def test_cost_is_taken_over(tmp_path: Path) -> None:

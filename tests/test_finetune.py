@@ -23,6 +23,7 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
+    DamagedError,
     EncodeError,
     MismatchError,
     OutputExistsError,
@@ -252,6 +253,9 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
     done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert done.returncode == 5
     assert "fold-1 cannot be read" in done.stderr
+    shutil.rmtree(tmp_path / "run/model/fold-1")
+    with pytest.raises(DamagedError, match=r"fold-1 is missing\. Make the run again"):
+        Predictor(tmp_path / "run", device="cpu")
 
 
 def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path) -> None:
@@ -312,6 +316,17 @@ def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
         tuned(shared / "corpus.tsv", tmp_path / "none", test=strange)
     with pytest.raises(UsageError, match="the split holds a test part already; leave out --test"):
         tuned(shared / "corpus.tsv", tmp_path / "none", test=more, split=shared / "split.parquet")
+
+
+def test_a_further_file_may_be_of_another_kind(shared: Path, tmp_path: Path) -> None:
+    further = tmp_path / "more.csv"
+    further.write_text('label,text\n1,"good, movie"\n0,"the ""bad"" bus"\n', "utf-8")
+    tuned(shared / "corpus.tsv", tmp_path / "run", test=further, epochs=1)
+    table = predictions(tmp_path / "run")
+    assert list(table[table["fold"] == "test"]["y_true"]) == ["1", "0"]
+    further.write_text("label,body\n1,good\n", "utf-8")
+    with pytest.raises(UsageError, match="has no such column; it has label, body"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", test=further, overwrite=True)
 
 
 def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: Path) -> None:
@@ -586,6 +601,30 @@ def test_a_folder_that_says_nothing_is_not_gone_on_with(tmp_path: Path) -> None:
         assert not (folder / "thing").exists()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"freeze_layers": "9"}, {"freeze_layers": "1"}),
+        ({"learning_rate": 1e38}, {"learning_rate": 1e-3}),
+    ],
+)
+def test_what_a_message_advises_can_be_done_at_once(
+    shared: Path, tmp_path: Path, wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    """Settings that failed before anything was made leave nothing in the way of others."""
+    with pytest.raises((UsageError, EncodeError), match=r"the encoder has 2|smaller --learning"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, **wrong)
+    assert list(tmp_path.iterdir()) == []
+    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, **right)
+
+
+def test_the_last_step_may_explode_too(shared: Path, tmp_path: Path) -> None:
+    """Two steps, of which warm-up makes the first nothing, and nobody watches."""
+    with pytest.raises(EncodeError, match=r"fold 1 of 3: weights are not numbers any more\. Use a"):
+        tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=1e38, validation=0,
+              epochs=2, batch_size=64)  # fmt: skip
+
+
 def test_a_label_that_only_the_test_part_has(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", count=24, labels=[*["0", "1"] * 10, "2", "2", "2", "2"])
     source = embedkit.fsio.file_sha256(corpus)
@@ -632,6 +671,7 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
         ({"freeze_layers": "some"}, "--freeze-layers some: expected a number, embeddings or all"),
         ({"mix_layers": 9}, "--mix-layers 9: .* has 2 layers"),
         ({"freeze_layers": "3"}, "--freeze-layers 3: the encoder has 2 layers"),
+        ({"seed": -1}, "--seed -1: expected 0 or more"),
         ({"precision": "fp16"}, "fp16 trains on CUDA only"),
         ({"threshold": "f2", "validation": 0}, "--threshold f2 is chosen on records that watch"),
         ({"threshold": "best"}, "--threshold best: expected a probability"),

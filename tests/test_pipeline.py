@@ -114,6 +114,27 @@ def test_what_makes_a_stage_run_again(
     assert reasons(tmp_path) == ["embedkit or a library has changed"] * 2
 
 
+def test_parts_that_are_gone_are_made_again(tmp_path: Path) -> None:
+    """Files that the hash of a folder leaves out: shards of a dataset, models of a run."""
+    stage = Stage("train", "train", (), tmp_path, (), ("data", "run"), True)
+    files = ["data/sentences/part-0.parquet", "data/_embedkit/manifest.json", "run/run.json",
+             "run/model/fold-0/model.safetensors", "run/figures/a.png"]  # fmt: skip
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1234")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_call", lambda *_: 0)
+        pipeline._run(stage, pipeline._plan(stage), quiet=True, divert=False)
+    assert pipeline._plan(stage).reason == ""
+    (tmp_path / "data/_embedkit/index").write_bytes(b"made later")
+    (tmp_path / "run/figures/a.png").unlink()
+    assert pipeline._plan(stage).reason == ""
+    (tmp_path / files[3]).write_bytes(b"12")
+    assert pipeline._plan(stage).reason == f"{files[3]} is damaged"
+    (tmp_path / files[0]).unlink()
+    assert pipeline._plan(stage).reason == f"{files[0]} is missing"
+
+
 def test_the_code_is_every_file_of_the_package() -> None:
     code = pipeline._code()
     assert set(code) >= {"embedkit", "sources", "torch", "scikit-learn"}
@@ -141,14 +162,24 @@ def test_a_failed_stage_leaves_the_earlier_ones_done(
     assert reasons(tmp_path) == ["up to date", "was not finished"]
 
 
+def test_a_mistyped_setting_undoes_nothing(tmp_path: Path, calls: list[list[str]]) -> None:
+    corpus_of(tmp_path / "corpus.tsv")
+    run_recipe(stages_of(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_call", lambda *_: 2)
+        assert statuses(run_recipe(stages_of(tmp_path, "corpus=corpse.tsv"))) == ["failed"]
+    assert reasons(tmp_path) == ["up to date", "up to date"]
+
+
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path, calls: list[list[str]]) -> None:
     from embedkit.errors import OutputExistsError
 
     corpus_of(tmp_path / "corpus.tsv")
     (tmp_path / "out put").mkdir()
     (tmp_path / "out put/split.parquet").write_bytes(b"mine")
-    with pytest.raises(OutputExistsError, match=r"exists\. Choose another --out"):
-        run_recipe(stages_of(tmp_path))
+    for _ in range(2):  # a second attempt knows no more than the first
+        with pytest.raises(OutputExistsError, match=r"exists\. Choose another --out"):
+            run_recipe(stages_of(tmp_path))
     assert (tmp_path / "out put/split.parquet").read_bytes() == b"mine"
 
 
@@ -348,10 +379,10 @@ def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     assert out.read_bytes() == CONTENT
     assert not fetch(f"{address}/corpus.tsv", sha256=right, out=out)
     assert asked == ["/corpus.tsv"]
-    for path in ("/cut", "/corpus.tsv"):
-        wrong = right if path == "/cut" else "0" * 64
-        with pytest.raises(MismatchError, match=r"gave other bytes than expected .*nothing was"):
-            fetch(address + path, sha256=wrong, out=tmp_path / "other")
+    with pytest.raises(MismatchError, match=r"gave other bytes than expected .*nothing was"):
+        fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
+    with pytest.raises(StorageError, match=r"cannot be fetched: it ended after 90,005 of 180,011"):
+        fetch(f"{address}/cut", sha256=right, out=tmp_path / "other")
     with pytest.raises(StorageError, match=r"cannot be fetched: .*Check the network, or put"):
         fetch(f"{address}/missing", sha256=right, out=tmp_path / "other")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
@@ -364,11 +395,22 @@ def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
 def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected 64 hex digits"):
         fetch("https://example.org/x", sha256="abc", out=tmp_path / "x")
-    for url in ("file:///etc/hostname", "example.org/x", "https:///x"):
+    for url in ("file:///etc/hostname", "example.org/x", "https:///x", "http://[x/y"):
         with pytest.raises(UsageError, match="begins with https://"):
             fetch(url, sha256="0" * 64, out=tmp_path / "x")
     with pytest.raises(StorageError, match=r"cannot be fetched: .*refused"):
         fetch("http://127.0.0.1:9/x", sha256="0" * 64, out=tmp_path / "x")
+
+
+def test_fetch_takes_addresses_and_names_as_people_write_them(
+    tmp_path: Path, server: tuple[str, list[str]]
+) -> None:
+    address, asked = server
+    right = hashlib.sha256(CONTENT).hexdigest()
+    assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "x")
+    assert asked == ["/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
+    with pytest.raises(UsageError, match=r"is a folder\. Name the file in it"):
+        fetch(f"{address}/x", sha256=right, out=tmp_path)
 
 
 # the recipes of the project

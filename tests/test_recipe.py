@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from embedkit.cli import cli
 from embedkit.errors import UsageError
-from embedkit.experiments.recipe import Stage, key_lines, read_recipe
+from embedkit.experiments.recipe import Stage, key_lines, misplaced, read_recipe
 from tests.store_fixtures import ROOT
 
 GOOD = """\
@@ -118,6 +118,8 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (('dataset = "{out}/v"\nout = "{out}/a"', 'dataset = ["p", "q"]'),
          r"toml:31: .*expected one value, not 2"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
+        (('"{out}/a"', '"{out}/../out/b"'),
+         r"toml:30: \[train.a\] it would replace ../x/out/../out/b, which train.b makes"),
         (("[set]", "[set.inner]\nx = 1\n[set]"), r"holds values, not tables"),
     ],
     ids=lambda value: None if isinstance(value, str) else value[1].replace("\n", " ")[:20],
@@ -141,6 +143,16 @@ def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message:
 def test_mistakes_on_the_command_line(tmp_path: Path, setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read(tmp_path, GOOD, setting)
+
+
+def test_a_path_from_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    for name in ("mine.tsv", "both.tsv", "recipes/both.tsv"):
+        (tmp_path / name).write_text("text\n")
+    monkeypatch.chdir(tmp_path)
+    settings = ["corpus=mine.tsv", "corpus=both.tsv", "x=" + "y" * 5_000, "z=a\0b", "w="]
+    (note,) = misplaced(Path("recipes/r.toml"), settings)
+    assert note.endswith("where no mine.tsv is; for the one here write ../mine.tsv")
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.learning.classify import train
 from embedkit.learning.probing import probe
 from embedkit.learning.splits import split
-from tests.run_fixtures import random_runs, write_fake_run
+from tests.run_fixtures import SOURCE, edit_run, random_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
@@ -216,6 +217,65 @@ def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
     assert not [tag for tag, _ in Seen(html).tags if tag in ("b", "i")]
     assert "_<i>run$1$" in Seen(html).text
     assert "<b>$x$</b>" in Seen(html).text
+
+
+def test_signs_that_no_picture_can_hold(tmp_path: Path) -> None:
+    """Control letters in labels, and letters that no font has: neither error nor warning."""
+    labels = ("a\x07b", "긍정\U000e0041")
+    _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=40)
+    paths = [write_fake_run(tmp_path / name, [labels[i] for i in y], o, [i % 4 for i in range(40)],
+                            classes=labels)
+             for name, o in zip(("one", "결과"), outputs, strict=True)]  # fmt: skip
+    folder = write_report(compare(paths), tmp_path / "r.html")
+    for file in folder.glob("*.svg"):
+        ElementTree.fromstring(file.read_bytes())
+
+
+def test_folds_of_a_column(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=40)
+    for path in paths:
+        edit_run(path, split={"fingerprint": "s", "source": SOURCE, "column": "part", "folds": 5,
+                              "seed": 0})  # fmt: skip
+    write_report(compare(paths), tmp_path / "r.html")
+    text = Seen((tmp_path / "r.html").read_text("utf-8")).text
+    assert "5 folds by the column part of the corpus" in text
+
+
+def test_words_fit_the_number_of_runs_and_the_score(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).normal(size=40)
+    for name, off in (("good", 0.1), ("flat", 0.0)):
+        values = y + np.where(np.arange(40) % 2, off, -off) if off else np.zeros(40)
+        write_fake_run(tmp_path / name, y, values, [i % 4 for i in range(40)], classes=())
+    write_report(compare([tmp_path / "good", tmp_path / "flat"]), tmp_path / "two.html")
+    two = Seen((tmp_path / "two.html").read_text("utf-8")).text
+    assert "Best on RMSE: good" in " ".join(two.split())  # lower is better
+    assert "nan" not in two  # of values that are all the same there is no rank correlation
+    write_report(compare([tmp_path / "good"]), tmp_path / "one.html")
+    one = Seen((tmp_path / "one.html").read_text("utf-8")).text
+    assert "Comparison of 1 run\n" in one
+    assert "runs decide the same" not in one
+
+
+def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
+    """A corpus whose columns nobody could guess; long texts are cut on the page."""
+    corpus = tmp_path / "c.dat"
+    long = "x" * 5_000
+    lines = [f"{i};first {i};second {i} {long};{i % 2}" for i in range(40)]
+    corpus.write_text("a;b;c;d\n" + "\n".join(lines) + "\n", "utf-8")
+    source = [embedkit.fsio.file_sha256(corpus)]
+    paths, _, _ = random_runs(tmp_path / "runs", ["p", "q"], n=40)
+    reading = {"text": "b", "text_pair": "c", "unicode": "none", "dialect": {
+        "format": "csv", "encoding": "utf-8", "quoting": "csv", "header": True}}  # fmt: skip
+    for path in paths:
+        content = json.loads((path / "run.json").read_text("utf-8"))
+        edit_run(path, split={**content["split"], "source": source},
+                 dataset={"path": "../../c.dat", "source": source, "reading": reading})  # fmt: skip
+    write_report(compare(paths), tmp_path / "r.html")
+    text = Seen((tmp_path / "r.html").read_text("utf-8")).text
+    assert "Texts from column 'b' and 'c' of c.dat" in text
+    assert re.search(r"first (\d+)\nsecond \1 x{1900}", text)
+    assert re.search(r"x … \(3,\d\d\d more characters\)", text)
+    assert long not in text
 
 
 # in a browser

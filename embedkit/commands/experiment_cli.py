@@ -135,11 +135,13 @@ def run(
     folder.
     """
     from embedkit.experiments.pipeline import run_recipe, shell_lines
-    from embedkit.experiments.recipe import read_recipe
+    from embedkit.experiments.recipe import misplaced, read_recipe
 
     group = context.find_root().command
     commands = {n: c for n, c in getattr(group, "commands", {}).items() if n != "run"}
     stages = read_recipe(recipe, commands, settings)
+    for note in misplaced(recipe, settings):
+        notifier(quiet)(note)
     if dry_run:
         click.echo("\n".join(shell_lines(stages)))
         return 0

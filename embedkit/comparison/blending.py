@@ -38,12 +38,14 @@ class Blend:
 
     Attributes:
         outcome: what it says of the records.
+        runs: how many runs it is made of.
         threshold: from which probability of the second class on it decides for that class, learnt
             on all out-of-fold predictions; ``None``: it decides for the likeliest class.
         apply: outputs of the runs for other records, in the order of the runs → blended output.
     """
 
     outcome: Outcome
+    runs: int
     threshold: float | None
     apply: Callable[[Sequence[Floats]], Floats]
 
@@ -75,7 +77,7 @@ def blend(kind: str, records: Records, outcomes: Sequence[Outcome], *, cut: bool
     decided = _decide(output, None)
     if cut and len(records.classes) == 2:
         decided, threshold = _decide_by_fold(records, output)
-    return Blend(Outcome(f"blend: {kind}", output, decided), threshold, apply)
+    return Blend(Outcome(f"blend: {kind}", output, decided), len(outputs), threshold, apply)
 
 
 def read_answers(paths: Sequence[Path], classes: Sequence[str]) -> tuple[Any, list[Floats]]:
@@ -142,6 +144,11 @@ def write_blend(
         raise OutputExistsError(f"{out} exists. Choose another name, or give --overwrite.")
     if answers and not records.classes:
         raise UsageError("--answers needs runs that predict labels; these predict values.")
+    if answers and len(answers) != made.runs:
+        raise UsageError(
+            f"--answers is given {len(answers)} times for {made.runs} runs. Give one file for "
+            "every run, in their order."
+        )
     if answers:
         about, outputs = read_answers(answers, records.classes)
         columns = {"row": about["row"], "id": about["id"]}

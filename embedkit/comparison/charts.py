@@ -30,6 +30,7 @@ __all__ = ["Picture", "draw_all", "save_pictures", "training_log"]
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
+_NOT_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _BINS = 10
 _GREY = "#8a929a"
 _SHAPES = "osD^vP*X"
@@ -110,7 +111,7 @@ def _score_and_cost(compared: Compared) -> Picture:
         axis.axhline(value, color=_GREY, linewidth=1, linestyle=":")
         axis.annotate(  # side by side, since the lines of blends often lie close
             row.name, (0.005 + 0.25 * number, value), xycoords=("axes fraction", "data"),
-            fontsize=7, xytext=(0, 2), textcoords="offset points", color=_GREY,
+            fontsize=7, xytext=(0, 2), textcoords="offset points", alpha=0.75,
         )  # fmt: skip
     axis.set_xscale("log")
     axis.set_xlim(min(seconds) / 3, max(seconds) * 3)
@@ -294,10 +295,9 @@ def _picture(name: str, title: str, figure: Any) -> Picture:
     png, svg = io.BytesIO(), io.BytesIO()
     render(figure, png, dpi=180, format="png", metadata={"Software": None})
     render(figure, svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = _NOT_XML.sub(b"", svg.getvalue())
     name = re.sub(r"[^\w.-]+", "_", name)
-    return Picture(
-        name, title, png.getvalue(), svg.getvalue(), _inline(name, title, svg.getvalue())
-    )
+    return Picture(name, title, png.getvalue(), drawn, _inline(name, title, drawn))
 
 
 def _inline(name: str, title: str, svg: bytes) -> str:

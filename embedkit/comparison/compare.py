@@ -27,6 +27,7 @@ from embedkit.learning.scores import (
     calibration_error,
     classification_measures,
     draws,
+    middle,
     regression_measures,
 )
 
@@ -271,7 +272,8 @@ class _Table:
         self, runs: Sequence[Run], baseline: str, encoding: Mapping[str, float | None]
     ) -> tuple[Row, ...]:
         sign = 1 if self._measure in LOWER_IS_BETTER else -1
-        names = sorted(self.scores, key=lambda n: sign * self.scores[n][self._measure].value)
+        value = {name: sign * found[self._measure].value for name, found in self.scores.items()}
+        names = sorted(value, key=lambda n: (np.isnan(value[n]), value[n]))
         pairs = {(name, names[0]): self._difference(name, names[0]) for name in names[1:]}
         pairs |= {(n, baseline): self._difference(n, baseline) for n in names if n != baseline}
         pairs = self._corrected(pairs)
@@ -321,16 +323,16 @@ class _Table:
     def _difference(self, name: str, other: str) -> Difference:
         here, there = self.scores[name][self._measure], self.scores[other][self._measure]
         drawn = self._drawn[name] - self._drawn[other]
-        low, high = np.nanquantile(drawn, (0.025, 0.975)) if len(drawn) else (np.nan, np.nan)
+        low, high = middle(drawn)
         value = here.value - there.value
         if not self._records.classes:
-            return Difference(value, float(low), float(high), 0, 0, None, None)
+            return Difference(value, low, high, 0, 0, None, None)
         first = self._records.first
         right, their = (
             self._outcomes[n].decided[first] == self._records.y[first] for n in (name, other)
         )
         counts = int((right & ~their).sum()), int((their & ~right).sum())
-        return Difference(value, float(low), float(high), *counts, mcnemar(*counts), None)
+        return Difference(value, low, high, *counts, mcnemar(*counts), None)
 
     def _corrected(
         self, pairs: dict[tuple[str, str], Difference]
@@ -351,10 +353,8 @@ def _interval(name: str, value: float, drawn: Floats) -> Score:
 
     Drawing records anew adds noise to every bin, which only ever lengthens its distance.
     """
-    if not len(drawn):
-        return Score(value, float("nan"), float("nan"))
-    low, high = (float(x) for x in np.nanquantile(drawn, (0.025, 0.975)))
-    if name == "calibration_error":
+    low, high = middle(drawn)
+    if name == "calibration_error" and len(drawn):
         excess = float(drawn.mean()) - value
         low, high = max(0.0, low - excess), high - excess
     return Score(value, low, high)

@@ -35,6 +35,7 @@ _TITLES = {
     "average_precision": "average precision", "rmse": "RMSE", "r2": "R²", "spearman": "Spearman",
 }  # fmt: skip
 _LARGEST_MATRIX = 20
+_LONGEST_TEXT = 2_000
 _HARMLESS = "\n\t\u200c\u200d"
 
 
@@ -163,8 +164,9 @@ def _render(
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "shown": shown, "bytes": bytes_text, "duration": duration_text, "signed": _signed,
-        "p": _p_text, "title": lambda name: _TITLES.get(name, name),
+        "shown": shown, "excerpt": _excerpt, "signed": _signed, "p": _p_text,
+        "bytes": bytes_text, "duration": duration_text,
+        "title": lambda name: _TITLES.get(name, name),
     }  # fmt: skip
     script = environment.get_template("report.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -209,6 +211,12 @@ def shown(text: str) -> str:
         c if c in _HARMLESS or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else visible(c)
         for c in text
     )
+
+
+def _excerpt(text: str) -> str:
+    """The beginning of a text that would fill screens; the others as they are."""
+    more = len(text) - _LONGEST_TEXT
+    return text if more <= 0 else f"{text[:_LONGEST_TEXT]} … ({more:,} more characters)"
 
 
 def _held(records: Records, place: int) -> str:

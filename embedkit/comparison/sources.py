@@ -7,7 +7,7 @@ if its bytes have the hashes that the split names. Otherwise texts are left out,
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,20 +87,33 @@ def find_texts(
         MismatchError: it is not what the runs were made from.
     """
     source = tuple(runs[0].content["split"]["source"])
+    reading = _reading(runs, datasets)
     if given is not None:
-        return _given(Path(given), rows, source)
+        return _given(Path(given), rows, source, reading)
     for dataset in datasets:
         if dataset.manifest.job["storage"]["text"]:
             return _stored(dataset.path, rows)
     corpus = [run.path / str(run.content["dataset"].get("path") or "") for run in runs]
     for path in corpus:
         if path.is_file() and _hashes(path) == source:
-            return _of_corpus(path, rows)
+            return _of_corpus(path, rows, reading)
     return Texts({}, "The texts are left out: no dataset of these runs that holds texts is where "
                  "it was, unchanged. Name it, or the corpus, with --texts.")  # fmt: skip
 
 
-def _given(path: Path, rows: Collection[int], source: tuple[str, ...]) -> Texts:
+def _reading(runs: Sequence[Run], datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """How the corpus was read that the records are from; empty where nothing says it."""
+    inputs = [dataset.manifest.job["input"] for dataset in datasets]
+    for run in runs:
+        if reading := run.content["dataset"].get("reading"):
+            inputs.append(reading | reading["dialect"])
+    names = ("text", "text_pair", "unicode", "format", "encoding", "quoting", "header")
+    return {name: inputs[0][name] for name in names} if inputs else {}
+
+
+def _given(
+    path: Path, rows: Collection[int], source: tuple[str, ...], reading: Mapping[str, Any]
+) -> Texts:
     if is_dataset(path):
         if source_of(load(path)) != source:
             raise MismatchError(
@@ -115,7 +128,7 @@ def _given(path: Path, rows: Collection[int], source: tuple[str, ...]) -> Texts:
         raise MismatchError(
             f"--texts {path}: its bytes are not those of the corpus that these runs were made from."
         )
-    return _of_corpus(path, rows)
+    return _of_corpus(path, rows, reading)
 
 
 def _stored(path: Path, rows: Collection[int]) -> Texts:
@@ -128,17 +141,18 @@ def _stored(path: Path, rows: Collection[int]) -> Texts:
     return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
 
 
-def _of_corpus(path: Path, rows: Collection[int]) -> Texts:
+def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
     from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
 
     wanted = frozenset(rows)
-    plan = plan_corpus([InputFile.of(path)])
+    plan = plan_corpus([InputFile.of(path)], **reading)
     texts = {
         item.row: _joined([item.text, item.text_pair])
         for item in CorpusReader(plan)
         if isinstance(item, Record) and item.row in wanted
     }
-    return Texts(texts, f"Texts from column {plan.text!r} of {path.name}.")
+    columns = [repr(name) for name in (plan.text, plan.text_pair) if name]
+    return Texts(texts, f"Texts from column {' and '.join(columns)} of {path.name}.")
 
 
 def _hashes(path: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 from urllib.error import URLError
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from embedkit import __version__, fsio
 from embedkit.errors import MismatchError, StorageError, UsageError
@@ -36,8 +36,10 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     wanted, target = sha256.lower(), Path(out)
     if not re.fullmatch(r"[0-9a-f]{64}", wanted):
         raise UsageError(f"--sha256 {sha256}: expected 64 hex digits.")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+    if not _is_address(url):
         raise UsageError(f"{url}: expected an address that begins with https:// or http://.")
+    if target.is_dir():
+        raise UsageError(f"--out {target} is a folder. Name the file in it.")
     if target.is_file():
         found = fsio.file_sha256(target)
         if found == wanted:
@@ -61,17 +63,31 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     return True
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that are no address
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
 def _download(url: str, partial: Path, target: Path) -> str:
     from http.client import HTTPException
     from urllib.request import Request, urlopen
 
     digest = hashlib.sha256()
-    request = Request(url, headers={"User-Agent": f"embedkit/{__version__}"})
+    address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
+    request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
+    received = 0
     try:
         with urlopen(request, timeout=_SECONDS) as source, partial.open("wb") as sink:
             while chunk := source.read(_CHUNK):
                 digest.update(chunk)
                 sink.write(chunk)
+                received += len(chunk)
+            expected = int(source.headers.get("Content-Length") or received)
+            if received < expected:  # reading in pieces does not tell
+                raise ConnectionError(f"it ended after {received:,} of {expected:,} bytes")
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise StorageError(

@@ -31,6 +31,7 @@ __all__ = ["Done", "StageResult", "content_hash", "run_recipe", "shell_lines"]
 
 _LIBRARIES = ("numpy", "pyarrow", "scikit-learn", "lightgbm", "torch", "transformers", "tokenizers")
 _RUN_FILES = ("run.json", "predictions.parquet", "training.jsonl")
+_OF_DONE = {"outputs", "sizes", "exit_code"}
 UP_TO_DATE, DONE, FAILED = "up to date", "done", "failed"
 
 
@@ -143,6 +144,22 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _unread(path: Path) -> dict[str, int]:
+    """Sizes of the files that :func:`content_hash` leaves out: a dataset's shards, a run's models.
+
+    What else lies in such a folder (indexes, logs, figures) may come and go.
+    """
+    if not path.is_dir():
+        return {}
+    is_run = (path / "run.json").is_file()
+    if not is_run and not (path / "_embedkit" / "manifest.json").is_file():
+        return {}
+    folders = [f for f in path.iterdir() if f.is_dir() and f.name != "_embedkit"]
+    files = [file for folder in ([path / "model"] if is_run else folders)
+             for file in folder.rglob("*") if file.is_file()]  # fmt: skip
+    return {str(file.relative_to(path)): file.stat().st_size for file in sorted(files)}
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """What a stage would be made from now, what it was made from, and why it has to run."""
@@ -179,27 +196,43 @@ def _reason(stage: Stage, made_from: Mapping[str, Any], record: Mapping[str, Any
         return f"{changed[0]} has changed"
     if before["code"] != made_from["code"]:
         return "embedkit or a library has changed"
+    return _lost(stage, record)
+
+
+def _lost(stage: Stage, record: Mapping[str, Any]) -> str:
+    """What is no longer as a finished stage left it; empty if all is."""
     for name, known in record["outputs"].items():
         path = stage.folder / name
         if not path.exists():
             return f"{name} is missing"
         if content_hash(path) != known:
             return f"{name} is no longer what was made"
+        sizes = _unread(path)
+        for inner, size in record["sizes"].get(name, {}).items():
+            if sizes.get(inner) != size:
+                return f"{name}/{inner} is {'damaged' if inner in sizes else 'missing'}"
     return ""
 
 
 def _run(stage: Stage, plan: _Plan, *, quiet: bool, divert: bool) -> StageResult:
     overwrite = ["--overwrite"] if _overwrites(stage, plan) else []
-    _write_record(stage, {"status": "started", "made_from": plan.made_from})
+    if plan.record or not any((stage.folder / name).exists() for name in stage.outputs):
+        # beside what was made by hand a record would claim it, and the next run replace it
+        _write_record(stage, {"status": "started", "made_from": plan.made_from})
     started = time.monotonic()
     code = _call([stage.command, *stage.arguments, *overwrite, *(["-q"] if quiet else [])],
                  stage.folder, divert)  # fmt: skip
     seconds = time.monotonic() - started
     if code not in (0, EXIT_REJECTS):
+        if plan.record.get("status") == DONE and not _lost(stage, plan.record):
+            _write_record(stage, plan.record)  # a mistyped setting has undone nothing
         return StageResult(stage.name, FAILED, code, seconds, _shown(stage))
-    made = {n: content_hash(p) for n in stage.outputs if (p := stage.folder / n).exists()}
+    there = {name: path for name in stage.outputs if (path := stage.folder / name).exists()}
+    made = {name: content_hash(path) for name, path in there.items()}
+    sizes = {name: _unread(path) for name, path in there.items()}
     _write_record(stage, {"status": DONE, "made_from": plan.made_from, "outputs": made,
-                          "exit_code": code, "seconds": round(seconds, 3)})  # fmt: skip
+                          "sizes": sizes, "exit_code": code,
+                          "seconds": round(seconds, 3)})  # fmt: skip
     return StageResult(stage.name, DONE, code, seconds, _shown(stage))
 
 
@@ -281,7 +314,7 @@ def _read_record(stage: Stage) -> dict[str, Any]:
     try:
         record = json.loads(_record_file(stage).read_text("utf-8"))
         complete = {"arguments", "inputs", "code"} <= record["made_from"].keys()
-        if complete and (record["status"] != DONE or {"outputs", "exit_code"} <= record.keys()):
+        if complete and (record["status"] != DONE or record.keys() >= _OF_DONE):
             return dict(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass

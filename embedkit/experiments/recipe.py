@@ -25,6 +25,7 @@ an option out.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ import click
 
 from embedkit.errors import UsageError, did_you_mean, first_line
 
-__all__ = ["Stage", "key_lines", "read_recipe"]
+__all__ = ["Stage", "key_lines", "misplaced", "read_recipe"]
 
 Key = tuple[str, ...]
 
@@ -97,6 +98,18 @@ def read_recipe(
     return _Reader(path, content, key_lines(text), commands).stages(settings)
 
 
+def misplaced(path: Path, settings: Sequence[str]) -> Iterator[str]:
+    """Notes on settings that name a file from where the user is, not from the recipe's folder."""
+    folder = path.resolve().parent
+    for setting in settings:
+        value = setting.partition("=")[2]
+        if os.path.isfile(value) and not os.path.exists(folder / value):  # noqa: PTH110, PTH113 - of any text
+            yield (
+                f"--set {setting}: paths count from {folder}, where no {value} is; for the one "
+                f"here write {os.path.relpath(value, folder)}"
+            )
+
+
 def key_lines(text: str) -> dict[Key, int]:
     """Line, from 1, of every table header and key of a valid TOML text."""
     found: dict[Key, int] = {}
@@ -145,7 +158,18 @@ class _Reader:
             if isinstance(value, dict):
                 raise self._error((_SET, name), f"[{_SET}] holds values, not tables.")
             self._set[name] = self._filled(value, (_SET, name))
-        return tuple(self._stage(key, table) for key, table in tables.items())
+        stages = {key: self._stage(key, table) for key, table in tables.items()}
+        self._check_outputs(stages)
+        return tuple(stages.values())
+
+    def _check_outputs(self, stages: Mapping[Key, Stage]) -> None:
+        """No stage may replace what another one makes; several may make parts of one folder."""
+        makers: dict[Path, str] = {}
+        for key, stage in stages.items():
+            for name in set(stage.outputs) & set(stage.arguments):
+                maker = makers.setdefault((stage.folder / name).resolve(), stage.name)
+                if maker != stage.name:
+                    raise self._error(key, f"it would replace {name}, which {maker} makes.")
 
     def _tables(self) -> dict[Key, dict[str, Any]]:
         """Options of every stage, in the order of the file."""

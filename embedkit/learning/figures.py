@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ __all__ = [
     "render",
 ]  # fmt: skip
 
+_FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic", "DejaVu Sans")
 _EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic")
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
@@ -148,8 +150,11 @@ def draw_training(folder: Path, log: list[dict[str, Any]], *, measure: str) -> N
     save(folder, "training.png", figure)
 
 
-def _known_fonts(font_manager: Any) -> set[str]:
+@cache
+def _known_fonts() -> set[str]:
     """Names of fonts; matplotlib's own list may be older than the fonts of Korean and Japanese."""
+    from matplotlib import font_manager
+
     manager = font_manager.fontManager
     if not any(font.name.startswith(_EAST_ASIAN) for font in manager.ttflist):
         files = map(Path, font_manager.findSystemFonts())
@@ -202,24 +207,29 @@ def save(folder: Path, name: str, figure: Any) -> None:
 
 
 def render(figure: Any, target: IO[bytes], **options: Any) -> None:
-    """Draw a figure into a file; a letter that no font here has is a box, not a warning."""
-    with warnings.catch_warnings():
+    """Draw a figure into a file, with letters of Korean and Japanese.
+
+    A letter that no font here has is a box, not a warning.
+    """
+    import matplotlib as mpl
+    from matplotlib.text import Text
+
+    known = _known_fonts()
+    fonts = [name for name in _FONTS if name in known] or ["sans-serif"]
+    for text in figure.findobj(Text):
+        text.set_fontfamily(fonts)
+    with mpl.rc_context({"font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
         figure.savefig(target, **options)
 
 
 def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
-    """A figure with one plot, with letters of Korean and Japanese.
+    """A figure with one plot.
 
     It is none of pyplot's, whose backend is the caller's: a notebook goes on showing its own.
     """
-    import matplotlib as mpl
-    from matplotlib import font_manager
     from matplotlib.figure import Figure
 
-    known = _known_fonts(font_manager)
-    wanted = ["Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic", "DejaVu Sans"]
-    mpl.rcParams["font.family"] = [name for name in wanted if name in known] or ["sans-serif"]
     figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
     axis.spines[["top", "right"]].set_visible(False)

@@ -27,7 +27,13 @@ import pyarrow.parquet as pq
 from embedkit import __version__, fsio
 from embedkit.dataset.jobs import difference
 from embedkit.display import without_nan
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import (
+    DamagedError,
+    EncodeError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+)
 
 __all__ = ["UNFINISHED", "is_run", "load_model_of", "new_run", "path_from", "read_run",
            "resumable_run", "save_model", "versions", "write_predictions", "write_run"]  # fmt: skip
@@ -82,7 +88,8 @@ def resumable_run(
     """As :func:`new_run`, but what an earlier attempt left in the folder is still there.
 
     ``unfinished/job.json`` in it says what the run is going to be. The folder ``unfinished`` is
-    deleted when the run has its final name.
+    deleted when the run has its final name. Settings that turn out not to work before anything
+    is made leave no folder.
 
     Args:
         out: folder of the run.
@@ -111,7 +118,12 @@ def resumable_run(
         fsio.make_folder(job.parent)
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         fsio.write_durably(job, content.encode(), scratch=job.parent)
-        yield work
+        try:
+            yield work
+        except (UsageError, EncodeError):  # what they advise is another job: it may begin here
+            if [path for path in work.rglob("*") if path.is_file()] == [job]:
+                fsio.remove_tree(work)
+            raise
         _publish(work, out)
         fsio.remove_tree(out / UNFINISHED)
 

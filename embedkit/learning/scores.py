@@ -24,6 +24,7 @@ __all__ = [
     "classification_measures",
     "classification_scores",
     "draws",
+    "middle",
     "parse_threshold",
     "regression_measures",
     "regression_scores",
@@ -136,9 +137,16 @@ def draws(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Floats]:
 
 def score_of(measure: Measure, count: int, drawn: Floats) -> Score:
     """The score of all ``count`` records, with the interval of those of the samples drawn."""
-    drawn = drawn[np.isfinite(drawn)]  # a sample may hold one class only
-    low, high = np.quantile(drawn, (0.025, 0.975)) if len(drawn) else (np.nan, np.nan)
-    return Score(float(measure(np.ones((1, count)))[0]), float(low), float(high))
+    return Score(float(measure(np.ones((1, count)))[0]), *middle(drawn))
+
+
+def middle(drawn: Floats) -> tuple[float, float]:
+    """The ends of the middle 95 % of some samples; NaN where none of them has a value."""
+    known = drawn[np.isfinite(drawn)]  # a sample may hold one class only
+    if not len(known):
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _intervals(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ def _test_cells(row: Row) -> dict[str, str]:
 
 
 def _interval(score: Score, *, both: bool) -> str:
+    if math.isnan(score.value):
+        return "–"
     if both:
         return f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
     return f"{score.value:.3f} ±{(score.high - score.low) / 2:.3f}"
@@ -82,7 +85,7 @@ def _difference_cells(table: Comparison, row: Row) -> dict[str, str]:
 
 
 def _difference(found: Difference | None) -> str:
-    if found is None:
+    if found is None or math.isnan(found.value):
         return "–"
     return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 

@@ -59,6 +59,8 @@ class FinetunedRun:
 
 
 def _loaded(folder: Path) -> Any:
+    if not folder.is_dir():  # the loader would take its name for one of the hub
+        raise DamagedError(f"{folder} is missing. Make the run again.")
     try:
         return EncoderWithHead.from_pretrained(
             str(folder), local_files_only=True, use_safetensors=True

@@ -21,7 +21,7 @@ from embedkit.corpus import (
     plan_corpus,
 )
 from embedkit.dataset.store import is_dataset, load
-from embedkit.errors import UsageError
+from embedkit.errors import CorpusError, UsageError
 from embedkit.learning.splits import Labelled, source_of, whole_text
 
 __all__ = ["TextData", "read_more_texts", "read_texts"]
@@ -100,16 +100,21 @@ def read_more_texts(
 ) -> TextData:
     """Read a further corpus file with the columns and dialect of texts that were read before.
 
+    A file that is none in that dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own.
     All of its records are read; the label is ``None`` where it has no such column.
 
     Raises:
         CorpusError: the file cannot be read, or lacks a column.
     """
     known = like.reading
-    names = {name: known[name] for name in ("text", "text_pair")}
-    plan = plan_corpus(
-        [InputFile.of(Path(source))], **names, **known["dialect"], unicode=known["unicode"]
-    )
+    names = {name: known[name] for name in ("text", "text_pair", "unicode")}
+    file = InputFile.of(Path(source))
+    try:
+        plan = plan_corpus([file], **names, **known["dialect"])
+    except CorpusError:
+        if not known["dialect"]["header"]:
+            raise
+        plan = plan_corpus([file], **names, encoding=known["dialect"]["encoding"])
     label = known["label"] if known["label"] in plan.columns else None
     identity = known["id"] if known["id"] in plan.columns else None
     return _of_plan(replace(plan, label=label, id=identity, notices=()), notify)

@@ -114,6 +114,8 @@ class FoldSettings:
                 self.patience is not None and self.patience < 1,
             f"--validation {self.validation:g}: expected a part between 0 and 0.5, such as 0.1":
                 not 0 <= self.validation <= 0.5,
+            f"--seed {self.seed}: expected 0 or more, below 2147483648":
+                not 0 <= self.seed < 2**31,
             "--patience needs records to watch: give --validation 0.1":
                 self.patience is not None and self.validation == 0,
             f"--freeze-layers {self.freeze_layers}: expected a number, embeddings or all":
@@ -188,7 +190,7 @@ def train_fold(
         progress: called with a line after every epoch.
 
     Raises:
-        EncodeError: the loss is not a number any more.
+        EncodeError: the loss or a weight is not a number any more.
         StorageError: a checkpoint cannot be written.
     """
     freeze(model, settings.freeze_layers)
@@ -212,6 +214,8 @@ def train_fold(
     log = [line for entry in state.log_history if (line := _log_line(entry))]
     epoch = next((e["epoch"] for e in log if e["step"] == best and "valid_loss" in e), state.epoch)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if not all(bool(p.isfinite().all()) for p in model.parameters()):  # the last step's doing
+        raise EncodeError(f"{fold.name}: weights are not numbers any more. {_calmer(settings)}")
     if lora is not None:
         merge_lora(model, lora)
     return FoldResult(model.eval(), log, seconds, float(epoch), parameters)
@@ -404,8 +408,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             if key in (logs or {}) and not math.isfinite(logs[key]):
                 raise EncodeError(
                     f"{self._name}: the loss is not a number any more at step {state.global_step}. "
-                    f"Use a smaller --learning-rate than {self._settings.learning_rate:g}, or "
-                    "--precision fp32. Finished folds are kept."
+                    f"{_calmer(self._settings)}"
                 )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -443,6 +446,15 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             + (f", validation loss {losses['eval_loss']:.4f}, score {losses['eval_score']:.4f}"
                if "eval_loss" in losses else "")
         )  # fmt: skip
+
+
+def _calmer(settings: FoldSettings) -> str:
+    """What to do about numbers that have left all bounds."""
+    half = "" if settings.precision == "fp32" else ", or --precision fp32"
+    return (
+        f"Use a smaller --learning-rate than {settings.learning_rate:g}{half}. Finished folds are "
+        "kept for these settings; other ones start over, with --overwrite."
+    )
 
 
 def _is_stuck(history: Sequence[dict[str, Any]], patience: int | None) -> bool:
