@@ -68,7 +68,7 @@ def main() -> NoReturn:
         error.show()
         code = error.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the one into the other
-        _complain("interrupted; the same command goes on where it stopped.")
+        _complain(_stopped("interrupted"))
         code = 130
     except SystemExit as ended:
         # where the reader of a pipe has gone, click replaces the stream and ends with 1
@@ -80,8 +80,13 @@ def main() -> NoReturn:
 
 
 def _terminate(_signal: int, _frame: object) -> NoReturn:
-    _complain("terminated; the same command goes on where it stopped.")
+    _complain(_stopped("terminated"))
     sys.exit(143)
+
+
+def _stopped(how: str) -> str:
+    goes_on = sys.argv[1:2] and sys.argv[1] in ("extract", "finetune", "run")
+    return f"{how}; the same command goes on where it stopped." if goes_on else f"{how}."
 
 
 def _complain(message: str) -> None:

@@ -86,7 +86,7 @@ def split(
             f"{'test' if f == '-1' else f'fold {f}'} {n:,}" for f, n in sizes.items()
         ))  # fmt: skip
         if shared:
-            click.echo(f"  {shared:,} records lie where another of their text or group lies")
+            click.echo(f"  kept together, by text or group: {shared:,} beside the first of theirs")
 
 
 @click.command(
@@ -165,7 +165,11 @@ def train(
     show_default=True,
     type=click.Choice(["classification", "regression"]),
 )
-@click.option("--split", type=click.Path(path_type=Path), help="File that embedkit split wrote.")
+@click.option(
+    "--split",
+    type=click.Path(path_type=Path),
+    help="File that embedkit split wrote; of several deals, the first.",
+)
 @click.option("--folds", default=5, show_default=True, type=int, help="Without --split.")
 @click.option(
     "--control",

@@ -96,7 +96,7 @@ def probe(
         views: only these; by default all that are stored.
         classifier: what is fitted on each view.
         task: ``classification`` (scored by accuracy) or ``regression`` (by R²).
-        split: file that ``embedkit split`` wrote.
+        split: file that ``embedkit split`` wrote; of several deals of the folds, the first.
         folds: number of folds where no split is given.
         control: ``random-weights`` encodes the texts by the same architecture with random weights
             too.
