@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,13 +175,25 @@ def opened(browser: Any, file: Path) -> tuple[Any, list[str]]:
     return page, heard
 
 
-def listed(page: Any, count: int) -> None:
-    """Wait until so many texts are listed; the page's policy forbids a script to wait in it."""
+def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
+    """The value of a script once it is as it should be; the page allows no ``eval`` of its own."""
     for _ in range(200):
-        if page.locator("#chosen li").count() == count:
-            return
+        if holds(value := page.evaluate(script)):
+            return value
         page.wait_for_timeout(25)
-    raise AssertionError(f"{page.locator('#chosen li').count()} texts are listed, not {count}")
+    raise AssertionError(f"{script}: {value}")
+
+
+def listed(page: Any, count: int) -> None:
+    """Wait until so many texts are listed."""
+    until(page, "document.querySelectorAll('#chosen li').length", lambda found: found == count)
+
+
+def settled(page: Any) -> None:
+    """Wait until the drawing has the proportions of its place."""
+    sizes = """() => { const c = document.querySelector('canvas');
+        return [[c.width, c.height], [c.clientWidth, c.clientHeight]]; }"""
+    until(page, sizes, lambda found: found[0] == found[1])
 
 
 def test_the_page_works_in_a_browser(browser: Any, dataset: Path, tmp_path: Path) -> None:
@@ -264,14 +276,9 @@ def test_the_page_works_on_a_phone(browser: Any, dataset: Path, tmp_path: Path) 
     # what is found is listed in sight, and the drawing keeps its proportions
     page.fill("#find", "movie")
     page.wait_for_selector("#chosen li")
-    page.wait_for_timeout(100)
-    assert page.is_hidden("#hover")
-    assert page.locator("aside").bounding_box()["height"] > 100
-    width, height, wide, high = page.evaluate(
-        "(() => { const c = document.querySelector('canvas');"
-        " return [c.width, c.height, c.clientWidth, c.clientHeight]; })()"
-    )
-    assert (width, height) == (wide, high)
+    page.wait_for_selector("#hover", state="hidden")
+    until(page, "document.querySelector('aside').clientHeight", lambda height: height > 100)
+    settled(page)
 
     # two fingers that come together make it smaller
     page.fill("#find", "")
@@ -282,15 +289,15 @@ def test_the_page_works_on_a_phone(browser: Any, dataset: Path, tmp_path: Path) 
         for (let i = 3; i < d.length; i += 4) if (d[i] > 100) {
             const y = Math.floor(i / 4 / c.width); top = Math.min(top, y); end = Math.max(end, y); }
         return end - top; }"""
-    before = page.evaluate(reach)
+    settled(page)  # the list takes less room than before
+    before = until(page, reach, lambda drawn: drawn > 100)
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     hand = page.context.new_cdp_session(page)
     for kind, far in (("touchStart", 30), ("touchMove", 20), ("touchMove", 15), ("touchEnd", 0)):
         points = [{"x": x + side * far, "y": y, "id": side + 1} for side in (-1, 1)]
         hand.send("Input.dispatchTouchEvent",
                   {"type": kind, "touchPoints": points if far else []})  # fmt: skip
-    page.wait_for_timeout(100)
-    assert page.evaluate(reach) < 0.7 * before
+    until(page, reach, lambda drawn: 0 < drawn < 0.7 * before)
     assert [note for note in heard if "getImageData" not in note] == []
     phone.close()
 
