@@ -68,7 +68,7 @@ def _sentence_transformers(folder: str, length: int) -> Peer:
     from sentence_transformers.models import Pooling, Transformer
 
     body = Transformer(folder, max_seq_length=length)
-    width = int(body.get_word_embedding_dimension())
+    width = int(body.get_embedding_dimension())
     model = SentenceTransformer(modules=[body, Pooling(width)], device="cpu")
     return lambda texts, batch: np.asarray(model.encode(list(texts), batch_size=batch))
 
