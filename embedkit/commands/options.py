@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +13,7 @@ from embedkit.display import visible
 __all__ = [
     "SEED",
     "corpus_options",
+    "dialect_options",
     "given",
     "model_options",
     "notifier",
@@ -30,40 +31,44 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"  # checkpoint.DEFAULT_M
 
 def output_options(command: F) -> F:
     """Options that every command has."""
-    for option in reversed(
-        (
-            click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-            click.option(
-                "-q", "--quiet", is_flag=True, help="Print nothing but results and errors."
-            ),
-            click.option("-v", "--verbose", is_flag=True, help="Say more about what happens."),
-        )
-    ):
-        command = option(command)
-    return command
+    return _with(command, (
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but results and errors."),
+        click.option("-v", "--verbose", is_flag=True, help="Say more about what happens."),
+    ))  # fmt: skip
 
 
 def model_options(command: F) -> F:
     """Options that choose a checkpoint and where it runs."""
-    for option in reversed((
+    return _with(command, (
         click.option("--model", default=DEFAULT_MODEL, show_default=True,
                      help="Hub id or folder of a BERT-family checkpoint."),
         click.option("--revision", help="Branch, tag or commit of a hub checkpoint."),
         click.option("--offline", is_flag=True, help="Never ask the hub."),
         click.option("--device", default="auto", show_default=True,
                      help="auto, cpu, cuda, cuda:1."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
+    ))  # fmt: skip
 
 
 def corpus_options(command: F) -> F:
     """Options that say how to read the corpus."""
-    for option in reversed((
+    return _with(dialect_options(_with(command, (
+        click.option("--min-chars", default=0, show_default=True, type=int,
+                     help="Leave shorter texts out (counted)."),
+        click.option("--sample", type=int, help="Only so many records, drawn at random (counted)."),
+        click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the draw."),
+        click.option("--limit", type=int, help="Only the first so many records (counted)."),
+    ))), (
         click.option("--text", help="Column of the text. [guessed by its name]"),
         click.option("--text-pair", help="Column of the second text of a pair."),
         click.option("--id", help="Column of the id. [guessed; else row numbers]"),
         click.option("--label", help="Column of the label. [guessed]"),
+    ))  # fmt: skip
+
+
+def dialect_options(command: F) -> F:
+    """Options that say how a file is written."""
+    return _with(command, (
         click.option("--format", default="auto", show_default=True,
                      type=click.Choice(["auto", "tsv", "csv", "lines", "jsonl", "parquet"])),
         click.option("--encoding", default="utf-8", show_default=True),
@@ -74,12 +79,12 @@ def corpus_options(command: F) -> F:
                      help="The first line is data; columns are called 0, 1, 2 …"),
         click.option("--unicode", default="none", show_default=True,
                      type=click.Choice(["none", "nfc", "nfkc"]), help="Normal form of the texts."),
-        click.option("--min-chars", default=0, show_default=True, type=int,
-                     help="Leave shorter texts out (counted)."),
-        click.option("--sample", type=int, help="Only so many records, drawn at random (counted)."),
-        click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the draw."),
-        click.option("--limit", type=int, help="Only the first so many records (counted)."),
-    )):  # fmt: skip
+    ))  # fmt: skip
+
+
+def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
+    """A command with options before those that it has."""
+    for option in reversed(options):
         command = option(command)
     return command
 

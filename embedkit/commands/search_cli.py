@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
-from embedkit.commands.options import model_options, notifier, output_options, show_progress
+from embedkit.commands.options import (
+    dialect_options,
+    model_options,
+    notifier,
+    output_options,
+    show_progress,
+)
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 
@@ -173,22 +179,9 @@ def index(
 
 def _reading_options(command: F) -> F:
     """Options that say how a file of pairs or sentences is read."""
-    for option in reversed((
-        click.option("--id", help="Column of the id. [guessed; else row numbers]"),
-        click.option("--format", default="auto", show_default=True,
-                     type=click.Choice(["auto", "tsv", "csv", "lines", "jsonl", "parquet"])),
-        click.option("--encoding", default="utf-8", show_default=True),
-        click.option("--quoting", default="auto", show_default=True,
-                     type=click.Choice(["auto", "none", "csv"]),
-                     help="auto: .csv files are quoted as CSV, .tsv and .txt files not at all."),
-        click.option("--no-header", is_flag=True,
-                     help="The first line is data; columns are called 0, 1, 2 …"),
-        click.option("--unicode", default="none", show_default=True,
-                     type=click.Choice(["none", "nfc", "nfkc"]), help="Normal form of the texts."),
-        click.option("--limit", type=int, help="Only the first so many records."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
+    limit = click.option("--limit", type=int, help="Only the first so many records.")
+    identity = click.option("--id", help="Column of the id. [guessed; else row numbers]")
+    return identity(dialect_options(limit(command)))
 
 
 @click.command(

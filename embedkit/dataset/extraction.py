@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,8 +54,6 @@ _SHARD_BYTES = 64 << 20
 _MAX_SHARD_ROWS = 16_384
 _TYPICAL_TOKENS = 32
 _BYTES_WAITING = 192 << 20
-
-Storage = Literal["float32", "float16", "compact"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,13 +318,8 @@ class VectorData:
         Returns:
             ``m`` Python values for each column, in the order of ``places``.
         """
-        order = np.argsort(places, kind="stable")
-        starts = np.array([block.start for block in self.blocks], np.int64)
-        owner = np.searchsorted(starts, places[order], side="right") - 1
         values: dict[str, list[Any]] = {name: [None] * len(places) for name in names}
-        for number in np.unique(owner):
-            block = self.blocks[int(number)]
-            mine = order[owner == number]
+        for block, mine in self._by_block(places):
             with self._damage(block.shard), self._open(block.shard) as file:
                 table = file.read_row_group(block.group, columns=list(names), use_threads=False)
             table = table.take(places[mine] - block.start)
@@ -332,6 +327,26 @@ class VectorData:
                 for at, value in zip(mine, table.column(name).to_pylist(), strict=True):
                     values[name][at] = value
         return values
+
+    def vectors_at(self, places: NDArray[np.int64]) -> Floats:
+        """Vectors of some records, ``(m, width)`` float32; memory holds one row group beside them.
+
+        Args:
+            places: ``(m,)`` positions among the records of the dataset, in any order.
+        """
+        vectors = np.empty((len(places), self.width), np.float32)
+        for block, mine in self._by_block(places):
+            whole = np.empty((block.rows, self.width), np.float32)
+            self.read_block(block, whole)
+            vectors[mine] = whole[places[mine] - block.start]
+        return vectors
+
+    def _by_block(self, places: NDArray[np.int64]) -> Iterator[tuple[Block, NDArray[np.int64]]]:
+        """Row groups that hold some places, each with the numbers of those it holds."""
+        starts = np.array([block.start for block in self.blocks], np.int64)
+        owner = np.searchsorted(starts, places, side="right") - 1
+        for number in np.unique(owner):
+            yield self.blocks[int(number)], np.flatnonzero(owner == number)
 
     @property
     def columns(self) -> list[str]:

@@ -364,7 +364,7 @@ def _truth(
     threads: int,
 ) -> list[set[int]]:
     """For each held-out record, the places of the others that are as near as the tenth."""
-    queries = _held_vectors(data, held)
+    queries = data.vectors_at(held)
     found = nearest(
         data, queries, k=4 * _K, metric=metric, isotropy=isotropy, chosen=kept, threads=threads
     )
@@ -375,17 +375,6 @@ def _truth(
         set(places[(row >= limit) & (places >= 0)].tolist())
         for places, row, limit in zip(found.places, scores, edge, strict=True)
     ]
-
-
-def _held_vectors(data: VectorData, places: Integers) -> Floats:
-    vectors = np.empty((len(places), data.width), np.float32)
-    for block in data.blocks:
-        first, last = np.searchsorted(places, (block.start, block.stop))
-        if last > first:
-            whole = np.empty((block.rows, data.width), np.float32)
-            data.read_block(block, whole)
-            vectors[first:last] = whole[places[first:last] - block.start]
-    return vectors
 
 
 def _measured(

@@ -138,7 +138,7 @@ def project(
         raise UsageError(f"--method {method}: expected {' or '.join(METHODS)}.")
     if len(places) < 3:
         raise UsageError(f"{data.path}: {len(places)} records make no map; give three or more.")
-    vectors = _vectors(data, places)
+    vectors = data.vectors_at(places)
     if method == "umap":
         return _umap(vectors, seed), None
     vectors -= vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -190,7 +190,7 @@ def export_projector(
     lines = ["\t".join(columns)]
     lines += ["\t".join(_cell(values[name][i]) for name in columns) for i in range(len(places))]
     content = io.StringIO()
-    np.savetxt(content, _vectors(data, places), fmt="%.6g", delimiter="\t")
+    np.savetxt(content, data.vectors_at(places), fmt="%.6g", delimiter="\t")
     config = (
         f'embeddings {{\n  tensor_name: "{data.views[0]}"\n  tensor_path: "vectors.tsv"\n'
         '  metadata_path: "metadata.tsv"\n}\n'
@@ -218,18 +218,6 @@ def _drawn(data: VectorData, limit: int, seed: int, notify: Callable[[str], None
     notify(f"{limit:,} of {len(data):,} records are shown, drawn at random (--limit)")
     random = np.random.default_rng(seed)
     return np.sort(random.choice(len(data), limit, replace=False))
-
-
-def _vectors(data: VectorData, places: Integers) -> Floats:
-    """Vectors of ascending places, read block by block."""
-    vectors = np.empty((len(places), data.width), np.float32)
-    for block in data.blocks:
-        first, last = np.searchsorted(places, (block.start, block.stop))
-        if last > first:
-            whole = np.empty((block.rows, data.width), np.float32)
-            data.read_block(block, whole)
-            vectors[first:last] = whole[places[first:last] - block.start]
-    return vectors
 
 
 def _umap(vectors: Floats, seed: int) -> Floats:

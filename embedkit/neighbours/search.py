@@ -252,7 +252,7 @@ class Searcher:
                 )
         names = [f"row {row}" for row in rows]
         own = dict(enumerate(places.tolist()))
-        return self._answer(names, stored_vectors(self.data, places), k, own)
+        return self._answer(names, self.data.vectors_at(places), k, own)
 
     def vectors(self, queries: NDArray[Any], *, k: int = 10) -> list[Answer]:
         """Nearest records of vectors ``(width,)`` or ``(n, width)``.
@@ -373,19 +373,6 @@ def _check_words(texts: Sequence[str]) -> None:
     if empty:
         which = f" (number {empty[0] + 1})" if len(texts) > 1 else ""
         raise UsageError(f"the query{which} is empty. Give some words, or --like ROW.")
-
-
-def stored_vectors(data: VectorData, places: Integers) -> Floats:
-    """Vectors of some records ``(m, width)``; their row groups are read."""
-    vectors = np.empty((len(places), data.width), np.float32)
-    starts = np.array([block.start for block in data.blocks], np.int64)
-    owner = np.searchsorted(starts, places, side="right") - 1
-    for number in np.unique(owner):
-        block = data.blocks[int(number)]
-        whole = np.empty((block.rows, data.width), np.float32)
-        data.read_block(block, whole)
-        vectors[owner == number] = whole[places[owner == number] - block.start]
-    return vectors
 
 
 def read_queries(path: Path) -> list[str]:
