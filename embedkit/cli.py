@@ -300,7 +300,7 @@ def verify(
 ) -> None:
     """Check that a dataset is whole: checksums, counts, order, finite numbers."""
     from embedkit.dataset.verification import require_ok, verify
-    from embedkit.rendering.render import json_text, plain
+    from embedkit.rendering.render import count_text, json_text, plain
 
     found = verify(out, recompute=recompute, model=model, device=device, notify=notifier(quiet))
     if as_json:
@@ -308,13 +308,14 @@ def verify(
     require_ok(found, out)
     if not as_json and not quiet:
         click.echo(
-            f"{out}: {found.files} files, {found.rows:,} rows, {found.values:,} numbers: as written"
+            f"{out}: {count_text(found.files, 'file')}, {found.rows:,} rows, "
+            f"{found.values:,} numbers: as written"
         )
         if found.recomputed_shards:
             click.echo(
-                f"recomputed {found.recomputed_rows:,} rows of {len(found.recomputed_shards)} "
-                f"shards: {found.identical_rows:,} with the same bits, largest relative "
-                f"difference {found.worst:.1e}"
+                f"recomputed {found.recomputed_rows:,} rows of "
+                f"{count_text(len(found.recomputed_shards), 'shard')}: {found.identical_rows:,} with the "
+                f"same bits, largest relative difference {found.worst:.1e}"
             )
 
 

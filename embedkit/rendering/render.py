@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from unicodedata import category, east_asian_width
 
@@ -68,7 +68,7 @@ def estimate_text(plan: ExtractPlan, cost: Estimate, *, there: str = "") -> str:
     """What a job will cost, and what stands where its output goes."""
     left = sum(cost.left_out.values())
     lines = [
-        f"would write {plan.out}: {cost.accepted:,} rows in {cost.shards} shards",
+        f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
         f"  records    {cost.records:,} = {cost.accepted:,} to embed + "
         f"{sum(cost.rejected.values()):,} rejected{reasons_text(cost.rejected)} + {left:,} left out"
         f"{reasons_text(cost.left_out)}",
@@ -101,10 +101,14 @@ def result_text(result: ExtractResult) -> str:
         lines = [f"{result.out} is already complete; nothing was done."]
     else:
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
-        resumed = f", {result.resumed_shards} shards were there" if result.resumed_shards else ""
+        resumed = (
+            f", {count_text(result.resumed_shards, 'shard')} from before"
+            if result.resumed_shards
+            else ""
+        )
         lines = [
             f"wrote {result.out}: {totals['accepted']:,} rows × "
-            f"{count_text(manifest.views, 'view')}, {bytes_text(size)}, in "
+            f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
             f"{duration_text(result.seconds)} ({speed:,.0f} tokens/s{resumed})"
         ]
     rejected = f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])}"
@@ -152,7 +156,9 @@ def dataset_text(info: DatasetInfo) -> str:
     if info.duplicate_texts is not None:
         lines.append(f"  duplicates {info.duplicate_texts:,} rows repeat an earlier text")
     for folder, files, rows, size in info.tables:
-        lines.append(f"  {folder:10} {rows:,} rows, {bytes_text(size)} in {files} files")
+        lines.append(
+            f"  {folder:10} {rows:,} rows, {bytes_text(size)} in {count_text(files, 'file')}"
+        )
     lines.append(f"views (norms and mean cosine of two vectors, over {info.health_rows:,} rows):")
     rows_of_table = [
         {
@@ -281,9 +287,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def count_text(things: Sized, name: str) -> str:
+def count_text(count: int, name: str) -> str:
     """How many things, with their name in the right number."""
-    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
+    return f"{count:,} {name}" + ("" if count == 1 else "s")
 
 
 def reasons_text(counts: dict[str, int]) -> str:

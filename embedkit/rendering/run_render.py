@@ -47,7 +47,7 @@ def finetune_text(result: FinetuneResult) -> str:
     epochs = sorted({round(epoch) for epoch in content["epochs"]})
     lines = [
         f"wrote {out}: {content['learner']['head']} head on "
-        f"{visible(content['dataset']['names']['model'])}, {count_text(content['models'], 'fold')}",
+        f"{visible(content['dataset']['names']['model'])}, {count_text(len(content['models']), 'fold')}",
         _scores_table(content),
         f"{content['records']['folds']:,} records in folds, trained in "
         f"{duration_text(cost['fit_seconds'])} on {cost['device']}, {cost['parameters']:,} "
@@ -155,7 +155,7 @@ def _facts(path: Path, content: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "split",
             (
-                f"{split['folds']} folds, {count_text(range(split['repeats']), 'deal')}, "
+                f"{split['folds']} folds, {count_text(split['repeats'], 'deal')}, "
                 f"{' '.join([*kinds, 'seed'])} {split['seed']} ({split['fingerprint'][:12]})"
             ),
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from embedkit.display import bytes_text, duration_text, visible
-from embedkit.rendering.render import table_text
+from embedkit.rendering.render import count_text, table_text
 
 if TYPE_CHECKING:
     from embedkit.neighbours.index import IndexInfo
@@ -137,7 +137,7 @@ def similarity_data(found: PairSimilarity) -> dict[str, Any]:
 
 def words_text(report: WordReport) -> str:
     """Uses, how alike they are, their clusters, other words, and all layers."""
-    count = f"{len(report.uses):,} uses of {visible(report.word)}, layer {report.layer}"
+    count = f"{count_text(len(report.uses), 'use')} of {visible(report.word)}, layer {report.layer}"
     if report.skipped:
         count += f"; {report.skipped:,} more stand where the text was cut"
     lines = [count]
@@ -149,7 +149,7 @@ def words_text(report: WordReport) -> str:
         ]))  # fmt: skip
     for c, examples in enumerate(report.examples):
         size = int((report.clusters == c).sum())
-        lines.append(f"cluster {c}: {size:,} uses" + _senses_of(report, c))
+        lines.append(f"cluster {c}: {count_text(size, 'use')}" + _senses_of(report, c))
         lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in examples]
         if report.neighbours:
             near = ", ".join(f"{visible(n.word)} {n.cosine:.2f}" for n in report.neighbours[c])
