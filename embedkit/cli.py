@@ -314,8 +314,9 @@ def verify(
         if found.recomputed_shards:
             click.echo(
                 f"recomputed {found.recomputed_rows:,} rows of "
-                f"{count_text(len(found.recomputed_shards), 'shard')}: {found.identical_rows:,} with the "
-                f"same bits, largest relative difference {found.worst:.1e}"
+                f"{count_text(len(found.recomputed_shards), 'shard')}: "
+                f"{found.identical_rows:,} with the same bits, "
+                f"largest relative difference {found.worst:.1e}"
             )
 
 

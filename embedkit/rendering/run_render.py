@@ -47,7 +47,8 @@ def finetune_text(result: FinetuneResult) -> str:
     epochs = sorted({round(epoch) for epoch in content["epochs"]})
     lines = [
         f"wrote {out}: {content['learner']['head']} head on "
-        f"{visible(content['dataset']['names']['model'])}, {count_text(len(content['models']), 'fold')}",
+        f"{visible(content['dataset']['names']['model'])}, "
+        f"{count_text(len(content['models']), 'fold')}",
         _scores_table(content),
         f"{content['records']['folds']:,} records in folds, trained in "
         f"{duration_text(cost['fit_seconds'])} on {cost['device']}, {cost['parameters']:,} "
