@@ -229,7 +229,7 @@ def _umap(vectors: Floats, seed: int) -> Floats:
             from umap import UMAP
     except ImportError as error:
         raise UsageError(
-            "--method umap needs a package: pip install 'embedkit[umap]'. Or use --method pca."
+            "--method umap needs a package: pip install umap-learn. Or use --method pca."
         ) from error
     neighbours = min(15, len(vectors) - 1)
     with warnings.catch_warnings():
