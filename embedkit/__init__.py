@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from embedkit._version import __version__
 
 __all__ = [
     "Encoder", "Searcher", "__version__", "extract", "finetune", "load", "probe", "split", "train",
@@ -22,25 +22,25 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from embedkit.classifiers.probe import probe
+    from embedkit.classifiers.train import train
     from embedkit.dataset.extraction import extract
     from embedkit.dataset.store import load
     from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
-    from embedkit.learning.classify import train
-    from embedkit.learning.probing import probe
-    from embedkit.learning.splits import split
-    from embedkit.neighbours.search import Searcher
-    from embedkit.tuning.finetuning import finetune
+    from embedkit.finetuning.folds import finetune
+    from embedkit.runs.splits import split
+    from embedkit.search.searcher import Searcher
 
 _HOMES = {
     "Encoder": "embedkit.encoding.encoder",
-    "Searcher": "embedkit.neighbours.search",
+    "Searcher": "embedkit.search.searcher",
     "extract": "embedkit.dataset.extraction",
-    "finetune": "embedkit.tuning.finetuning",
+    "finetune": "embedkit.finetuning.folds",
     "load": "embedkit.dataset.store",
-    "probe": "embedkit.learning.probing",
-    "split": "embedkit.learning.splits",
-    "train": "embedkit.learning.classify",
+    "probe": "embedkit.classifiers.probe",
+    "split": "embedkit.runs.splits",
+    "train": "embedkit.classifiers.train",
     "verify": "embedkit.dataset.verification",
 }
 

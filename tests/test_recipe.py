@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.cli import cli
+from embedkit.cli.main import cli
 from embedkit.errors import UsageError
 from embedkit.experiments.recipe import Stage, key_lines, misplaced, read_recipe
 from tests.store_fixtures import ROOT
