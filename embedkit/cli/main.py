@@ -18,6 +18,7 @@ import click
 from embedkit._version import __version__
 from embedkit.cli.experiment import compare, fetch, run
 from embedkit.cli.finetune import finetune
+from embedkit.cli.messages import Commands
 from embedkit.cli.options import (
     corpus_options,
     model_options,
@@ -94,6 +95,7 @@ def _complain(message: str) -> None:
 
 
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExamples:\n"
     "  embedkit extract corpus.tsv      any TSV, CSV, JSONL or Parquet file\n"

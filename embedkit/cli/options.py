@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from embedkit.cli.messages import quiet_notes
 from embedkit.display import visible
 
 __all__ = [
@@ -33,7 +34,8 @@ def output_options(command: F) -> F:
     """Options that every command has."""
     return _with(command, (
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option("-q", "--quiet", is_flag=True, help="Print nothing but results and errors."),
+        click.option("-q", "--quiet", is_flag=True, callback=quiet_notes,
+                     help="Print nothing but results and errors."),
         click.option("-v", "--verbose", is_flag=True, help="Say more about what happens."),
     ))  # fmt: skip
 
