@@ -53,8 +53,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options: dict[str, Any] = {"split": folder / "s.parquet"}
     train(folder / "data", out=folder / "runs/tfidf", features="tfidf", **options)
     train(folder / "data", out=folder / "runs/logreg", **options)
-    train(folder / "data", out=folder / "runs/svm", classifier="svm", view="mean_0", **options)
-    probe(folder / "data", out=folder / "runs/probe", jobs=1, **options)
+    train(folder / "data", out=folder / "runs/svm", estimator="svm", view="mean_0", **options)
+    probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
     log = [{"repeat": 0, "fold": f, "step": e, "epoch": float(e), "loss": 1 / e,
             "learning_rate": 1e-4} for f in range(3) for e in (1, 2)]  # fmt: skip
     log += [{"repeat": 0, "fold": 0, "step": 2, "epoch": 2.0, "valid_loss": 0.6,
@@ -269,7 +269,8 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     for path in paths:
         content = json.loads((path / "run.json").read_text("utf-8"))
         edit_run(path, split={**content["split"], "source": source},
-                 dataset={"path": "../../c.dat", "source": source, "reading": reading})  # fmt: skip
+                 dataset={**content["dataset"], "path": "../../c.dat", "source": source,
+                          "reading": reading})  # fmt: skip
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
     assert "Texts from column 'b' and 'c' of c.dat" in text

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.dataset.record_keys import check_labelled
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError
-from embedkit.runs.reencoding import check_alike, made_how
-from embedkit.runs.splits import check_labelled
+from embedkit.runs.reencoding import check_alike, dataset_content
 
 __all__ = ["ProtocolResult", "mteb_protocol"]
 
@@ -64,7 +64,7 @@ def mteb_protocol(
     if samples_per_label < 1 or experiments < 1:
         raise UsageError("--samples-per-label and --experiments: expected 1 or more.")
     known, asked = load(train, view), load(test, view)
-    check_alike(made_how(asked), made_how(known), name=str(test))
+    check_alike(dataset_content(asked), dataset_content(known), name=str(test))
     y, y_test = _labels(known), _labels(asked)
     X, X_test = _scaled(known.X, normalize), _scaled(asked.X, normalize)
     names, counts = np.unique(y, return_counts=True)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.dataset.record_keys import text_key
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError
-from embedkit.runs.splits import text_key
 from embedkit.search.exact import METRICS, Neighbours, nearest
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import Isotropy, isotropy_of
