@@ -26,6 +26,7 @@ from embedkit.choices import ESTIMATORS
 from embedkit.classifiers.estimators import EstimatorSettings, build_estimator
 from embedkit.classifiers.folds import cross_validate
 from embedkit.classifiers.probe import probe
+from embedkit.classifiers.saved import load_model, save_model
 from embedkit.classifiers.train import split_for, target_of, train
 from embedkit.cli.run_text import run_info_text
 from embedkit.dataset.record_keys import text_key
@@ -478,14 +479,39 @@ def test_no_texts(shared: Path) -> None:
         Predictor(shared / "run", device="cpu").predict_proba(["a"], ["b"])
 
 
+def test_trees_that_point_outside_are_never_applied(shared: Path, tmp_path: Path) -> None:
+    from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+    from sklearn.pipeline import make_pipeline
+
+    X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+
+    def forest(kind: Any = ExtraTreesClassifier) -> Any:
+        return make_pipeline(kind(2, random_state=0).fit(X, np.arange(40) % 2))
+
+    run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    save_model(run, honest := forest())
+    assert np.array_equal(load_model(run)(X), honest.predict_proba(X))
+    far, loop, wide, narrow = (forest() for _ in range(4))
+    far[-1].estimators_[1].tree_.children_right[0] = 10**6
+    loop[-1].estimators_[0].tree_.children_left[0] = 0
+    wide[-1].estimators_[0].tree_.feature[0] = 3
+    narrow[-1].n_features_in_ = 2
+    for damaged, message in (
+        (far, "a child that is no node of it"), (loop, "a child that is no node of it"),
+        (wide, "a feature that there is not"), (narrow, "a feature that there is not"),
+        (forest(RandomForestClassifier), "trees outside of an extra_trees estimator"),
+    ):  # fmt: skip
+        save_model(run, damaged)
+        with pytest.raises(DamagedError, match=message):
+            load_model(run)
+
+
 def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: Path) -> None:
-    from sklearn.ensemble import RandomForestClassifier
     from skops.io import dumps
 
     run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
-    forest = RandomForestClassifier(2).fit([[0.0], [1.0]], [0, 1])
-    (run / "model/pipeline.skops").write_bytes(dumps(forest))
-    with pytest.raises(UsageError, match=r"holds sklearn\.tree.*which is never loaded"):
+    (run / "model/pipeline.skops").write_bytes(dumps(Threshold(0.5, None)))
+    with pytest.raises(UsageError, match=r"holds embedkit\.runs.*which is never loaded"):
         Predictor(run, device="cpu")
     (run / "model/pipeline.skops").write_bytes(b"PK no")
     with pytest.raises(DamagedError, match="cannot be read"):

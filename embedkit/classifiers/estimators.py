@@ -6,8 +6,10 @@ they are fitted on the training records alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -100,7 +102,7 @@ class Estimator:
         min_records: fewest training records.
         bounded: parameter of the grid that cannot be larger than the number of training records.
         types: types that a saved model holds beyond those that skops trusts by itself.
-        booster: whether a fitted model is LightGBM's, which is saved as its own text format.
+        check: raises a ValueError for a model read from a file that would not be safe to apply.
     """
 
     classifier: Callable[[EstimatorSettings], Any]
@@ -112,7 +114,8 @@ class Estimator:
     scaled: bool = True
     min_records: int = 1
     bounded: str | None = None
-    types: tuple[str, ...] = field(default=())
+    types: tuple[str, ...] = ()
+    check: Callable[[Any], None] | None = None
     booster: bool = False
 
 
@@ -248,6 +251,62 @@ def _mlp_regressor(s: EstimatorSettings) -> Any:
     return MLPRegressor(hidden_layer_sizes=(128,), early_stopping=True, random_state=s.seed)
 
 
+def _forest(s: EstimatorSettings) -> dict[str, Any]:
+    # one thread: several add up their probabilities in any order, which changes the last bits
+    return {"n_estimators": 200, "min_samples_leaf": 3, "random_state": s.seed}
+
+
+def _extra_trees_classifier(s: EstimatorSettings) -> Any:
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    return ExtraTreesClassifier(class_weight=s.class_weight, **_forest(s))
+
+
+def _extra_trees_regressor(s: EstimatorSettings) -> Any:
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    return ExtraTreesRegressor(max_features="sqrt", **_forest(s))
+
+
+def _check_trees(pipeline: Any) -> None:
+    """Refuse trees whose indices point outside: scikit-learn follows them without bounds checks."""
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+
+    forest = pipeline.steps[-1][1] if hasattr(pipeline, "steps") else None
+    allowed = []
+    if type(forest) in (ExtraTreesClassifier, ExtraTreesRegressor):
+        allowed = [estimator.tree_ for estimator in forest.estimators_]
+    if {id(tree) for tree in _trees_in(pipeline)} != {id(tree) for tree in allowed}:
+        raise ValueError("it holds decision trees outside of an extra_trees estimator")
+    for tree in allowed:
+        node = np.flatnonzero(tree.children_left != -1)
+        for child in (tree.children_left[node], tree.children_right[node]):
+            if not ((child > node) & (child < tree.node_count)).all():
+                raise ValueError("a decision tree has a child that is no node of it")
+        feature = tree.feature[node]
+        same_width = tree.n_features == forest.n_features_in_
+        if not same_width or not ((feature >= 0) & (feature < tree.n_features)).all():
+            raise ValueError("a decision tree has a feature that there is not")
+
+
+def _trees_in(root: Any) -> Iterator[Any]:
+    """Every decision tree that can be reached from an object."""
+    from sklearn.tree._tree import Tree
+
+    waiting, seen = [root], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tree):
+            yield value
+        elif isinstance(value, np.ndarray):
+            waiting.extend(value.ravel() if value.dtype == object else [])
+        else:
+            waiting.extend(gc.get_referents(value))
+
+
 def _boosting(s: EstimatorSettings) -> dict[str, Any]:
     return {
         "n_estimators": 200, "learning_rate": 0.06, "num_leaves": 15, "colsample_bytree": 0.5,
@@ -317,13 +376,21 @@ TABLE: Mapping[str, Estimator] = {
         grid={"alpha": (1e-4, 1e-2, 1.0)},
         types=("sklearn.neural_network._stochastic_optimizers.AdamOptimizer",),
     ),
+    "extra_trees": Estimator(
+        _extra_trees_classifier,
+        _extra_trees_regressor,
+        grid={"min_samples_leaf": (1, 3, 10)},
+        class_weights=True,
+        scaled=False,
+        types=("sklearn.tree._tree.Tree",),
+        check=_check_trees,
+    ),
     "lightgbm": Estimator(
         _lightgbm_classifier,
         _lightgbm_regressor,
         grid={"num_leaves": (7, 15, 31), "learning_rate": (0.03, 0.1)},
         class_weights=True,
         scaled=False,  # trees do not depend on the scale
-        booster=True,
     ),
 }
 """Every estimator by name; the keys are :data:`~embedkit.choices.ESTIMATORS`."""

@@ -51,6 +51,9 @@ def load_model(run: Path) -> Callable[[Any], Any]:
         if unknown:
             raise UsageError(f"{file} holds {unknown[0]}, which is never loaded from a file.")
         pipeline = loads(content, trusted=trusted)
+        for row in TABLE.values():
+            if row.check is not None:
+                row.check(pipeline)
     except UsageError:
         raise
     except Exception as error:  # skops raises what its nodes raise
