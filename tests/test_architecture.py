@@ -18,8 +18,8 @@ PACKAGE = ROOT / "embedkit"
 
 GROUPS = {
     "": ["errors", "display", "fsio", "corpus"],
-    "encoding": ["checkpoint", "alignment", "tokenization", "views", "pooling", "model", "packed",
-                 "precision", "encoder"],
+    "encoding": ["checkpoint", "alignment", "tokenization", "views", "pooling", "device", "model",
+                 "packed", "precision", "encoder"],
     "dataset": ["schema", "pages", "store", "jobs", "tables", "stages", "extraction",
                 "verification", "inspection", "estimate"],
     "learning": ["splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs",

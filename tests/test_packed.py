@@ -301,7 +301,18 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
     assert notice.endswith("using the plain one, which is slower")
 
 
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, AttributeError])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AssertionError,
+    ],
+)
 def test_a_forward_that_cannot_run_is_refused_with_a_warning(
     tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
@@ -313,6 +324,69 @@ def test_a_forward_that_cannot_run_is_refused_with_a_warning(
     notices: list[str] = []
     assert fastest(plain, checkpoint, notify=notices.append) is plain
     assert notices == ["the fast forward cannot run here (no such kernel); using the plain one"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_memory_that_runs_out_in_the_trial_is_named(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_: Any) -> None:
+        raise error
+
+    _, plain, checkpoint = both(str(tiny_bert))
+    monkeypatch.setattr(packed_module, "_attend_runs", full)
+    notices: list[str] = []
+    assert fastest(plain, checkpoint, notify=notices.append) is plain
+    assert notices == [
+        f"memory ran out while the fast forward was tried ({error}); using the plain one, which "
+        "is slower. Free memory on that device, or choose another --device"
+    ]
+
+
+class Older(torch.nn.Module):
+    """A model as in older transformers: 4.57 gives every state, 5.17 a list without the last."""
+
+    def __init__(self, model: Any, leaves_out_last: bool) -> None:
+        super().__init__()
+        self.model, self.leaves_out_last = model, leaves_out_last
+        self.asked: list[Any] = []
+
+    def forward(self, input_ids: Any, output_hidden_states: Any, **inputs: Any) -> Any:
+        self.asked.append(output_hidden_states)
+        inputs.pop("token_type_ids", None)
+        output = self.model(input_ids=input_ids, output_hidden_states=True, **inputs)
+        if self.leaves_out_last and output_hidden_states is not True:
+            output.hidden_states = tuple(
+                h if i in output_hidden_states else None
+                for i, h in enumerate(output.hidden_states[:-1])
+            )
+        return output
+
+
+@pytest.mark.parametrize("leaves_out_last", [False, True])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
+def test_transformers_that_know_no_list_of_layers(
+    tiny: Callable[[str], Path], family: str, leaves_out_last: bool
+) -> None:
+    checkpoint = find_checkpoint(str(tiny(family)))
+    plain = load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32,
+                       notify=print)  # fmt: skip
+    wanted = Older(plain.module, leaves_out_last)
+    batch = batch_of((5, 3, 3), 40)
+    expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
+    wanted.encoder = getattr(plain.module, "encoder", None)  # where the layers stand
+    older = PlainModel(wanted, checkpoint, pad_id=0, pooler=None)
+    for top, hidden in expected.items():
+        found = states(older, batch, list(hidden))
+        for layer in hidden:
+            assert np.array_equal(found[layer], hidden[layer]), (top, layer)
+    assert (wanted.asked[-1] is True) == leaves_out_last
 
 
 def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:

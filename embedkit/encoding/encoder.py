@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
+from embedkit.encoding.device import BATCH_TOKENS, choose_device, is_out_of_memory
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
 from embedkit.encoding.packed import ROWS, PackedModel, fastest
 from embedkit.encoding.pooling import combine_layers, first_tokens, max_tokens, sum_tokens
@@ -45,13 +46,7 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
-"""Tokens of a batch by kind of device: on CPU so few that its activations stay in the cache."""
-
 _ENCODE_ROWS = 4_096
-
-_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How libraries that have no class of error for it say that memory ran out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,7 +525,7 @@ class _ShardRun:
         try:
             self._forward(start, stop)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if stop - start == 1:
                 raise EncodeError(
@@ -745,28 +740,6 @@ def l2_normalize(vectors: Floats) -> Floats:
     return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
 
 
-def choose_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one.
-
-    Raises:
-        UsageError: the device does not exist here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.") from error
-    if device.type not in BATCH_TOKENS:
-        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices to "
-            "PyTorch. Use --device cpu or auto."
-        )
-    return device
-
-
 def _trial(checkpoint: Checkpoint, notify: Callable[[str], None]) -> PrecisionTrial:
     inner = int(checkpoint.config.get("intermediate_size", 4 * checkpoint.width))
     trial = time_products(width=checkpoint.width, inner=inner)
@@ -775,12 +748,6 @@ def _trial(checkpoint: Checkpoint, notify: Callable[[str], None]) -> PrecisionTr
         f"precision: {chosen}; here bf16 takes {trial.bf16 / trial.fp32:.2f} of the time of fp32"
     )
     return trial
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
 def _list_of_texts(texts: Iterable[str]) -> list[str]:

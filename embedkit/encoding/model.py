@@ -85,9 +85,17 @@ class PlainModel:
         self._stack = (model.get_submodule(owner), name) if path else None
         self.all_layers = list(getattr(*self._stack)) if self._stack else []
         # the first call makes transformers hook the layers that it finds: all must be there
-        with torch.inference_mode():
-            one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-            model(input_ids=one, output_hidden_states=[0])
+        self._takes_layers = self._knows_last_layer_alone()
+
+    @torch.inference_mode()
+    def _knows_last_layer_alone(self) -> bool:
+        """Whether this transformers gives chosen layers, at their places; older ones give all.
+
+        Some of those take a list of layers and leave out the last one all the same.
+        """
+        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        states = self.module(input_ids=one, output_hidden_states=[self.n_layers]).hidden_states
+        return len(states) == self.n_layers + 1 and states[-1] is not None
 
     @torch.inference_mode()
     def forward(
@@ -117,7 +125,8 @@ class PlainModel:
         inputs = {"input_ids": self._padded(batch.ids, mask, self._pad_id), "attention_mask": mask}
         if self._takes_types:
             inputs["token_type_ids"] = self._padded(batch.type_ids, mask, 0)
-        output = self.module(**inputs, output_hidden_states=order)
+        wanted = order if self._takes_layers else True
+        output = self.module(**inputs, output_hidden_states=wanted)
         kept = mask.bool()
         for layer in order:
             hidden = output.hidden_states[layer]

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.device import is_out_of_memory
 from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
 from embedkit.errors import first_line
 
@@ -81,8 +82,15 @@ def fastest(
     try:
         packed = PackedModel(plain, checkpoint)
         worst = _difference(packed, plain, _trial(checkpoint, plain))
-    except (RuntimeError, NotImplementedError, AttributeError) as error:  # no such kernel here
-        notify(f"the fast forward cannot run here ({first_line(error)}); using the plain one")
+    except Exception as error:  # whatever this device, torch or transformers does not have
+        reason = first_line(error)
+        if is_out_of_memory(error):
+            notify(
+                f"memory ran out while the fast forward was tried ({reason}); using the plain one, "
+                "which is slower. Free memory on that device, or choose another --device"
+            )
+        else:
+            notify(f"the fast forward cannot run here ({reason}); using the plain one")
         return plain
     if worst <= _AGREE.get(plain.dtype, _AGREE_IN_HALF):
         return packed

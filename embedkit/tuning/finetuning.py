@@ -29,7 +29,7 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.encoder import choose_device
+from embedkit.encoding.device import choose_device
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import (
     TextTokenizer,
