@@ -361,6 +361,9 @@ class Older(torch.nn.Module):
         self.asked.append(output_hidden_states)
         inputs.pop("token_type_ids", None)
         output = self.model(input_ids=input_ids, output_hidden_states=True, **inputs)
+        before_norm = torch.zeros_like(output.hidden_states[-1])  # ModernBERT's last, in 4.57
+        if output_hidden_states is True and self.model.config.model_type == "modernbert":
+            output.hidden_states = (*output.hidden_states[:-1], before_norm)
         if self.leaves_out_last and output_hidden_states is not True:
             output.hidden_states = tuple(
                 h if i in output_hidden_states else None

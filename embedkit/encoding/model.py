@@ -128,8 +128,10 @@ class PlainModel:
         wanted = order if self._takes_layers else True
         output = self.module(**inputs, output_hidden_states=wanted)
         kept = mask.bool()
+        states = dict(enumerate(output.hidden_states))
+        states[self.n_layers] = output.last_hidden_state  # 4.57 lists it without ModernBERT's norm
         for layer in order:
-            hidden = output.hidden_states[layer]
+            hidden = states[layer]
             first = first_only and layer == order[-1]
             on_layer(layer, hidden[:, 0] if first else hidden[kept])
 
