@@ -19,7 +19,7 @@ PACKAGE = ROOT / "embedkit"
 GROUPS = {
     "": ["errors", "display", "fsio", "corpus"],
     "encoding": ["checkpoint", "alignment", "tokenization", "views", "pooling", "device", "model",
-                 "packed", "precision", "encoder"],
+                 "packed", "precision", "shard", "encoder"],
     "dataset": ["schema", "pages", "store", "jobs", "tables", "stages", "extraction",
                 "verification", "inspection", "estimate"],
     "learning": ["splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs",

@@ -3,5 +3,5 @@
 Read in this order: ``checkpoint`` (name → verified files), ``alignment`` and ``tokenization``
 (texts → ids, offsets, windows), ``views`` and ``pooling``, ``device`` (where to compute),
 ``model`` and ``packed`` (ids → hidden states, plainly and without padding), ``precision``,
-``encoder`` (all of it together).
+``shard`` (texts → batches → vectors in order), ``encoder`` (all of it together).
 """

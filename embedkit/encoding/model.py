@@ -13,10 +13,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
+from embedkit.encoding.device import link_to
 from embedkit.errors import ModelError, first_line
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
@@ -79,6 +82,7 @@ class PlainModel:
         self.n_parameters = sum(p.numel() for p in model.parameters())
         self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
         self._pad_id = pad_id
+        self._link = link_to(self.device)
         self._takes_types = "token_type_ids" in _forward_arguments(model)
         path = _CUTTABLE.get(checkpoint.model_type)
         owner, _, name = (path or "").rpartition(".")
@@ -120,20 +124,25 @@ class PlainModel:
         """
         order = sorted(layers)
         self._run_only(max(order[-1], 1))
-        lengths = torch.tensor(batch.lengths, device=self.device)
-        mask = (torch.arange(max(batch.lengths), device=self.device) < lengths.unsqueeze(1)).long()
-        inputs = {"input_ids": self._padded(batch.ids, mask, self._pad_id), "attention_mask": mask}
+        shape = len(batch.lengths), max(batch.lengths)
+        (places,) = self._link.send(_places(batch.lengths, shape[1]))
+        mask = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
+        mask = mask.index_fill_(0, places, 1).view(shape)
+        whole = min(batch.lengths) == shape[1]
+        inputs = {
+            "input_ids": self._padded(batch.ids, places, shape, self._pad_id),
+            "attention_mask": _Mask.of(mask, whole=whole),
+        }
         if self._takes_types:
-            inputs["token_type_ids"] = self._padded(batch.type_ids, mask, 0)
+            inputs["token_type_ids"] = self._padded(batch.type_ids, places, shape, 0)
         wanted = order if self._takes_layers else True
         output = self.module(**inputs, output_hidden_states=wanted)
-        kept = mask.bool()
         states = dict(enumerate(output.hidden_states))
         states[self.n_layers] = output.last_hidden_state  # 4.57 lists it without ModernBERT's norm
         for layer in order:
             hidden = states[layer]
             first = first_only and layer == order[-1]
-            on_layer(layer, hidden[:, 0] if first else hidden[kept])
+            on_layer(layer, hidden[:, 0] if first else hidden.flatten(0, 1).index_select(0, places))
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
@@ -152,10 +161,49 @@ class PlainModel:
             if len(getattr(module, name)) != count:
                 setattr(module, name, nn.ModuleList(self.all_layers[:count]))
 
-    def _padded(self, values: Tensor, mask: Tensor, fill: int) -> Tensor:
-        padded = torch.full(mask.shape, fill, dtype=torch.int64, device=self.device)
-        padded[mask.bool()] = values
-        return padded
+    def _padded(self, values: Tensor, places: Tensor, shape: tuple[int, int], fill: int) -> Tensor:
+        padded = torch.full((shape[0] * shape[1],), fill, dtype=torch.int64, device=self.device)
+        return padded.index_copy_(0, places, values).view(shape)
+
+
+def _places(lengths: Sequence[int], longest: int) -> NDArray[np.int64]:
+    """Where the tokens of a batch stand in the padded one, sequence after sequence.
+
+    Made on the host, which knows the lengths and so need not wait for the device.
+    """
+    counts = np.array(lengths)
+    before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
+    return np.arange(counts.sum()) + np.repeat(before, counts)
+
+
+class _Mask(Tensor):
+    """An attention mask, ones and zeros, of which the host knows whether it is all ones.
+
+    transformers asks that of every mask, and would wait for the device to answer. What it makes of
+    the mask apart from copies in another dtype is an ordinary tensor.
+    """
+
+    whole: bool
+
+    @classmethod
+    def of(cls, values: Tensor, *, whole: bool) -> _Mask:
+        mask = values.as_subclass(cls)
+        mask.whole = whole
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = getattr(args[0], "whole", None) if args else None
+        if whole is not None and func in (torch.all, Tensor.all) and len(args) == 1 and not kwargs:
+            return torch.tensor(whole)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs or {})
+            is_one = (
+                func in (Tensor.eq, Tensor.__eq__) and isinstance(args[1], int) and args[1] == 1
+            )
+            if whole is not None and (is_one or func in (Tensor.to, Tensor.bool)):
+                return cls.of(result, whole=whole)
+        return result
 
 
 def load_model(
