@@ -320,10 +320,12 @@ def test_a_forward_that_cannot_run_is_refused_with_a_warning(
         raise error("no such kernel")
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setattr(packed_module, "_attend_runs", missing)
+    monkeypatch.setitem(packed_module._KERNELS, "runs", (missing, missing))
     notices: list[str] = []
     assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert notices == ["the fast forward cannot run here (no such kernel); using the plain one"]
+    assert notices == [
+        "the fast forward cannot run here (no such kernel); using the plain one, which is slower"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +342,7 @@ def test_memory_that_runs_out_in_the_trial_is_named(
         raise error
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setattr(packed_module, "_attend_runs", full)
+    monkeypatch.setitem(packed_module._KERNELS, "runs", (full, full))
     notices: list[str] = []
     assert fastest(plain, checkpoint, notify=notices.append) is plain
     assert notices == [

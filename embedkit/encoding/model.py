@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
-from embedkit.encoding.device import link_to
+from embedkit.encoding.device import is_out_of_memory, link_to
 from embedkit.errors import ModelError, first_line
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
@@ -98,7 +98,11 @@ class PlainModel:
         Some of those take a list of layers and leave out the last one all the same.
         """
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        states = self.module(input_ids=one, output_hidden_states=[self.n_layers]).hidden_states
+        mask = _Mask.of(torch.ones_like(one), whole=True)
+        output = self.module(
+            input_ids=one, attention_mask=mask, output_hidden_states=[self.n_layers]
+        )
+        states = output.hidden_states
         return len(states) == self.n_layers + 1 and states[-1] is not None
 
     @torch.inference_mode()
@@ -269,12 +273,23 @@ def load_model(
         model.pooler = None  # applied to what is asked for, not inside every forward
     if missing:  # only the pooler's: transformers has filled it with random numbers
         pooler = None
-    if not isinstance(pooler, nn.Module):
-        pooler = None
+    model.eval().to(device)
+    try:
+        return PlainModel(model, checkpoint, pad_id=pad_id, pooler=_usable(pooler, device))
+    except RuntimeError as error:
+        if dtype == torch.float32 or is_out_of_memory(error):
+            raise
+        raise ModelError(  # as DeBERTa in transformers 5.23
+            f"{checkpoint.name} cannot run in half precision ({first_line(error)}). Use "
+            "--precision fp32."
+        ) from error
+
+
+def _usable(pooler: Any, device: torch.device) -> nn.Module | None:
+    """The pooler as a module of hidden states, ``(n, 1, width)``; ``None`` for anything else."""
     if isinstance(pooler, nn.Linear):  # ALBERT's, which has the other steps in its forward
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
-    model.eval().to(device)
-    return PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler and pooler.eval().to(device))
+    return pooler.eval().to(device) if isinstance(pooler, nn.Module) else None
 
 
 def _forward_arguments(model: Any) -> set[str]:
