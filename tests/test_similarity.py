@@ -147,13 +147,11 @@ def test_the_command(corpus: Path) -> None:
     assert found["agreement"][0]["view"] == "cls_0"
 
 
-def test_published_figures(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch, minilm: Encoder
-) -> None:
+def test_published_figures(corpora: Path, monkeypatch: pytest.MonkeyPatch, minilm: Encoder) -> None:
     """all-MiniLM-L6-v2 on the English STS benchmark: Spearman 82.03, Pearson 82.74."""
     monkeypatch.setattr(Encoder, "load", lambda *_, **__: minilm)
     found = similarity(
-        shared_data / "stsb_en/test.tsv", quoting="csv", text="sentence1", text_pair="sentence2",
+        corpora / "stsb_en/test.tsv", quoting="csv", text="sentence1", text_pair="sentence2",
         score="score", layers="-1", poolings=["mean"],
     )  # fmt: skip
     assert 100 * found.agreement[0].spearman.value == pytest.approx(82.03, abs=0.02)
