@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers and their children share the cores
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
+from embedkit.learning import figures
 from tests.models import Plain, build
 
 MEMORY_PER_WORKER = 1_500_000_000
@@ -37,6 +39,19 @@ def pytest_xdist_auto_num_workers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(cores or 1, memory // MEMORY_PER_WORKER, 16))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the imports have made out of garbage collections, which Trainer asks for."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of runs are built but not drawn, except in tests with the marker ``figures``."""
+    if "figures" not in request.keywords:
+        monkeypatch.setattr(figures, "render", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")

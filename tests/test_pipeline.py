@@ -259,7 +259,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
 
 
-def test_kill_9_of_an_experiment(tmp_path: Path) -> None:
+def test_kill_9_of_an_experiment(tmp_path: Path, calls: list[list[str]]) -> None:
     """Everything killed while the second stage works: the first is not run again, the second goes
     on with the fold it was at, and its predictions are those of an undisturbed run."""
     recipe = f"""\
@@ -288,13 +288,13 @@ out = "run"
     assert not (tmp_path / "killed/run").exists()
     first = tmp_path / "killed/run.incomplete/model/fold-0/model.safetensors"
     written = first.stat().st_mtime_ns
-    again = Process("run", "killed/recipe.toml", cwd=tmp_path).wait()
+    again = command("run", "killed/recipe.toml", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "[1/2] split: up to date" in again.stderr
     assert "[2/2] finetune: was not finished" in again.stderr
     kept = tmp_path / "killed/run/model/fold-0/model.safetensors"
     assert kept.stat().st_mtime_ns == written
-    assert Process("run", "whole/recipe.toml", cwd=tmp_path).wait().returncode == 0
+    assert command("run", "whole/recipe.toml", cwd=tmp_path).returncode == 0
     one, other = (
         (tmp_path / name / "run/predictions.parquet").read_bytes() for name in ("killed", "whole")
     )

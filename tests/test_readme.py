@@ -34,6 +34,7 @@ def workplace(tmp_path_factory):
     return folder, results
 
 
+@pytest.mark.figures
 def test_commands_run(workplace):
     _, results = workplace
     assert len(results) >= 6

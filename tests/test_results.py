@@ -730,6 +730,7 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
     assert "–" in run_info_text(tmp_path / "run", content)
 
 
+@pytest.mark.figures
 @pytest.mark.filterwarnings("error")
 def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
     import matplotlib as mpl
@@ -746,6 +747,7 @@ def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
 # probe
 
 
+@pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     result = probe(shared / "data", out=tmp_path / "probe", split=shared / "split.parquet",
                    control="random-weights", jobs=1)  # fmt: skip

@@ -78,6 +78,7 @@ def test_correlations_are_those_of_scipy() -> None:
     assert np.isnan(found["flat"].pearson.value)
 
 
+@pytest.mark.figures
 def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare(corpus, score="score", out=tmp_path / "out")
     table = pq.read_table(tmp_path / "out/pairs.parquet").to_pydict()
