@@ -20,7 +20,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.learning import figures
 from tests.models import Plain, build
 
-MEMORY_PER_WORKER = 1_500_000_000
+MEMORY_PER_WORKER = 2_500_000_000
 
 # the same examples every time, on a busy machine too: a failure in one run must be one in the next
 settings.register_profile(

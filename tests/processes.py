@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -79,10 +80,14 @@ class Process:
     """
 
     def __init__(self, *arguments: str | Path, cwd: Path, first: str = "") -> None:
-        self._printed = tempfile.TemporaryDirectory()
-        files = [Path(self._printed.name, name) for name in ("out", "err")]
+        self._folder = tempfile.TemporaryDirectory()
+        self._out, self._err = (Path(self._folder.name, name) for name in ("out", "err"))
+        self._out.touch()
+        self._err.touch()
         typed = ["embedkit", *map(str, arguments)]
-        self._process = _SERVER.Process(target=_become, args=(typed, cwd, files, first))
+        self._process = _SERVER.Process(
+            target=_become, args=(typed, cwd, self._out, self._err, first)
+        )
         self._process.start()
 
     @property
@@ -104,26 +109,29 @@ class Process:
             os.kill(self._process.pid or 0, number)
 
     def wait(self) -> Done:
-        """Wait for its end."""
+        """Wait for its end, and for that of its children."""
         self._process.join()
-        out, err = (Path(self._printed.name, name).read_text("utf-8") for name in ("out", "err"))
-        self._printed.cleanup()
-        return Done([], self.code or 0, out, err)
+        with self._err.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        done = Done([], self.code or 0, self._out.read_text("utf-8"), self._err.read_text("utf-8"))
+        self._folder.cleanup()
+        return done
 
     def kill(self) -> None:
-        """Kill it with all its children, and wait for its end."""
+        """Kill it with all its children, and wait for their end."""
         self._process.kill()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self.wait()
 
 
-def _become(typed: list[str], cwd: Path, files: list[Path], first: str) -> None:
+def _become(typed: list[str], cwd: Path, out: Path, err: Path, first: str) -> None:
     os.setsid()
-    for number, file in enumerate(files, 1):
-        opened = os.open(file, os.O_WRONLY | os.O_CREAT)
+    for number, file in ((1, out), (2, err)):
+        opened = os.open(file, os.O_WRONLY)
         os.dup2(opened, number)
         os.close(opened)
+    fcntl.flock(2, fcntl.LOCK_EX)  # until this process and its children have ended
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     os.environ["COLUMNS"] = "100"
     os.chdir(cwd)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import embedkit
-from tests.store_fixtures import ROOT
+from tests.processes import ROOT
 
 PACKAGE = ROOT / "embedkit"
 
