@@ -253,7 +253,7 @@ def test_words_fit_the_number_of_runs_and_the_score(tmp_path: Path) -> None:
     write_report(compare([tmp_path / "good"]), tmp_path / "one.html")
     one = Seen((tmp_path / "one.html").read_text("utf-8")).text
     assert "Comparison of 1 run\n" in one
-    assert "runs decide the same" not in one
+    assert "runs predict the same" not in one
 
 
 def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _vector_options(command: F) -> F:
         click.option("--prefix", default="", help='Put before every text, such as "query: ".'),
         click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
                      help="To compute in. auto: on CPU bf16 where a short trial finds it 1.2 × as "
-                     "fast. [fp32 on CPU, bf16 on CUDA]"),
+                     "fast. [fp32 on CPU; bf16 on CUDA, fp16 on older devices]"),
         click.option("--storage", default="float32", show_default=True,
                      type=click.Choice(["float32", "float16", "compact"]),
                      help="float16: half the size; compact: 0.43, float32 columns."),

@@ -4,9 +4,9 @@ Tokens of all sequences of a batch stand one after the other, ``(tokens, width)`
 operation but attention runs on them as they are: nothing is computed for padding, because there is
 none. Query, key and value are one product, and each layer is handed out as soon as it exists.
 
-Attention stays inside each sequence. In half precision on CUDA the variable-length kernel of torch
-does that; elsewhere neighbouring sequences of equal length, which a batch sorted by length has many
-of, form a dense view without a mask.
+Attention stays inside each sequence. On CUDA one kernel does that for sequences of any lengths;
+elsewhere neighbouring sequences of equal length, which a batch sorted by length has many of, form a
+dense view without a mask.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
 product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -26,12 +26,24 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.device import computes_bf16, is_out_of_memory
 from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
 from embedkit.errors import first_line
 
-__all__ = ["ROWS", "PackedModel", "can_pack", "fastest", "length_runs", "packed_linear"]
+__all__ = [
+    "ROWS",
+    "PackedModel",
+    "attention_kinds",
+    "can_pack",
+    "fastest",
+    "length_runs",
+    "packed_linear",
+]
 
 Linear = Callable[[Tensor], Tensor]
+Kernel = Callable[..., Tensor]
+Attend = Callable[[Tensor, "_Spans", int], Tensor]
+AttendFirst = Callable[[Tensor, Tensor, "_Spans", int], Tensor]
 
 _FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 """Model types whose layers are BERT's, with the same names."""
@@ -78,18 +90,32 @@ def fastest(
     """
     if not can_pack(checkpoint):
         return plain
-    try:
-        packed = PackedModel(plain, checkpoint)
-        worst = _difference(packed, plain, _trial(checkpoint, plain))
-    except (RuntimeError, NotImplementedError, AttributeError) as error:  # no such kernel here
-        notify(f"the fast forward cannot run here ({first_line(error)}); using the plain one")
-        return plain
-    if worst <= _AGREE.get(plain.dtype, _AGREE_IN_HALF):
-        return packed
-    notify(
-        f"the fast forward differs from the plain one by {worst:.1e} on this machine; using the "
-        "plain one, which is slower"
-    )
+    limit = _AGREE.get(plain.dtype, _AGREE_IN_HALF)
+    refused: list[tuple[str, str]] = []
+    packed: PackedModel | None = None
+    for kind in attention_kinds(plain.device, plain.dtype):
+        try:
+            packed = packed or PackedModel(plain, checkpoint)
+            packed.attention = kind
+            worst = _difference(packed, plain, _trial(checkpoint, plain))
+        except Exception as error:  # whatever this device, torch or transformers does not have
+            reason = first_line(error)
+            if is_out_of_memory(error):
+                notify(
+                    f"memory ran out while the fast forward was tried ({reason}); using the plain "
+                    "one, which is slower. Free memory on that device, or choose another --device"
+                )
+                return plain
+            refused.append((kind, f"cannot run here ({reason})"))
+            continue
+        if worst <= limit:
+            for other, reason in refused:
+                notify(f"the attention kernel {other} {reason}; using {kind}")
+            return packed
+        refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
+    for kind, reason in refused[:-1]:
+        notify(f"the attention kernel {kind} {reason}")
+    notify(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
     return plain
 
 
@@ -99,8 +125,8 @@ class PackedModel:
     Args:
         plain: the loaded model, whose weights are taken over in the form that is fastest here.
         checkpoint: its configuration.
-        attention: ``varlen`` (half precision on CUDA), ``runs`` of equal length, or the one of
-            them that this device and precision take.
+        attention: one of :func:`attention_kinds`; by default the fastest that this device and
+            precision are known to take.
     """
 
     name = "packed"
@@ -122,11 +148,7 @@ class PackedModel:
         self._padding = self._embeddings.word_embeddings.padding_idx if counts else None
         form = _GELU[str(config.get("hidden_act", "gelu"))]
         self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
-        half_on_cuda = self.device.type == "cuda" and self.dtype != torch.float32
-        kinds = {"varlen": (_attend_varlen, _attend_first_varlen),
-                 "runs": (_attend_runs, _attend_first_runs)}  # fmt: skip
-        kind = attention or ("varlen" if half_on_cuda else "runs")
-        self._attend, self._attend_first = kinds[kind]
+        self.attention = attention or attention_kinds(self.device, self.dtype)[0]
 
     @torch.inference_mode()
     def forward(
@@ -161,6 +183,7 @@ class PackedModel:
         """As :meth:`forward`; returns whether, on CPU, all that was computed is finite."""
         highest = max(layers)
         tokens = len(batch.ids)
+        attend, attend_first = _KERNELS[self.attention]
         spans = _Spans(batch, widen=widen)
         hidden = self._embed(batch)
         if 0 in layers:
@@ -168,10 +191,10 @@ class PackedModel:
             on_layer(0, hidden[batch.offsets[:-1]] if first else hidden[:tokens])
         for number, layer in enumerate(self._layers[:highest], 1):
             if first_only and number == highest:
-                first_tokens = layer.first_tokens(hidden, spans, self._attend_first)
+                first_tokens = layer.first_tokens(hidden, spans, attend_first)
                 on_layer(number, first_tokens[: len(batch.lengths)])
                 break
-            hidden = layer(hidden, spans, self._attend)
+            hidden = layer(hidden, spans, attend)
             if number in layers:
                 on_layer(number, hidden[:tokens])
         return not widen or bool(hidden.sum().isfinite())
@@ -218,7 +241,22 @@ class _Spans:
         self.starts = batch.offsets[:-1]
         self.longest = max(batch.lengths)
         self.tokens = len(batch.ids)
-        self.runs = length_runs(batch.lengths)
+        self._lengths = batch.lengths
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """As :func:`length_runs`."""
+        return length_runs(self._lengths)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """``(sequences + 1,)`` int32, as kernels of CUDA want the offsets."""
+        return self.offsets.int()
+
+    @cached_property
+    def each(self) -> Tensor:
+        """``(sequences + 1,)`` int32, the offsets of one token per sequence."""
+        return torch.arange(len(self.offsets), dtype=torch.int32, device=self.offsets.device)
 
 
 class _Layer:
@@ -316,31 +354,74 @@ def _mask(length: int, keys: int, dtype: torch.dtype) -> Tensor:
     return mask
 
 
-def _attend_varlen(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
-    """As :func:`_attend_runs`, by the variable-length kernel of torch (CUDA, half precision)."""
-    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-    ends = spans.offsets.int()
-    return _varlen(query, key, value, ends, ends, spans.longest, spans.longest)
+def _attend_by(kernel: Kernel) -> Attend:
+    """As :func:`_attend_runs`, by a kernel that takes sequences of any lengths."""
+
+    def attend(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
+        query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+        ends, longest = spans.ends, spans.longest
+        return kernel(query, key, value, ends, ends, longest, longest).reshape(len(qkv), -1)
+
+    return attend
 
 
-def _attend_first_varlen(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
-    """As :func:`_attend_first_runs`, by the variable-length kernel of torch.
+def _attend_first_by(kernel: Kernel) -> AttendFirst:
+    """As :func:`_attend_first_runs`, by a kernel that takes sequences of any lengths.
 
-    A kernel for every length there is would cost more than the work that is avoided.
+    One call for every length there is would cost more than the work that is avoided.
     """
-    key, value = pairs.view(len(pairs), 2, heads, -1).unbind(1)
-    ends = spans.offsets.int()
-    each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
-    return _varlen(query.view(len(query), heads, -1), key, value, each, ends, 1, spans.longest)
+
+    def attend(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
+        key, value = pairs.view(len(pairs), 2, heads, -1).unbind(1)
+        rows = query.view(len(query), heads, -1)
+        context = kernel(rows, key, value, spans.each, spans.ends, 1, spans.longest)
+        return context.reshape(len(query), -1)
+
+    return attend
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, *where: Any) -> Tensor:
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    longest_query: int,
+    longest_key: int,
+) -> Tensor:
+    """FlashAttention: half precision, compute capability 8.0, heads of up to 256 by eights.
+
+    Args:
+        query: ``(queries, heads, size)``; ``key`` and ``value`` ``(tokens, heads, size)``.
+        key: see ``query``.
+        value: see ``query``.
+        query_ends: ``(sequences + 1,)`` int32, where each sequence begins and the last one ends.
+        key_ends: the same for keys and values.
+        longest_query: queries of the longest sequence.
+        longest_key: its keys.
+
+    Returns:
+        ``(queries, heads, size)``.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     # only what every version of torch takes: 2.11 and 2.13 have other keywords
-    context = varlen_attn(query, key, value, *where)
+    ends = query_ends, key_ends, longest_query, longest_key
+    context = varlen_attn(query, key, value, *ends)
     assert isinstance(context, Tensor)  # a tuple comes only to those who ask for more
-    return context.reshape(len(query), -1)
+    return context
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, *ends: Any) -> Tensor:
+    """The memory-efficient kernel: any precision and CUDA device; arguments as for _varlen.
+
+    In float32 it multiplies in float32, or by three TF32 products that make up for their rounding.
+    """
+    packed = (x.unsqueeze(0) for x in (query, key, value))
+    no_dropout, no_mask = 0.0, 0
+    found = torch.ops.aten._efficient_attention_forward(*packed, None, *ends, no_dropout, no_mask)
+    context: Tensor = found[0].squeeze(0)
+    return context
 
 
 def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
@@ -356,6 +437,26 @@ def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) 
         context[sequence : sequence + count] = result.transpose(1, 2).reshape(count, width)
         sequence += count
     return context
+
+
+_KERNELS: dict[str, tuple[Attend, AttendFirst]] = {
+    "varlen": (_attend_by(_varlen), _attend_first_by(_varlen)),
+    "efficient": (_attend_by(_efficient), _attend_first_by(_efficient)),
+    "runs": (_attend_runs, _attend_first_runs),
+}
+
+
+def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """The ways of attention that a device and precision may take, fastest first.
+
+    ``varlen`` and ``efficient`` are one kernel for sequences of any lengths. ``runs`` takes any
+    device, precision and head size, by one kernel for each run of sequences of equal length.
+    """
+    if device.type != "cuda":
+        return ("runs",)
+    if dtype == torch.float32 or not computes_bf16(device):
+        return ("efficient", "runs")
+    return ("varlen", "efficient", "runs")
 
 
 def _add_norm(values: Tensor, residual: Tensor, norm: nn.LayerNorm, eps: float) -> Tensor:

@@ -30,7 +30,7 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.encoder import choose_device
+from embedkit.encoding.device import choose_device
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import (
     TextTokenizer,
@@ -171,7 +171,7 @@ def finetune(
         test: a further corpus file to predict as test part, with labels or without.
         task: ``classification`` or ``regression``.
         max_length: tokens per text; by default what the checkpoint states.
-        precision: ``auto`` (bf16 on CUDA, fp32 on CPU), ``fp32``, ``bf16`` or ``fp16``.
+        precision: ``auto`` (bf16 or fp16 on CUDA, fp32 on CPU), ``fp32``, ``bf16`` or ``fp16``.
         threshold: of two classes, the probability from which the second is decided on: a number,
             or the score it is chosen by on the records that watch (``macro_f1``, ``f1``, ``f2``).
         seed: of folds, training and bootstrap, and of the draw of ``sample``.
@@ -243,8 +243,6 @@ def _precision(name: str, device: torch.device) -> str:
     chosen = choose_precision(name, device)  # on CPU auto is fp32: no trial decides a training
     if chosen == "fp16" and device.type == "cpu":
         raise UsageError("--precision fp16 trains on CUDA only. Use fp32 or bf16 on the CPU.")
-    if chosen == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return "fp16" if name == "auto" else "bf16"
     return chosen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.encoding.checkpoint import quiet_transformers
-from embedkit.encoding.encoder import choose_device
+from embedkit.encoding.device import choose_device
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import DamagedError, first_line
 from embedkit.finetuning.heads import EncoderWithHead
