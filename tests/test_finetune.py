@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path)
     assert (found["y_pred"] == np.where(reached, "1", "0")).all()
     predictor = Predictor(tmp_path / "run", device="cpu")
     for told in predictor.predict(["the movie good was 1", "the movie bad was 0"]):
-        wanted = "1" if told.proba["1"] >= content.threshold else "0"
+        wanted = "1" if told.proba["1"] >= (content.threshold or 1.0) else "0"
         assert told.label == wanted
 
     # other labels in the held-out records: other scores, but the same thresholds
@@ -296,7 +297,7 @@ def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path)
     (tmp_path / "other.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     known = read_split(shared / "split.parquet")
     renamed = embedkit.fsio.file_sha256(tmp_path / "other.tsv")
-    made = Split(known.row, known.group, known.folds, known.settings | {"source": [renamed]})
+    made = Split(known.row, known.group, known.folds, replace(known.settings, source=(renamed,)))
     write_split(made, tmp_path / "other.parquet")
     other = tuned(tmp_path / "other.tsv", tmp_path / "other", split=tmp_path / "other.parquet",
                   threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
@@ -367,7 +368,7 @@ def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: 
     assert {case.held for case in disputed(found, 1_000)} <= {"0", "1"}
 
     train(shared / "data", out=tmp_path / "vectors", test=other, **given)
-    with pytest.raises(MismatchError, match="has another test part than"):
+    with pytest.raises(MismatchError, match="has another test set than"):
         compare([tmp_path / "tuned", tmp_path / "vectors"])
 
 
@@ -590,7 +591,7 @@ def test_other_settings_are_named_and_not_mixed_in(
         train(shared / "data", out=tmp_path / "run")
     tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=4e-3, overwrite=True, epochs=1)
     assert finetuned(tmp_path / "run").settings["learning_rate"] == 4e-3
-    with pytest.raises(OutputExistsError, match="give --overwrite to replace it"):
+    with pytest.raises(OutputExistsError, match="pass overwrite=True to replace it"):
         tuned(shared / "corpus.tsv", tmp_path / "run")
 
 
@@ -683,7 +684,7 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
         ({"seed": -1}, "--seed -1: expected 0 or more"),
         ({"precision": "fp16"}, "fp16 trains on CUDA only"),
         ({"threshold": "f2", "validation": 0}, "--threshold f2 is chosen on records that watch"),
-        ({"threshold": "best"}, "--threshold best: expected a probability"),
+        ({"threshold": "best"}, "threshold='best': expected a probability"),
         ({"task": "regression", "class_weight": "balanced"}, "--class-weight is for classes"),
         ({"task": "regression", "one_logit": True}, "--one-logit needs two classes; there are 0"),
         ({"reading": {"label": "nothing"}}, "nothing"),

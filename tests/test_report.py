@@ -199,7 +199,7 @@ def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
         write_report(compared, tmp_path / "r.html", texts=other)
     with pytest.raises(UsageError, match=r"does not exist\. Give the dataset or the corpus"):
         write_report(compared, tmp_path / "r.html", texts=tmp_path / "none")
-    with pytest.raises(OutputExistsError, match="give --overwrite"):
+    with pytest.raises(OutputExistsError, match="pass overwrite=True"):
         write_report(compared, shared / "report.html")
     with pytest.raises(UsageError, match=r"expected a name ending in \.html"):
         write_report(compared, tmp_path / "report.pdf")

@@ -272,7 +272,7 @@ def _check_trees(pipeline: Any) -> None:
     """Refuse trees whose indices point outside: scikit-learn follows them without bounds checks."""
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
-    forest = pipeline.steps[-1][1] if hasattr(pipeline, "steps") else None
+    forest: Any = pipeline.steps[-1][1] if hasattr(pipeline, "steps") else None
     allowed = []
     if type(forest) in (ExtraTreesClassifier, ExtraTreesRegressor):
         allowed = [estimator.tree_ for estimator in forest.estimators_]
