@@ -10,8 +10,9 @@ of, form a dense view without a mask.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
 product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
-beside it, and so have the vectors of a text; a trial at load checks it. In bf16 the matrix unit of some processors sums in an
-order that depends on the size of the batch; the same batch still gives the same bits.
+beside it, and so have the vectors of a text; a trial at load checks it. In bf16 the matrix unit of
+some processors sums in an order that depends on the size of the batch; the same batch still gives
+the same bits.
 """
 
 from __future__ import annotations
@@ -236,11 +237,7 @@ class _Spans:
         self.starts = batch.offsets[:-1]
         self.longest = max(batch.lengths)
         self.tokens = len(batch.ids)
-        self.runs = length_runs(batch.lengths)
-        if not together:
-            self.runs = [
-                (start + i * n, 1, n) for start, count, n in self.runs for i in range(count)
-            ]
+        self.runs = length_runs(batch.lengths, together=together)
 
 
 class _Layer:
@@ -283,16 +280,19 @@ class _Layer:
         return _add_norm(self._down(self._up(hidden)), hidden, self._norm_output, self._eps)
 
 
-def length_runs(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of neighbouring sequences of equal length: (first token, sequences, length)."""
-    return list(_runs(lengths))
+def length_runs(lengths: Sequence[int], *, together: bool = True) -> list[tuple[int, int, int]]:
+    """Runs of neighbouring sequences of equal length: (first token, sequences, length).
+
+    Unless ``together``, every sequence is a run.
+    """
+    return list(_runs(lengths, together))
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _runs(lengths: Sequence[int], together: bool) -> Iterator[tuple[int, int, int]]:
     start = count = 0
     for i, length in enumerate(lengths):
         count += 1
-        if i + 1 == len(lengths) or lengths[i + 1] != length:
+        if not together or i + 1 == len(lengths) or lengths[i + 1] != length:
             yield start, count, length
             start, count = start + count * length, 0
 
