@@ -17,7 +17,7 @@ from tests.store_fixtures import ROOT
 PACKAGE = ROOT / "embedkit"
 
 GROUPS = {
-    "": ["errors", "display", "fsio", "corpus"],
+    "": ["errors", "display", "system", "fsio", "corpus"],
     "encoding": ["checkpoint", "alignment", "tokenization", "views", "pooling", "model", "packed",
                  "precision", "encoder"],
     "dataset": ["schema", "pages", "store", "jobs", "tables", "stages", "extraction",

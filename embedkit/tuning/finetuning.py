@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +69,7 @@ from embedkit.learning.splits import (
     read_split,
 )
 from embedkit.learning.unseen import count_known
+from embedkit.system import peak_memory_bytes
 from embedkit.tuning.heads import EncoderWithHead, build_model
 from embedkit.tuning.texts import TextData, read_more_texts, read_texts
 from embedkit.tuning.training import Fold, FoldSettings, predict_logits, saving, train_fold
@@ -629,7 +629,7 @@ def _fingerprint(content: dict[str, Any]) -> str:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()
 
 
 def _nothing(_: str) -> None:
