@@ -364,6 +364,36 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
     assert notice.endswith("using the plain one, which is slower")
 
 
+@pytest.mark.parametrize("attend", ["_attend_runs", "_attend_first_runs"])
+def test_sequences_attend_one_by_one_where_company_would_matter(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str
+) -> None:
+    _, plain, checkpoint = both(str(tiny_bert))
+    genuine = getattr(packed_module, attend)
+
+    def by_company(rows: torch.Tensor, *others: Any) -> Any:
+        """As a kernel that rounds otherwise when it computes several sequences at once."""
+        spans = others[-2]
+        several = any(count > 1 for _, count, _ in spans.runs)
+        return genuine(rows, *others) * (1 + 1e-6 * several)
+
+    monkeypatch.setattr(packed_module, attend, by_company)
+    notices: list[str] = []
+    ours = fastest(plain, checkpoint, notify=notices.append)
+    assert ours.name == "packed, sequence by sequence"
+    assert notices == [
+        "on this machine the last bits of a vector would depend on the texts beside it; "
+        "attention runs sequence by sequence, which is slower"
+    ]
+    first_only = attend == "_attend_first_runs"
+    batch = batch_of((9, 9, 9), 40)
+    (together,) = states(ours, batch, [3], first_only=first_only).values()
+    for i, ids in enumerate(batch.ids.split(9)):
+        one = PackedBatch.of(ids, torch.zeros_like(ids), [9])
+        (alone,) = states(ours, one, [3], first_only=first_only).values()
+        assert np.array_equal(alone, together[i * len(alone) : (i + 1) * len(alone)])
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -532,6 +562,9 @@ def test_runs_hold_every_token_once(lengths: list[int]) -> None:
         int(x) for x in np.cumsum([0, *(c * n for _, c, n in runs)])[:-1]
     ]
     assert all(a[2] != b[2] for a, b in itertools.pairwise(runs))
+    each = length_runs(lengths, together=False)
+    assert [(count, length) for _, count, length in each] == [(1, length) for length in lengths]
+    assert [start for start, _, _ in each] == [sum(lengths[:i]) for i in range(len(lengths))]
 
 
 @settings(deadline=None)

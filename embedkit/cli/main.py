@@ -164,7 +164,7 @@ def _vector_options(command: F) -> F:
 @_vector_options
 @click.option("--dry-run", is_flag=True, help="Tell rows, tokens, bytes, minutes.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier job made.")
-@click.option("--allow-env-change", is_flag=True, help="Resume with other versions or threads.")
+@click.option("--allow-env-change", is_flag=True, help="Resume with other versions or devices.")
 @click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
 @output_options
 def extract(

@@ -8,6 +8,7 @@ it, in threads of their own; a shard is made by one thread at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -157,7 +158,7 @@ def extract(
         corpus: a file, or several that are read one after the other; ``-`` is standard input.
         out: folder to make; by default ``corpus.tsv`` → ``corpus.vectors`` in the current folder.
         overwrite: replace an existing dataset, or start an unfinished one over.
-        allow_env_change: resume although versions, device or threads differ.
+        allow_env_change: resume although versions, device or the bits that it computes differ.
         progress: called after every batch.
         notify: called with sentences for the user.
         settings: the options of :func:`plan_extract`.
@@ -610,6 +611,7 @@ class _Run:
             "tokens_encoded": self.fresh,
             "shards_found": self.resumed,
             "stages": {stage.name: round(stage.seconds, 3) for stage in self.stages},
+            **_processor(),
         }
         with fsio.storage_errors(self._folder.layout.log), self._folder.layout.log.open("a") as log:
             log.write(json.dumps(entry) + "\n")
@@ -710,6 +712,29 @@ def _environment(encoder: Encoder) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "forward": encoder.model.name,
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
+        **({} if cuda else {"arithmetic": _arithmetic(encoder)}),
+    }
+
+
+def _arithmetic(encoder: Encoder) -> str:
+    """Hash of the vectors of some texts: equal where processor and threads give equal bits.
+
+    Which instructions a library uses, and whether its sums depend on the number of threads, cannot
+    be asked; what comes out can. One layer suffices, since all are computed by the same kernels.
+    """
+    texts = ["a " * words for words in (250, 126, 60, 43, 15, 15, 3, 1)]
+    digest = hashlib.sha256()
+    for views in (["mean_1"], ["cls_1"]):
+        for vectors in encoder.encode_views(texts, views).values():
+            digest.update(vectors.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> dict[str, Any]:
+    """What runs may differ in without another result; for the log."""
+    import torch
+
+    return {
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
@@ -798,6 +823,4 @@ def _check_choices(**given: str | None) -> None:
 
 
 def _sha256(data: pa.Buffer) -> str:
-    import hashlib
-
     return hashlib.sha256(memoryview(data)).hexdigest()

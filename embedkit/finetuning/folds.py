@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +73,7 @@ from embedkit.runs.splits import (
     make_split,
     read_split,
 )
+from embedkit.system import peak_memory_bytes
 
 __all__ = ["FinetuneResult", "finetune"]
 
@@ -628,7 +628,7 @@ def _fingerprint(content: dict[str, Any]) -> str:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()
 
 
 def _nothing(_: str) -> None:
