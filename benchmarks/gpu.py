@@ -120,11 +120,11 @@ def attention(scale: Scale) -> None:
             batch = PackedBatch.of(ids, ids, [length] * count)
             spans = packed._Spans(batch, widen=scale.device == "cpu")
             found = {}
-            for name, kernel in (("varlen", packed._attend_varlen), ("runs", packed._attend_runs)):
+            for name, (kernel, _) in packed._KERNELS.items():
                 try:
                     found[name] = seconds(partial(kernel, qkv, spans, 12), scale)
                 except (RuntimeError, NotImplementedError):
-                    continue  # varlen has no CPU kernel
+                    continue  # no CPU kernel
             rows += [(f"{size}", f"{length}", name, f"{s * 1e6:,.0f}") for name, s in found.items()]
     title = f"\n## Attention of one layer, {scale.tokens:,} tokens, 12 heads\n\n"
     print(title + table(("head size", "length", "kernel", "µs"), rows), flush=True)

@@ -511,6 +511,15 @@ def test_attention_is_chosen_by_what_the_device_supports(
     assert attention_kinds(torch.device("cpu"), PRECISIONS[precision]) == ("runs",)
 
 
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
+    tiny: Callable[[str], Path],
+) -> None:
+    from embedkit.errors import ModelError
+
+    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use --precision fp32\.$"):
+        both(str(tiny("deberta")), "bf16")
+
+
 def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
     """RoBERTa gives a padding token inside a text the padding's own position."""
     encoder = encoder_of("roberta")
