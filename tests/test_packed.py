@@ -420,6 +420,7 @@ class Older(torch.nn.Module):
     def __init__(self, model: Any, leaves_out_last: bool) -> None:
         super().__init__()
         self.model, self.leaves_out_last = model, leaves_out_last
+        self.encoder: Any = getattr(model, "encoder", None)  # where the layers stand
         self.asked: list[Any] = []
 
     def forward(self, input_ids: Any, output_hidden_states: Any, **inputs: Any) -> Any:
@@ -448,7 +449,6 @@ def test_transformers_that_know_no_list_of_layers(
     wanted = Older(plain.module, leaves_out_last)
     batch = batch_of((5, 3, 3), 40)
     expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
-    wanted.encoder = getattr(plain.module, "encoder", None)  # where the layers stand
     older = PlainModel(wanted, checkpoint, pad_id=0, pooler=None)
     for top, hidden in expected.items():
         found = states(older, batch, list(hidden))
