@@ -516,15 +516,3 @@ def test_device() -> None:
             choose_device(other)
     with pytest.raises(UsageError, match=r"--device cuda:64: this machine shows \d+ CUDA devices"):
         choose_device("cuda:64")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-def test_cuda_equals_cpu(
-    family: str, tiny: Callable[[str], Path], encoder_of: Callable[[str], Encoder]
-) -> None:
-    gpu = Encoder.load(str(tiny(family)), device="cuda", precision="fp32")
-    ours, wanted = (shard(e, TEXTS, VIEWS[:-1]) for e in (gpu, encoder_of(family)))
-    assert furthest(ours, wanted) <= 1e-4
-    again = shard(gpu, TEXTS, VIEWS[:-1])
-    assert all(np.array_equal(v, again.views[k]) for k, v in ours.views.items())

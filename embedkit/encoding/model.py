@@ -180,7 +180,8 @@ def _places(lengths: Sequence[int], longest: int) -> NDArray[np.int64]:
     """
     counts = np.array(lengths)
     before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
-    return np.arange(counts.sum()) + np.repeat(before, counts)
+    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(before, counts)
+    return places
 
 
 class _Mask(Tensor):
