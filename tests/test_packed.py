@@ -450,6 +450,7 @@ class Older(torch.nn.Module):
     def __init__(self, model: Any, leaves_out_last: bool) -> None:
         super().__init__()
         self.model, self.leaves_out_last = model, leaves_out_last
+        self.encoder: Any = getattr(model, "encoder", None)  # where the layers stand
         self.asked: list[Any] = []
 
     def forward(self, input_ids: Any, output_hidden_states: Any, **inputs: Any) -> Any:
@@ -478,7 +479,6 @@ def test_transformers_that_know_no_list_of_layers(
     wanted = Older(plain.module, leaves_out_last)
     batch = batch_of((5, 3, 3), 40)
     expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
-    wanted.encoder = getattr(plain.module, "encoder", None)  # where the layers stand
     older = PlainModel(wanted, checkpoint, pad_id=0, pooler=None)
     for top, hidden in expected.items():
         found = states(older, batch, list(hidden))
@@ -539,6 +539,15 @@ def test_attention_is_chosen_by_what_the_device_supports(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert attention_kinds(torch.device("cuda"), PRECISIONS[precision]) == kinds
     assert attention_kinds(torch.device("cpu"), PRECISIONS[precision]) == ("runs",)
+
+
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
+    tiny: Callable[[str], Path],
+) -> None:
+    from embedkit.errors import ModelError
+
+    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use --precision fp32\.$"):
+        both(str(tiny("deberta")), "bf16")
 
 
 def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
