@@ -17,7 +17,7 @@ from tests.store_fixtures import ROOT
 PACKAGE = ROOT / "embedkit"
 
 GROUPS = {
-    "": ["errors", "display", "fsio", "corpus"],
+    "": ["errors", "display", "fsio", "machine", "corpus"],
     "encoding": ["checkpoint", "alignment", "tokenization", "views", "pooling", "model", "packed",
                  "precision", "encoder"],
     "dataset": ["schema", "pages", "store", "jobs", "tables", "stages", "extraction",
@@ -25,14 +25,14 @@ GROUPS = {
     "learning": ["splits", "scores", "outcomes", "reencoding", "unseen", "learners", "runs",
                  "figures", "classify", "probing", "mteb"],
     "tuning": ["texts", "heads", "lora", "training", "finetuning", "finetuned"],
-    "asking": ["prediction", "answers", "sklearn"],
+    "asking": ["prediction", "answers", "sklearn", "doctor"],
     "neighbours": ["topk", "coarse", "isotropy", "filters", "nearest", "search", "index",
                    "similarity", "occurrences", "words", "marked", "projection"],
     "comparison": ["runsets", "blending", "sources", "compare", "charts", "report"],
     "experiments": ["fetch", "recipe", "pipeline"],
-    "rendering": ["render", "run_render", "search_render", "tabulate"],
+    "rendering": ["render", "run_render", "search_render", "tabulate", "doctor_render"],
     "commands": ["options", "progress", "results_cli", "finetune_cli", "search_cli",
-                 "experiment_cli"],
+                 "experiment_cli", "doctor_cli"],
     "cli": ["cli"],
 }  # fmt: skip
 """A module imports only from those before it; what is not listed here is found by a test."""

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from embedkit import __version__, fsio
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.machine import usable_cores
 from embedkit.neighbours.isotropy import Isotropy, isotropy_of
-from embedkit.neighbours.nearest import METRICS, Neighbours, available_threads, nearest, unit_rows
+from embedkit.neighbours.nearest import METRICS, Neighbours, nearest, unit_rows
 
 __all__ = ["KINDS", "AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
 
@@ -232,7 +233,7 @@ def open_index(
         raise DamagedError(
             f"{file} cannot be read: {error}. Build it again: {again} --overwrite."
         ) from error
-    faiss.omp_set_num_threads(threads or available_threads())
+    faiss.omp_set_num_threads(threads or usable_cores())
     learnt = None if isotropy is None else isotropy_of(data, isotropy)
     return AnnIndex(index, info, learnt, places, _setting(info, recall, again))
 
@@ -255,7 +256,7 @@ class _Builder:
         self._isotropy_kind = isotropy
         self._isotropy = None if isotropy is None else isotropy_of(data, isotropy, notify=notify)
         self._random = np.random.default_rng(seed)
-        self._threads = threads or available_threads()
+        self._threads = threads or usable_cores()
         self._progress, self._notify = progress, notify
 
     def run(self, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
