@@ -303,6 +303,8 @@ class _OneDNN:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
+        if "processor" not in CHECKS:
+            return
         try:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-c", "import torch; torch.ones(4, 4).to_mkldnn()"],
@@ -322,14 +324,16 @@ class _OneDNN:
         except subprocess.TimeoutExpired:
             self._child.kill()
             said, _ = self._child.communicate()
+        self._child = None
         found = re.search(r"info,cpu,isa:(.+)", said)
         return found[1].strip() if found else None
 
     def close(self) -> None:
         """End the process if nobody has waited for it."""
-        if self._child is not None and self._child.poll() is None:
+        if self._child is not None:
             self._child.kill()
             self._child.communicate()
+            self._child = None
 
 
 def _threads(state: _State) -> Check:
@@ -744,12 +748,12 @@ def _hidden(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     for home in _homes():
-        value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
+        value = re.sub(rf"{re.escape(home)}(?![\w-]|\.\w)", "~", value)
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name
         return value
-    return re.sub(rf"(?<=/){re.escape(user)}(?![\w.-])", "USER", value)
+    return re.sub(rf"(?<=/){re.escape(user)}(?![\w-]|\.\w)", "USER", value)
 
 
 def _homes() -> list[str]:
