@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from embedkit import cli, doctor, fsio, machine
 from embedkit.doctor import CHECKS, NOTE, OK, PROBLEM, Check, Report, diagnose
 from embedkit.encoding import checkpoint, packed
-from tests.store_fixtures import ROOT
+from tests.store_fixtures import ROOT, tiny_model
 
 DOCUMENT = (ROOT / "docs" / "doctor.md").read_text("utf-8")
 ROOMY = machine.Memory(total=1 << 36, available=1 << 35, limit=None)
@@ -35,6 +35,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_TEXTS", doctor._TEXTS[:5])
     monkeypatch.setattr(machine, "memory", lambda: ROOMY)
     monkeypatch.setattr(fsio, "free_bytes", lambda _: 1 << 40)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small checkpoint in the place of the built-in one."""
+    monkeypatch.setattr(doctor, "DEFAULT_MODEL", str(tiny_model()))
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, Check]:
@@ -181,7 +187,7 @@ def test_a_full_disk(monkeypatch):
     assert code_of(checks) == 6
 
 
-def test_a_disk_that_fills_up(monkeypatch):
+def test_a_disk_that_fills_up(monkeypatch, tiny):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -218,7 +224,7 @@ def test_memory_that_runs_out(monkeypatch):
     assert (checks["extraction"].status, code_of(checks)) == (PROBLEM, 5)
 
 
-def test_a_packed_forward_that_is_not_used(monkeypatch):
+def test_a_packed_forward_that_is_not_used(monkeypatch, tiny):
     """It disagrees, so the plain forward takes its place: slower, and right."""
     monkeypatch.setattr(packed, "_difference", lambda *_: 1.0)
     checks = found(monkeypatch, "forward", "extraction")
@@ -228,7 +234,7 @@ def test_a_packed_forward_that_is_not_used(monkeypatch):
     assert (checks["extraction"].status, code_of(checks)) == (OK, 0)
 
 
-def test_a_packed_forward_that_is_wrong_and_used(monkeypatch):
+def test_a_packed_forward_that_is_wrong_and_used(monkeypatch, tiny):
     embed = packed.PackedModel._embed
     monkeypatch.setattr(packed, "_difference", lambda *_: 0.0)
     monkeypatch.setattr(packed.PackedModel, "_embed", lambda *a: embed(*a) * 1.01)
@@ -238,7 +244,7 @@ def test_a_packed_forward_that_is_wrong_and_used(monkeypatch):
     assert code_of(checks) == 5
 
 
-def test_vectors_that_are_no_numbers(monkeypatch):
+def test_vectors_that_are_no_numbers(monkeypatch, tiny):
     embed = packed.PackedModel._embed
     monkeypatch.setattr(packed, "_difference", lambda *_: 0.0)
     monkeypatch.setattr(packed.PackedModel, "_embed", lambda *a: embed(*a) * float("nan"))
