@@ -3,13 +3,13 @@
     python -m benchmarks.company [--corpora FOLDER] [--rounds 5] [--seconds 4] [--set NAME=VALUE]...
 
 Every setting has two processes that have loaded the model and wait. In each round every setting in
-turn encodes for some seconds alone, beside a second process of the same setting, beside one of
-OpenMP's defaults, beside one process that keeps a core busy, and beside one for every core.
-Medians of the rounds, with the least and the most.
+turn encodes for some seconds alone, beside a second process of the same setting (the mean of the
+two), beside one of OpenMP's defaults, beside one process that keeps a core busy, and beside one for
+every core. Medians of the rounds, with the least and the most.
 
 Without ``--set`` the settings are libgomp's default and counts of spins from 0 to 100,000. On
 Linux a run during which other programs took more than ``--foreign`` of the processors' time is
-repeated, up to twice; the least disturbed one counts.
+repeated once; the less disturbed one counts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.cpu import PACKAGES, SIBLING, corpora
@@ -31,7 +32,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import TokenizerSettings
 
 LOT = 100
-TRIES = 3
+TRIES = 2
 DEFAULT = "default"
 SPINS = (0, 100, 1_000, 10_000, 100_000)
 RUNTIME = ("OMP_", "GOMP_", "KMP_", "MKL_")
@@ -69,42 +70,45 @@ def measure(
             name: [stack.enter_context(worker(env, options.corpora)) for _ in range(2)]
             for name, env in settings.items()
         }
+        for process in chain.from_iterable(pairs.values()):
+            assert process.stdout
+            process.stdout.readline()
         for number in range(options.rounds + 1):
             for name, (one, other) in pairs.items():
-                cores = os.cpu_count() or 1
                 beside = pairs[DEFAULT][1]
                 for where, runs, hogs in (
                     ("alone", [one], 0),
                     ("beside another", [one, other], 0),
                     ("beside a default", [one, beside], 0),
                     ("beside 1 hog", [one], 1),
-                    ("beside hogs", [one], cores),
+                    ("beside hogs", [one], os.cpu_count() or 1),
                 ):
-                    rate = undisturbed(runs, hogs, options)
+                    rates = undisturbed(runs, hogs, options)
+                    rate = statistics.mean(rates) if runs == [one, other] else rates[0]
+                    print(f"{number} {name}: {where} {rate:,.0f}", file=sys.stderr, flush=True)
                     if number:  # the first round warms up
                         found.setdefault((name, where), []).append(rate)
-            print(f"round {number} done", file=sys.stderr, flush=True)
     return found
 
 
 def undisturbed(
     workers: Sequence[subprocess.Popen[str]], hogs: int, options: argparse.Namespace
-) -> float:
-    """The rate of the first process, of the run that other programs took least time from."""
-    tries: list[tuple[float, float]] = []
+) -> list[float]:
+    """The rate of each process, of the run that other programs took least time from."""
+    tries: list[tuple[float, list[float]]] = []
     while len(tries) < TRIES and (not tries or min(tries)[0] > options.foreign):
         with busy(hogs) as others:
             ours = [process.pid for process in (*workers, *others)]
             before = foreign_seconds(ours)
             started = time.perf_counter()
-            rate = run(workers, options.seconds)
+            rates = run(workers, options.seconds)
             spent = time.perf_counter() - started
             share = (foreign_seconds(ours) - before) / (spent * (os.cpu_count() or 1))
-        tries.append((share, rate))
-    share, rate = min(tries)
+        tries.append((share, rates))
+    share, rates = min(tries)
     if share > options.foreign:
-        print(f"disturbed: {share:.0%} of the time was others'", file=sys.stderr, flush=True)
-    return rate
+        print(f"{share:.0%} of the time was others':", file=sys.stderr, end=" ")
+    return rates
 
 
 def foreign_seconds(ours: Sequence[int]) -> float:
@@ -121,8 +125,8 @@ def foreign_seconds(ours: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def run(workers: Sequence[subprocess.Popen[str]], seconds: float) -> float:
-    """Let processes encode at the same time; the rate of the first."""
+def run(workers: Sequence[subprocess.Popen[str]], seconds: float) -> list[float]:
+    """Let processes encode at the same time; their rates."""
     for process in workers:
         assert process.stdin
         process.stdin.write(f"{seconds}\n")
@@ -131,21 +135,19 @@ def run(workers: Sequence[subprocess.Popen[str]], seconds: float) -> float:
     for process in workers:
         assert process.stdout
         rates.append(json.loads(process.stdout.readline()))
-    return float(rates[0])
+    return rates
 
 
 @contextmanager
 def worker(setting: Mapping[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has loaded the model."""
+    """A process that loads the model, says so in a line, and waits."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(RUNTIME)}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.company", "--worker", "--corpora", str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, **setting},
     ) as process:  # fmt: skip
-        assert process.stdin
-        assert process.stdout
-        process.stdout.readline()
         yield process
+        assert process.stdin
         process.stdin.close()
 
 
