@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from embedkit import cli, doctor, fsio, machine
+from embedkit.commands import doctor_cli
 from embedkit.doctor import CHECKS, NOTE, OK, PROBLEM, Check, Report, diagnose
 from embedkit.encoding import checkpoint, packed
 from tests.store_fixtures import ROOT, tiny_model
@@ -144,6 +145,15 @@ def test_quiet_and_verbose(said):
     assert "problem  disk" in call("--quiet")[1]
     assert "free: 0" in call("--verbose")[1]
     assert "free: 0" not in call()[1]
+
+
+def test_the_spinner_leaves_standard_output_alone(said, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes standard error for a terminal
+    monkeypatch.setattr(doctor_cli, "show_progress", lambda *_: True)
+    result = CliRunner().invoke(cli.cli, ["doctor"], standalone_mode=False)
+    assert "checking: disk" in result.stderr
+    assert "checking" not in result.stdout
+    assert len(re.findall(r"^(ok|note|problem) ", result.stdout, re.M)) == len(REPORT.checks)
 
 
 # broken installations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -30,23 +29,39 @@ def doctor(as_json: bool, quiet: bool, verbose: bool) -> int:
     from embedkit.rendering.doctor_render import check_text, report_data, verdict_text
     from embedkit.rendering.render import json_text
 
+    spinner = _Spinner(show=show_progress(None, quiet))
+
     def show(check: Check) -> None:
+        spinner.stop()
         if not as_json and not (quiet and check.status == OK):
             click.echo(check_text(check, facts=verbose))
 
-    with _spinner(show=show_progress(None, quiet)) as spinner:
-        report = diagnose(
-            on_start=lambda name: spinner.update(f"checking: {name}") if spinner else None,
-            on_check=show,
-        )
+    try:
+        report = diagnose(on_start=spinner.start, on_check=show)
+    finally:
+        spinner.stop()
     click.echo(json_text(report_data(report)) if as_json else verdict_text(report))
     return report.exit_code
 
 
-def _spinner(*, show: bool) -> Any:
-    """Says on standard error which check is being made."""
-    if not show:
-        return nullcontext()
-    from rich.console import Console
+class _Spinner:
+    """Says on standard error which check is being made.
 
-    return Console(stderr=True).status("starting")
+    It must not run while a line is printed: rich would send the line to standard error too.
+    """
+
+    def __init__(self, *, show: bool) -> None:
+        self._status: Any = None
+        if show:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("starting")
+
+    def start(self, name: str) -> None:
+        if self._status is not None:
+            self._status.update(f"checking: {name}")
+            self._status.start()
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
