@@ -29,10 +29,10 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.tokenization import TokenizerSettings, load_tokenizer
-from embedkit.learning.outcomes import target_from
-from embedkit.tuning.heads import build_model
-from embedkit.tuning.texts import TextData, read_texts
-from embedkit.tuning.training import Fold, FoldSettings, train_fold
+from embedkit.finetuning.data import TextData, read_texts
+from embedkit.finetuning.heads import build_model
+from embedkit.finetuning.training import Fold, FoldSettings, train_fold
+from embedkit.runs.predictions import target_from
 
 LENGTH, BATCH = 512, 8
 

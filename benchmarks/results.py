@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import embedkit
-import embedkit.learning.runs
+import embedkit.runs.folder
 from benchmarks.measure import describe, in_turn, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +76,7 @@ def fitting(corpus: Path, scratch: Path) -> None:
     print(f"\n## Logistic regression on {len(X):,} × {X.shape[1]}, 5 folds\n")
     print(table(("", "seconds", "embedkit / this"),
                 [(n, f"{s:.2f}", f"{base / s:.2f} ×") for n, s in seconds.items()]))  # fmt: skip
-    content = embedkit.learning.runs.read_run(scratch / "run")
+    content = embedkit.runs.folder.read_run(scratch / "run")
     print(f"\nfits of the 5 folds inside embedkit.train: {content['cost']['fit_seconds']:.2f} s",
           flush=True)  # fmt: skip
 

@@ -33,7 +33,7 @@ from embedkit.dataset.schema import Footer, shard_bytes, text_column
 from embedkit.dataset.store import is_dataset
 from embedkit.fsio import make_folder, remove_tree
 from embedkit.machine import usable_cores
-from embedkit.neighbours.nearest import nearest
+from embedkit.search.exact import nearest
 
 PACKAGES = ("numpy", "faiss-cpu", "pyarrow")
 VIEW = "mean_6"
@@ -152,7 +152,7 @@ def exact(folder: Path, asked: Any) -> None:
     same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours.places, theirs[1], strict=True)])
 
     def plainly() -> None:
-        with mock.patch("embedkit.neighbours.nearest.coarse_product", return_value=None):
+        with mock.patch("embedkit.search.exact.coarse_product", return_value=None):
             nearest(data, queries, k=K, metric="dot")
 
     seconds = in_turn(
@@ -183,7 +183,7 @@ data = embedkit.load(sys.argv[1], "mean_6")
 if sys.argv[2] == "read":
     data.X
 else:
-    from embedkit.neighbours.search import Searcher
+    from embedkit.search.searcher import Searcher
     Searcher(sys.argv[1], view="mean_6").vectors(np.load(sys.argv[3]))
 print(time.perf_counter() - started)
 """
@@ -210,7 +210,7 @@ def cold(folder: Path, asked: Any) -> None:
 
 def index(folder: Path, asked: Any) -> None:
     """HNSW at recall@10 of 0.95 against exact search."""
-    from embedkit.neighbours.index import build_index, open_index
+    from embedkit.search.index import build_index, open_index
 
     data = embedkit.load(folder, VIEW)
     queries = queries_of(data.width)
@@ -244,7 +244,7 @@ MEMORY = """
 import json, resource, sys, time
 import numpy as np
 import embedkit
-from embedkit.neighbours.search import Searcher
+from embedkit.search.searcher import Searcher
 searcher = Searcher(sys.argv[1], view="mean_6", where=sys.argv[3] or None)
 queries = np.load(sys.argv[2])
 started = time.perf_counter()

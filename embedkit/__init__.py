@@ -14,40 +14,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from embedkit._version import __version__
 
 __all__ = [
-    "Encoder", "Searcher", "__version__", "extract", "finetune", "load", "probe", "split", "train",
-    "verify",
+    "Encoder", "Predictor", "Searcher", "__version__", "build_index", "compare", "errors",
+    "extract", "finetune", "load", "probe", "similarity", "split", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from embedkit import errors
+    from embedkit.classifiers.probe import probe
+    from embedkit.classifiers.train import train
+    from embedkit.comparison.compare import compare
     from embedkit.dataset.extraction import extract
     from embedkit.dataset.store import load
     from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
-    from embedkit.learning.classify import train
-    from embedkit.learning.probing import probe
-    from embedkit.learning.splits import split
-    from embedkit.neighbours.search import Searcher
-    from embedkit.tuning.finetuning import finetune
+    from embedkit.finetuning.folds import finetune
+    from embedkit.predict import Predictor
+    from embedkit.runs.splits import split
+    from embedkit.search.index import build_index
+    from embedkit.search.searcher import Searcher
+    from embedkit.sts import similarity
 
 _HOMES = {
     "Encoder": "embedkit.encoding.encoder",
-    "Searcher": "embedkit.neighbours.search",
+    "Predictor": "embedkit.predict",
+    "Searcher": "embedkit.search.searcher",
+    "build_index": "embedkit.search.index",
+    "compare": "embedkit.comparison.compare",
     "extract": "embedkit.dataset.extraction",
-    "finetune": "embedkit.tuning.finetuning",
+    "finetune": "embedkit.finetuning.folds",
     "load": "embedkit.dataset.store",
-    "probe": "embedkit.learning.probing",
-    "split": "embedkit.learning.splits",
-    "train": "embedkit.learning.classify",
+    "probe": "embedkit.classifiers.probe",
+    "similarity": "embedkit.sts",
+    "split": "embedkit.runs.splits",
+    "train": "embedkit.classifiers.train",
     "verify": "embedkit.dataset.verification",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "errors":
+        return import_module("embedkit.errors")
     raise AttributeError(f"module 'embedkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

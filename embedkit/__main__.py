@@ -1,5 +1,5 @@
 """``python -m embedkit``."""
 
-from embedkit.cli import main
+from embedkit.cli.main import main
 
 main()

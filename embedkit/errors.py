@@ -12,8 +12,9 @@
     └── OutputExistsError     8      something stands where the output should go
 
 Every message says what was given, what was expected, and what to do next, in one line unless a
-field-by-field difference is shown. Mistakes in calling the Python interface stay ``ValueError`` or
-``TypeError``.
+field-by-field difference is shown. It names parameters of the Python interface (``max_length=0``);
+the command line translates them into its options. A :class:`UsageError` is a ``ValueError``; an
+argument of the wrong type is a ``TypeError``.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class EmbedkitError(Exception):
     exit_code = 1
 
 
-class UsageError(EmbedkitError):
-    """An option, a column, a layer or a path that cannot be used as given."""
+class UsageError(EmbedkitError, ValueError):
+    """An option, a column, a layer or a path that cannot be used as given; also a ValueError."""
 
     exit_code = 2
 
@@ -111,7 +112,7 @@ def check_counts(**given: int | None) -> None:
     for name, value in given.items():
         least = _LEAST.get(name, 1)
         if value is not None and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: expected {least} or more.")
+            raise UsageError(f"{name}={value}: expected {least} or more.")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.learning.runs import write_run
+from embedkit.runs.folder import write_run
 
 SOURCE = ["ab" * 32]
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from embedkit import cli, display
+from embedkit import display
+from embedkit.cli import main as cli
+from embedkit.cli.text import table_text
 from embedkit.encoding.encoder import Encoder
-from embedkit.rendering.render import table_text
 from tests.store_fixtures import (
     N_ACCEPTED,
     ROOT,

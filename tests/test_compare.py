@@ -18,12 +18,12 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from embedkit.comparison.blending import blend, write_blend
+from embedkit.cli.tabulate import comparison_markdown, comparison_text
+from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.compare import Comparison, compare, holm, mcnemar
-from embedkit.comparison.runsets import read_runs
+from embedkit.comparison.load import read_runs
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.learning.scores import best_threshold, calibration_error, classification_scores
-from embedkit.rendering.tabulate import comparison_markdown, comparison_text
+from embedkit.runs.metrics import best_threshold, calibration_error, classification_scores
 from tests.run_fixtures import edit_run, random_runs, write_fake_run
 
 
@@ -193,7 +193,7 @@ def test_a_stack_fitted_on_all_folds_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leak that the test above is for, planted."""
-    from embedkit.comparison import blending
+    from embedkit.comparison import blend as blending
 
     honest = blending._fitted
     monkeypatch.setattr(

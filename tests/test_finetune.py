@@ -18,7 +18,10 @@ import torch
 from transformers import AutoModel
 
 import embedkit
-from embedkit.comparison.blending import write_blend
+from embedkit.classifiers.train import train
+from embedkit.cli.run_text import run_info_text
+from embedkit.cli.tabulate import comparison_text
+from embedkit.comparison.blend import write_blend
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, write_report
 from embedkit.encoding.encoder import Encoder
@@ -30,15 +33,12 @@ from embedkit.errors import (
     StorageError,
     UsageError,
 )
-from embedkit.learning.classify import train
-from embedkit.learning.runs import read_run, resumable_run
-from embedkit.learning.scores import classification_scores
-from embedkit.learning.splits import TEST, Split, read_split, split, write_split
-from embedkit.prediction import Predictor
-from embedkit.rendering.run_render import run_info_text
-from embedkit.rendering.tabulate import comparison_text
-from embedkit.tuning.finetuning import FinetuneResult, finetune
-from embedkit.tuning.heads import EncoderWithHead
+from embedkit.finetuning.folds import FinetuneResult, finetune
+from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.predict import Predictor
+from embedkit.runs.folder import read_run, resumable_run
+from embedkit.runs.metrics import classification_scores
+from embedkit.runs.splits import TEST, Split, read_split, split, write_split
 from tests.store_fixtures import command, environment, load_quickly, tiny_model
 
 N = 60
@@ -409,7 +409,7 @@ def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> No
 
 
 def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
-    from embedkit.tuning.finetuning import _watching
+    from embedkit.finetuning.folds import _watching
 
     made = read_split(shared / "split.parquet")
     known = np.flatnonzero(made.folds[:, 0] > 0)
@@ -428,8 +428,8 @@ def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
 KILLED = """
 import os, signal, sys
 from embedkit import fsio
-from embedkit.tuning import training
-from embedkit.cli import main
+from embedkit.finetuning import training
+from embedkit.cli.main import main
 
 training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10
 write, seen = fsio.write_durably, []

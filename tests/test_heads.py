@@ -20,8 +20,8 @@ from embedkit.encoding.checkpoint import (
 )
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
-from embedkit.tuning.heads import HEADS, EncoderWithHead, build_model, parameter_depth
-from embedkit.tuning.training import _LikeLengths, batches_by_length, freeze, predict_logits
+from embedkit.finetuning.heads import HEADS, EncoderWithHead, build_model, parameter_depth
+from embedkit.finetuning.training import _LikeLengths, batches_by_length, freeze, predict_logits
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 

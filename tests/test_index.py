@@ -14,14 +14,14 @@ from click.testing import CliRunner
 
 import embedkit
 from embedkit import fsio
-from embedkit.cli import cli
+from embedkit.cli.main import cli
 from embedkit.dataset.store import Layout
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.neighbours.index import KINDS, build_index, open_index
-from embedkit.neighbours.nearest import nearest
-from embedkit.neighbours.search import Searcher
+from embedkit.search.exact import nearest
+from embedkit.search.index import KINDS, build_index, open_index
+from embedkit.search.searcher import Searcher
 from tests.store_fixtures import load_quickly, tiny_model, tree, write_tsv
 
 N = 2_100

@@ -128,7 +128,7 @@ def seen(environment: dict[str, str]) -> list[str]:
 
 NOTHING = "[" + "null, " * len(machine.WAIT_POLICY) + "null]"
 POLICY = "[" + ", ".join(f'"{value}"' for value in machine.WAIT_POLICY.values()) + ", null]"
-ENTRY = "import sys; from embedkit.cli import main; sys.exit(main())"  # what pip's script does
+ENTRY = "import sys; from embedkit.cli.main import main; sys.exit(main())"  # what pip's script does
 
 
 @pytest.mark.parametrize("start", [["-m", "embedkit", "--version"], ["-c", ENTRY, "--version"]])
@@ -160,6 +160,6 @@ def test_the_stages_of_a_recipe_inherit_the_policy(spied, tmp_path):
 
 
 def test_importing_the_library_leaves_the_environment_alone(spied):
-    code = "import embedkit, embedkit.cli, embedkit.encoding.encoder, embedkit.machine"
+    code = "import embedkit, embedkit.cli.main, embedkit.encoding.encoder, embedkit.machine"
     subprocess.run([sys.executable, "-c", code], env=spied, check=True, capture_output=True)
     assert seen(spied) == [NOTHING]

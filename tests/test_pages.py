@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedkit.dataset.pages import copy_vectors
+from embedkit.dataset.parquet_pages import copy_vectors
 from embedkit.dataset.schema import vector_column
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from embedkit.cli import cli
+from embedkit.cli.main import cli
 from embedkit.errors import MismatchError, StorageError, UsageError
 from embedkit.experiments import pipeline
 from embedkit.experiments.fetch import fetch

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from sklearn.decomposition import PCA
 
 import embedkit
-from embedkit.cli import cli
+from embedkit.cli.main import cli
 from embedkit.dataset.inspection import atlas_line
 from embedkit.dataset.store import read_manifest
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.neighbours.projection import _page, draw_map, export_projector, project
+from embedkit.projection import _page, draw_map, export_projector, project
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
@@ -103,7 +103,7 @@ def test_many_labels_share_a_colour(dataset: Path, tmp_path: Path) -> None:
 def test_fonts_newer_than_the_list_of_fonts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib import font_manager
 
-    from embedkit.learning import figures
+    from embedkit.runs import figures
 
     old = SimpleNamespace(name="DejaVu Sans")
     manager = SimpleNamespace(ttflist=[old])

@@ -67,7 +67,7 @@ def test_python_runs(workplace):
 
 
 def test_every_command_and_exit_code_is_documented():
-    from embedkit.cli import cli
+    from embedkit.cli.main import cli
     from embedkit.errors import EXIT_REJECTS, EmbedkitError
 
     for name in cli.commands:
@@ -82,7 +82,7 @@ def test_every_command_and_exit_code_is_documented():
 
 
 def test_options_that_are_named_exist():
-    from embedkit.cli import cli
+    from embedkit.cli.main import cli
 
     known = {o for c in cli.commands.values() for p in c.params for o in p.opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--strict"}

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
+from embedkit.classifiers.probe import probe
+from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, shown, write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
-from embedkit.learning.classify import train
-from embedkit.learning.probing import probe
-from embedkit.learning.splits import split
+from embedkit.runs.splits import split
 from tests.run_fixtures import SOURCE, edit_run, random_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 

@@ -21,7 +21,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import embedkit
-from embedkit.answers import write_answers
+from embedkit.classifiers.estimators import CLASSIFIERS, LearnerSettings, build_learner
+from embedkit.classifiers.probe import probe
+from embedkit.classifiers.train import ThresholdRule, cross_validate, split_for, target_of, train
+from embedkit.cli.run_text import run_info_text
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
@@ -31,12 +34,9 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.fsio import exclusive
-from embedkit.learning.classify import ThresholdRule, cross_validate, split_for, target_of, train
-from embedkit.learning.learners import CLASSIFIERS, LearnerSettings, build_learner
-from embedkit.learning.probing import probe
-from embedkit.learning.splits import split, text_key
-from embedkit.prediction import Prediction, Predictor, parse_label_names
-from embedkit.rendering.run_render import run_info_text
+from embedkit.predict import Prediction, Predictor, parse_label_names
+from embedkit.prediction_files import write_answers
+from embedkit.runs.splits import split, text_key
 from tests.store_fixtures import build_tiny, command, environment, load_quickly, tiny_model
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
@@ -201,7 +201,7 @@ def test_a_scaler_fitted_on_all_records_is_noticed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leak that the test above is for, planted."""
-    from embedkit.learning import classify
+    from embedkit.classifiers import train as classify
 
     honest = classify.fit
 
@@ -565,7 +565,7 @@ def test_a_class_that_no_other_fold_has(shared: Path, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", labels)
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     made = split(corpus, folds=2, out=tmp_path / "s.parquet")
-    from embedkit.learning.splits import Split, write_split
+    from embedkit.runs.splits import Split, write_split
 
     folds = made.folds.copy()
     folds[[0, 10]] = 1
@@ -631,7 +631,7 @@ def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
     """Records of a part of the corpus that the split was made of."""
     corpus_of(tmp_path / "c.tsv")
     made = split(tmp_path / "c.tsv", folds=3)
-    from embedkit.learning.splits import Split, write_split
+    from embedkit.runs.splits import Split, write_split
 
     folds = np.where(np.arange(N) < 40, made.folds[:, 0] // 2 * 2, 1)[:, None]
     write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
@@ -676,7 +676,7 @@ def test_a_failed_run_leaves_nothing_under_its_name(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("embedkit.learning.classify.save_model", fail)
+    monkeypatch.setattr("embedkit.classifiers.train.save_model", fail)
     with pytest.raises(OSError, match="No space left"):
         train(shared / "data", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

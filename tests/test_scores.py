@@ -10,13 +10,13 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn import metrics
 
-from embedkit.learning.outcomes import HeldOut, Target, scores_of
-from embedkit.learning.scores import (
+from embedkit.runs.metrics import (
     best_threshold,
     classification_scores,
     parse_threshold,
     regression_scores,
 )
+from embedkit.runs.predictions import HeldOut, Target, scores_of
 
 
 def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:

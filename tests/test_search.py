@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.cli import cli
+from embedkit.cli.main import cli
 from embedkit.dataset.store import Layout
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
-from embedkit.neighbours.coarse import CoarseProduct
-from embedkit.neighbours.filters import chosen_records
-from embedkit.neighbours.isotropy import isotropy_of, learn_isotropy
-from embedkit.neighbours.nearest import nearest, unit_rows
-from embedkit.neighbours.search import Searcher, read_queries, search
-from embedkit.neighbours.topk import TopK
+from embedkit.search.coarse import CoarseProduct
+from embedkit.search.exact import nearest, unit_rows
+from embedkit.search.searcher import Searcher, read_queries, search
+from embedkit.search.topk import TopK
+from embedkit.search.where import chosen_records
+from embedkit.search.whitening import isotropy_of, learn_isotropy
 from tests.store_fixtures import ROOT, ROWS, load_quickly, tiny_model, write_tsv
 
 N = 90
@@ -169,11 +169,9 @@ def test_rough_products_change_nothing(
         kept(self, query, scores, places)
 
     monkeypatch.setattr(TopK, "take", count)
-    monkeypatch.setattr(
-        "embedkit.neighbours.nearest.coarse_product", lambda q: CoarseProduct(torch, q)
-    )
-    monkeypatch.setattr("embedkit.neighbours.nearest._WORTH_ROUGH", 1)
-    monkeypatch.setattr("embedkit.neighbours.topk._LEAST", 1)
+    monkeypatch.setattr("embedkit.search.exact.coarse_product", lambda q: CoarseProduct(torch, q))
+    monkeypatch.setattr("embedkit.search.exact._WORTH_ROUGH", 1)
+    monkeypatch.setattr("embedkit.search.topk._LEAST", 1)
     roughly = nearest(data, queries, k=7, metric=metric, threads=2)
     assert ruled_out
     assert sum(ruled_out) < 700 * 40
@@ -219,7 +217,7 @@ def test_distances_hold_far_from_the_origin(
         (centre + spread * random.normal(size=(n, 16))).astype(np.float32) for n in (700, 30)
     )
     vectors[::50] = 0
-    monkeypatch.setattr("embedkit.neighbours.topk._LEAST", least)
+    monkeypatch.setattr("embedkit.search.topk._LEAST", least)
     data = holding(vectors, tmp_path, monkeypatch)
     found = nearest(data, queries, k=9, metric="euclid", threads=2)
     scores = -plain(vectors, queries, "euclid")
@@ -449,7 +447,7 @@ def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str)
 def test_mistakes_are_found_before_the_model_is_loaded(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, query: str, k: int, message: str
 ) -> None:
-    monkeypatch.setattr("embedkit.neighbours.search.QueryEncoder", None)
+    monkeypatch.setattr("embedkit.search.searcher.QueryEncoder", None)
     with pytest.raises(UsageError, match=message):
         search(dataset, query, k=k)
 

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import pearsonr, spearmanr
 
-from embedkit.cli import cli
+from embedkit.cli.main import cli
+from embedkit.cli.run_text import run_info_text
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.neighbours.similarity import agreement, similarity
-from embedkit.rendering.run_render import run_info_text
+from embedkit.sts import agreement, similarity
 from tests.store_fixtures import load_quickly, tiny_model
 
 PAIRS = (
@@ -104,7 +104,7 @@ def test_memory_does_not_shape_the_intervals(monkeypatch: pytest.MonkeyPatch) ->
     gold = random.normal(size=50)
     cosines = {"a": gold + random.normal(size=50)}
     at_once = agreement(cosines, gold)
-    monkeypatch.setattr("embedkit.neighbours.similarity._NUMBERS", 1_234)
+    monkeypatch.setattr("embedkit.sts._NUMBERS", 1_234)
     in_parts = agreement(cosines, gold)
     for name in ("spearman", "pearson"):
         one, other = getattr(at_once[0], name), getattr(in_parts[0], name)

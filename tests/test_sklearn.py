@@ -18,9 +18,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
+from embedkit.classifiers.mteb import mteb_protocol
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, MismatchError, StorageError, UsageError
-from embedkit.learning.mteb import mteb_protocol
 from embedkit.sklearn import StoredVectors, TextEncoder
 from tests.store_fixtures import load_quickly, run, tiny_model
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.learning.splits import (
+from embedkit.runs.splits import (
     Labelled,
     make_split,
     read_split,

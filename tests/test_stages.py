@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from embedkit.dataset.stages import Clock, StageTime, Writers, ahead, bottleneck
+from embedkit.dataset.workers import Clock, StageTime, Writers, ahead, bottleneck
 
 
 def test_items_come_in_order() -> None:

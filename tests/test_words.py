@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.cli import cli
+from embedkit.cli.main import cli
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import parse_layers
 from embedkit.errors import UsageError
-from embedkit.neighbours.marked import best_threshold, evaluate, marked_pairs
-from embedkit.neighbours.occurrences import Marked, find_word, read_marked
-from embedkit.neighbours.words import (
+from embedkit.words.matching import Marked, find_word, read_marked
+from embedkit.words.uses import (
     UseVectors,
     describe_uses,
     span_vectors,
     uses_in_dataset,
     uses_in_texts,
 )
+from embedkit.words.wic import best_threshold, evaluate, marked_pairs
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 TEXTS = (
@@ -161,7 +161,7 @@ def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
 def test_a_record_may_go_on_in_the_next_row_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embedkit.neighbours import words
+    from embedkit.words import uses as words
 
     word = "rained home"  # three tokens
     whole, tables = uses_in_dataset(folder / "tokens", word), words._tables
@@ -202,7 +202,7 @@ def test_words_that_are_not_there(folder: Path) -> None:
 
 
 def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
-    from embedkit.neighbours.words import Use
+    from embedkit.words.uses import Use
 
     random = np.random.default_rng(0)
     vectors = np.repeat(np.array(groups, np.float32), copies, axis=0)

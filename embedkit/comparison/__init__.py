@@ -1,5 +1,4 @@
-"""Runs of one split → numbers → a page.
+"""Compare runs of one split: load them, blend them, test differences, draw and report.
 
-Read in this order: ``runsets``, ``blending``, ``sources`` (texts of records), ``compare``,
-``charts``, ``report``.
+Read in this order: ``load``, ``blend``, ``texts``, ``compare``, ``charts``, ``report``.
 """

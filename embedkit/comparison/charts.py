@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.classifiers.probe import ProbeResult, ViewScore
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
-from embedkit.comparison.runsets import Outcome, Records, Run
-from embedkit.learning.figures import canvas, layer_curve, render
-from embedkit.learning.probing import ProbeResult, ViewScore
-from embedkit.learning.scores import Score
+from embedkit.comparison.load import Outcome, Records, Run
+from embedkit.runs.figures import canvas, layer_curve, render
+from embedkit.runs.metrics import Score
 
 __all__ = ["Picture", "draw_all", "save_pictures", "training_log"]
 

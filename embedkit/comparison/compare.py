@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.comparison.blending import BLENDS, Blend, blend
-from embedkit.comparison.runsets import Outcome, Records, Run, RunSet, read_runs
-from embedkit.comparison.sources import Dataset, find_datasets
+from embedkit.comparison.blend import BLENDS, Blend, blend
+from embedkit.comparison.load import Outcome, Records, Run, RunSet, read_runs
+from embedkit.comparison.texts import Dataset, find_datasets
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.learning.scores import (
+from embedkit.runs.metrics import (
     SAMPLES,
     Measure,
     Score,

@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import __version__, fsio
+from embedkit import fsio
+from embedkit._version import __version__
 from embedkit.comparison.charts import Picture, draw_all, save_pictures
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Difference, Row
-from embedkit.comparison.runsets import Records
-from embedkit.comparison.sources import Dataset, Texts, find_texts
+from embedkit.comparison.load import Records
+from embedkit.comparison.texts import Dataset, Texts, find_texts
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.learning.splits import TEST
+from embedkit.runs.splits import TEST
 
 __all__ = ["Answer", "Disputed", "disputed", "shown", "write_report"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedkit.corpus.readers import Dialect, ParquetTable, Table, open_table
 from embedkit.corpus.source import Source, compression_of, is_parquet, is_wide
-from embedkit.corpus.tables import Dialect, ParquetTable, Table, open_table
 from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
 from embedkit.fsio import file_sha256
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.tables import BadRow, Row, Table, check_encoding, has_surrogate, is_text
+from embedkit.corpus.readers import BadRow, Row, Table, check_encoding, has_surrogate, is_text
 
 __all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
 

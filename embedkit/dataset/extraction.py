@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedkit import __version__, fsio
+from embedkit import fsio
+from embedkit._version import __version__
 from embedkit.corpus import (
     CorpusPlan,
     CorpusReader,
@@ -33,11 +34,11 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
+from embedkit.dataset.columns import ledger_of, sentence_columns, token_columns, word_table
 from embedkit.dataset.jobs import Job, JobFolder, already_complete, open_job, recorded_precision
 from embedkit.dataset.schema import RESERVED, STORAGE, Footer, cast_for_storage, shard_bytes
-from embedkit.dataset.stages import Clock, StageTime, Writers, ahead
 from embedkit.dataset.store import Manifest, read_manifest
-from embedkit.dataset.tables import ledger_of, sentence_columns, token_columns, word_table
+from embedkit.dataset.workers import Clock, StageTime, Writers, ahead
 from embedkit.encoding.checkpoint import DEFAULT_MODEL
 from embedkit.encoding.encoder import Encoder, PendingShard, ShardVectors, l2_normalize
 from embedkit.encoding.pooling import SUBTOKENS

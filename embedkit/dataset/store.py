@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import fsio
-from embedkit.dataset.pages import copy_vectors
+from embedkit.dataset.parquet_pages import copy_vectors
 from embedkit.encoding.views import parse_view
 from embedkit.errors import DamagedError, UsageError, did_you_mean
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import quote, urlsplit
 
-from embedkit import __version__, fsio
+from embedkit import fsio
+from embedkit._version import __version__
 from embedkit.errors import MismatchError, StorageError, UsageError
 
 __all__ = ["fetch"]

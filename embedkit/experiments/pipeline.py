@@ -22,7 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from embedkit import __version__, fsio
+from embedkit import fsio
+from embedkit._version import __version__
 from embedkit.display import duration_text
 from embedkit.errors import EXIT_REJECTS
 from embedkit.experiments.recipe import Stage

@@ -1,0 +1,70 @@
+"""The values that options and parameters accept, in one module that imports nothing heavy.
+
+The command line takes its choices from here, and each table of implementations is checked against
+its tuple by a test, so that neither can know a kind that the other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedkit.errors import UsageError, did_you_mean
+
+__all__ = [
+    "BLENDS",
+    "CLASS_WEIGHTS",
+    "DEFAULT_MODEL",
+    "ESTIMATORS",
+    "FEATURES",
+    "FORMATS",
+    "HEADS",
+    "INDEX_KINDS",
+    "MATCHES",
+    "ON_LONG",
+    "POOLINGS",
+    "PRECISIONS",
+    "QUOTINGS",
+    "SEARCH_METRICS",
+    "STORAGES",
+    "SUBTOKENS",
+    "TASKS",
+    "UNICODE_FORMS",
+    "check_choice",
+]
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet")
+QUOTINGS = ("auto", "none", "csv")
+UNICODE_FORMS = ("none", "nfc", "nfkc")
+
+POOLINGS = ("cls", "mean", "max", "pooler")
+SUBTOKENS = ("first", "last", "first_last", "mean")
+ON_LONG = ("truncate", "window", "error")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+STORAGES = ("float32", "float16", "compact")
+
+TASKS = ("classification", "regression")
+FEATURES = ("vectors", "tfidf")
+ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "lightgbm")
+CLASS_WEIGHTS = ("balanced",)
+HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
+BLENDS = ("mean", "stacked")
+
+SEARCH_METRICS = ("cosine", "dot", "euclid")
+INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
+MATCHES = ("word", "start", "anywhere")
+
+
+def check_choice(known: Sequence[str], **given: str) -> None:
+    """Raise a :class:`~embedkit.errors.UsageError` for a value that is not a known one.
+
+    >>> check_choice(("cls", "mean"), pooling="maen")
+    Traceback (most recent call last):
+    embedkit.errors.UsageError: pooling='maen': expected cls, mean. Did you mean 'mean'?
+    """
+    for name, value in given.items():
+        if value not in known:
+            raise UsageError(
+                f"{name}={value!r}: expected {', '.join(known)}.{did_you_mean(value, known)}"
+            )

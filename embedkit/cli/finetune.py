@@ -1,0 +1,150 @@
+"""The command ``finetune``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedkit.cli.options import (
+    corpus_options,
+    model_options,
+    notifier,
+    output_options,
+    show_progress,
+)
+from embedkit.display import without_nan
+from embedkit.errors import EXIT_REJECTS, UsageError
+
+__all__ = ["finetune"]
+
+_READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting", "unicode",
+            "min_chars", "sample", "limit")  # fmt: skip
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  embedkit finetune reviews.tsv --out runs/cls\n"
+    "  embedkit finetune reviews.vectors --split split.parquet --head cnn --epochs 10 "
+    "--patience 2 --out runs/cnn\n"
+    "  embedkit finetune papers.csv --text title --text-pair abstract --class-weight balanced "
+    "--threshold f2 --test new.csv --out runs/papers\n"
+)
+@click.argument("corpus", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+@model_options
+@click.option(
+    "--head",
+    default="cls",
+    show_default=True,
+    type=click.Choice(["cls", "pooler", "mean", "cnn", "lstm"]),
+    help="What turns token vectors into an answer.",
+)
+@click.option(
+    "--mix-layers", default=1, show_default=True, type=int,
+    help="The head sees a learnt mix of so many last layers.",
+)  # fmt: skip
+@click.option(
+    "--cnn-widths", default="2,3,4", show_default=True,
+    help="Tokens that the convolutions span.",
+)  # fmt: skip
+@click.option(
+    "--task",
+    default="classification",
+    show_default=True,
+    type=click.Choice(["classification", "regression"]),
+)
+@click.option("--split", type=click.Path(path_type=Path), help="File that embedkit split wrote.")
+@click.option("--folds", default=5, show_default=True, type=int, help="Without --split.")
+@click.option(
+    "--test",
+    type=click.Path(path_type=Path),
+    help="A further corpus file for the mean of all folds' models to predict.",
+)
+@click.option("--epochs", default=3, show_default=True, type=int, help="At most.")
+@click.option("--learning-rate", default=5e-5, show_default=True, type=float)
+@click.option("--batch-size", default=16, show_default=True, type=int)
+@click.option("--accumulate", default=1, show_default=True, type=int, help="Batches per step.")
+@click.option("--max-length", type=int, help="Tokens per text. [what the checkpoint states]")
+@click.option("--class-weight", type=click.Choice(["balanced"]))
+@click.option("--label-smoothing", default=0.0, show_default=True, type=float)
+@click.option("--one-logit", is_flag=True, help="Two classes by one logit instead of two.")
+@click.option(
+    "--freeze-layers", metavar="K|embeddings|all", help="What of the encoder is not trained."
+)
+@click.option(
+    "--lora", type=int, metavar="RANK",
+    help="Train matrices of this rank beside the encoder's weights instead of them; try 8 and a "
+    "learning rate of 1e-3.",
+)  # fmt: skip
+@click.option(
+    "--layer-decay", default=1.0, show_default=True, type=float,
+    help="Factor of the learning rate from layer to layer downwards.",
+)  # fmt: skip
+@click.option(
+    "--warmup", default=0.1, show_default=True, type=float, help="Steps, or a part of all steps."
+)
+@click.option(
+    "--precision",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
+    help="auto: bf16 on CUDA, fp32 on CPU.",
+)
+@click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time.")
+@click.option(
+    "--validation", default=0.1, show_default=True, type=float,
+    help="Part of the training records that only watch; 0 for none.",
+)  # fmt: skip
+@click.option(
+    "--patience", type=int, help="Epochs without a better validation loss before a fold stops."
+)
+@click.option(
+    "--threshold",
+    help="Probability from which the second of two classes is decided on, or the score to choose "
+    "it by: macro_f1, f1, f2 …",
+)
+@corpus_options
+@click.option(
+    "--resume", is_flag=True,
+    help="Go on with an unfinished run, begin none. [the same command goes on anyway]",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True)
+@click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
+@output_options
+def finetune(
+    corpus: Path, out: Path, cnn_widths: str, no_header: bool,
+    progress: bool | None, as_json: bool, quiet: bool, verbose: bool, **settings: Any,
+) -> int:  # fmt: skip
+    """Train an encoder with a head on labelled texts, fold by fold.
+
+    CORPUS is a corpus file with a label column, or a dataset that extract wrote, whose texts and
+    labels are used. The same command again goes on where an interrupted one stopped.
+    """
+    from embedkit.cli.run_text import finetune_text
+    from embedkit.finetuning.folds import finetune as run
+
+    reading = {name: settings.pop(name) for name in _READING}
+    shown = verbose or show_progress(progress, quiet)
+    result = run(
+        corpus, out=out, cnn_widths=_widths(cnn_widths),
+        reading={**reading, "header": not no_header},
+        progress=(lambda line: click.echo(line, err=True)) if shown else (lambda _: None),
+        notify=notifier(quiet), **settings,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(without_nan({"out": str(out), **result.content}), ensure_ascii=False))
+    elif not quiet:
+        click.echo(finetune_text(result))
+    return EXIT_REJECTS if result.rejected else 0
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--cnn-widths {text}: expected numbers of tokens such as 2,3,4."
+        ) from None

@@ -1,0 +1,176 @@
+"""What runs were made from: their datasets, how those were made, and the texts of records.
+
+A dataset is used only if it is still the one that a run names by its fingerprint, and a corpus only
+if its bytes have the hashes that the split names. Otherwise texts are left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedkit.comparison.load import Run
+from embedkit.dataset.store import Layout, Manifest, is_dataset, load, read_manifest
+from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.splits import source_of
+
+__all__ = ["Dataset", "Texts", "find_datasets", "find_texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset that runs were made from, and that is still what it was.
+
+    Attributes:
+        path: its folder.
+        manifest: how it was made.
+        encode_seconds: seconds per 1,000 records that making it took; ``None`` if it was made in
+            more than one go.
+        runs: names of the runs that were made from it.
+    """
+
+    path: Path
+    manifest: Manifest
+    encode_seconds: float | None
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of records.
+
+    Attributes:
+        by_row: text of a record; of a pair both, in two lines. Empty if there are none.
+        note: where they are from, or why there are none.
+    """
+
+    by_row: dict[int, str]
+    note: str
+
+
+def find_datasets(runs: Sequence[Run]) -> tuple[Dataset, ...]:
+    """The datasets of runs that are still where they were, unchanged."""
+    found: dict[str, tuple[Path, Manifest, list[str]]] = {}
+    for run in runs:
+        named = run.content["dataset"]
+        path = run.path / str(named.get("path") or "")
+        if not named.get("path") or not is_dataset(path):
+            continue
+        manifest = read_manifest(path)
+        if manifest.fingerprint == named.get("fingerprint"):
+            found.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
+    return tuple(
+        Dataset(path, manifest, _encode_seconds(path, manifest), tuple(names))
+        for path, manifest, names in found.values()
+    )
+
+
+def find_texts(
+    rows: Collection[int],
+    runs: Sequence[Run],
+    datasets: Sequence[Dataset],
+    given: str | Path | None = None,
+) -> Texts:
+    """Texts of some records.
+
+    Args:
+        rows: record numbers.
+        runs: what is compared.
+        datasets: what :func:`find_datasets` found.
+        given: dataset or corpus file to take them from, instead.
+
+    Raises:
+        UsageError: what is given cannot be read.
+        MismatchError: it is not what the runs were made from.
+    """
+    source = tuple(runs[0].content["split"]["source"])
+    reading = _reading(runs, datasets)
+    if given is not None:
+        return _given(Path(given), rows, source, reading)
+    for dataset in datasets:
+        if dataset.manifest.job["storage"]["text"]:
+            return _stored(dataset.path, rows)
+    corpus = [run.path / str(run.content["dataset"].get("path") or "") for run in runs]
+    for path in corpus:
+        if path.is_file() and _hashes(path) == source:
+            return _of_corpus(path, rows, reading)
+    return Texts({}, "The texts are left out: no dataset of these runs that holds texts is where "
+                 "it was, unchanged. Name it, or the corpus, with --texts.")  # fmt: skip
+
+
+def _reading(runs: Sequence[Run], datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """How the corpus was read that the records are from; empty where nothing says it."""
+    inputs = [dataset.manifest.job["input"] for dataset in datasets]
+    for run in runs:
+        if reading := run.content["dataset"].get("reading"):
+            inputs.append(reading | reading["dialect"])
+    names = ("text", "text_pair", "unicode", "format", "encoding", "quoting", "header")
+    return {name: inputs[0][name] for name in names} if inputs else {}
+
+
+def _given(
+    path: Path, rows: Collection[int], source: tuple[str, ...], reading: Mapping[str, Any]
+) -> Texts:
+    if is_dataset(path):
+        if source_of(load(path)) != source:
+            raise MismatchError(
+                f"--texts {path}: that dataset was made from other files than these runs."
+            )
+        if not read_manifest(path).job["storage"]["text"]:
+            raise UsageError(f"--texts {path}: that dataset was made with --no-text.")
+        return _stored(path, rows)
+    if not path.is_file():
+        raise UsageError(f"--texts {path} does not exist. Give the dataset or the corpus file.")
+    if _hashes(path) != source:
+        raise MismatchError(
+            f"--texts {path}: its bytes are not those of the corpus that these runs were made from."
+        )
+    return _of_corpus(path, rows, reading)
+
+
+def _stored(path: Path, rows: Collection[int]) -> Texts:
+    data = load(path)
+    wanted = frozenset(rows)
+    columns = ["text", *(["text_pair"] if data.manifest.job["input"]["text_pair"] else [])]
+    parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
+    texts = {int(row): _joined(text) for row, *text in parts if row in wanted}
+    names = ", ".join(Path(name).name for name in data.manifest.names["inputs"])
+    return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
+
+
+def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
+    from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+
+    wanted = frozenset(rows)
+    plan = plan_corpus([InputFile.of(path)], **reading)
+    texts = {
+        item.row: _joined([item.text, item.text_pair])
+        for item in CorpusReader(plan)
+        if isinstance(item, Record) and item.row in wanted
+    }
+    columns = [repr(name) for name in (plan.text, plan.text_pair) if name]
+    return Texts(texts, f"Texts from column {' and '.join(columns)} of {path.name}.")
+
+
+def _hashes(path: Path) -> tuple[str, ...]:
+    from embedkit.fsio import file_sha256
+
+    return (file_sha256(path),)
+
+
+def _joined(parts: Sequence[Any]) -> str:
+    return "\n".join(str(part) for part in parts if part is not None)
+
+
+def _encode_seconds(path: Path, manifest: Manifest) -> float | None:
+    try:
+        lines = Layout(path).log.read_text("utf-8").splitlines()
+        finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]
+        whole = [float(e["seconds"]) for e in finished if not e["shards_found"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    rows = int(manifest.totals["accepted"])
+    return whole[-1] / rows * 1_000 if whole and rows else None

@@ -1,0 +1,86 @@
+"""A fine-tuned run and new texts → probabilities: the mean over the models of its folds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.encoding.checkpoint import quiet_transformers
+from embedkit.encoding.encoder import choose_device
+from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
+from embedkit.errors import DamagedError, first_line
+from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.training import predict_logits
+
+__all__ = ["FinetunedRun"]
+
+Floats = NDArray[np.float64]
+
+
+class FinetunedRun:
+    """The models of a fine-tuned run, ready to predict.
+
+    Args:
+        run: folder that ``embedkit finetune`` wrote.
+        content: what its ``run.json`` says.
+        device: where they run.
+
+    Raises:
+        DamagedError: a model cannot be read.
+        UsageError: the device does not exist here.
+    """
+
+    def __init__(self, run: Path, content: dict[str, Any], *, device: str = "auto") -> None:
+        where = choose_device(device)
+        quiet_transformers()
+        self._pad_id = int(content["tokens"]["pad_id"])
+        self._settings = TokenizerSettings(int(content["tokens"]["max_length"]))
+        # half precision is for the kind of device it was trained on
+        same = content["cost"]["device"] == where.type
+        self._precision = str(content["learner"]["precision"]) if same else "fp32"
+        folders = [run / "model" / name for name in content["models"]]
+        self._models = [_loaded(folder).to(where) for folder in folders]
+        self._tokenizer = _tokenizer(folders[0], content)
+
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
+        """Probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
+        tokenized = self._tokenizer.encode(texts, pairs, settings=self._settings)
+        found = [
+            model.outputs(
+                predict_logits(model, tokenized, pad_id=self._pad_id, precision=self._precision)
+            ).numpy()
+            for model in self._models
+        ]
+        return np.asarray(np.mean(found, axis=0), np.float64)
+
+
+def _loaded(folder: Path) -> Any:
+    if not folder.is_dir():  # the loader would take its name for one of the hub
+        raise DamagedError(f"{folder} is missing. Make the run again.")
+    try:
+        return EncoderWithHead.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True
+        ).eval()
+    except Exception as error:  # the loader raises what its many formats raise
+        raise DamagedError(f"{folder} cannot be read: {first_line(error)}.") from error
+
+
+def _tokenizer(folder: Path, content: dict[str, Any]) -> TextTokenizer:
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        encoder = dict(EncoderWithHead.config_class.from_pretrained(str(folder)).encoder)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), config=AutoConfig.for_model(**encoder), local_files_only=True,
+            trust_remote_code=False,
+        )  # fmt: skip
+    except Exception as error:  # the loader raises what its many formats raise
+        raise DamagedError(
+            f"the tokenizer in {folder} cannot be read: {first_line(error)}."
+        ) from error
+    tokens = content["tokens"]
+    return TextTokenizer(tokenizer, pad_id=tokens["pad_id"], type_vocab=tokens["type_vocab"])

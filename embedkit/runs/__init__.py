@@ -1,0 +1,1 @@
+"""What all runs share: splits, metrics, predictions, the run folder, figures."""

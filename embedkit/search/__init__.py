@@ -1,0 +1,1 @@
+"""Nearest texts: exact search, indexes, conditions on columns, centering and whitening."""

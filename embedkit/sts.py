@@ -1,0 +1,368 @@
+"""Cosines of sentence pairs at every layer and pooling, and how they agree with human scores.
+
+The two sentences of a pair are encoded separately, each once; one forward pass gives all views.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.corpus import CorpusPlan, CorpusReader, InputFile, Record, hash_inputs, plan_corpus
+from embedkit.encoding.checkpoint import DEFAULT_MODEL
+from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
+from embedkit.errors import UsageError
+from embedkit.runs.folder import check_free, new_run, versions, write_run
+from embedkit.runs.metrics import Score
+from embedkit.search.exact import unit_rows
+
+if TYPE_CHECKING:
+    from embedkit.encoding.encoder import Encoder
+
+__all__ = ["Agreement", "PairSimilarity", "agreement", "similarity"]
+
+Floats = NDArray[np.float64]
+
+_CHUNK = 1_024
+_SAMPLES = 1_000
+_NUMBERS = 1 << 22
+_NOTHING = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How the cosines of a view agree with the scores that people gave.
+
+    Attributes:
+        view: the view.
+        spearman: rank correlation, with its 95 % interval.
+        pearson: linear correlation, with its 95 % interval.
+    """
+
+    view: str
+    spearman: Score
+    pearson: Score
+
+
+@dataclass(frozen=True, slots=True)
+class PairSimilarity:
+    """Cosines of all pairs.
+
+    Attributes:
+        records: the pairs.
+        cosines: ``(n,)`` float64 by view; 0 where a vector is all zeros.
+        gold: ``(n,)`` scores of people, or ``None``.
+        agreement: of every view with ``gold``; empty without.
+        rejected: records that could not be used.
+        truncated: texts that were cut at the model's length.
+        model: name of the checkpoint.
+        seconds: how long it took.
+    """
+
+    records: tuple[Record, ...]
+    cosines: dict[str, Floats]
+    gold: Floats | None
+    agreement: tuple[Agreement, ...]
+    rejected: int
+    truncated: int
+    model: str
+    seconds: float
+
+
+def similarity(
+    corpus: str | Path,
+    *,
+    text: str,
+    text_pair: str,
+    score: str | None = None,
+    id: str | None = None,
+    format: str = "auto",
+    encoding: str = "utf-8",
+    quoting: str = "auto",
+    header: bool = True,
+    unicode: str = "none",
+    limit: int | None = None,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    offline: bool = False,
+    device: str = "auto",
+    precision: str | None = None,
+    layers: str = "all",
+    poolings: Sequence[str] = ("cls", "mean", "max"),
+    special_tokens: bool = True,
+    prefix: str = "",
+    max_length: int | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    seed: int = 0,
+    notify: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> PairSimilarity:
+    """Compare the two texts of every record, at every layer and pooling in one pass.
+
+    Args:
+        corpus: a file.
+        text: column of the first text.
+        text_pair: column of the second.
+        score: column of the score that people gave.
+        id: column of the id.
+        format: see :func:`~embedkit.corpus.plan_corpus`, as the next four.
+        encoding: of the file.
+        quoting: of its fields.
+        header: whether the first line names the columns.
+        unicode: normal form of the texts.
+        limit: only the first so many records.
+        model: hub id or folder of the checkpoint.
+        revision: branch, tag or commit.
+        offline: never ask the hub.
+        device: where to encode.
+        precision: to compute in.
+        layers: see :func:`~embedkit.encoding.views.parse_layers`.
+        poolings: of ``cls``, ``mean``, ``max``, ``pooler``.
+        special_tokens: whether ``mean`` and ``max`` count special tokens.
+        prefix: put before every text, such as ``"query: "``.
+        max_length: tokens per text.
+        out: folder for the cosines, the table and the figure.
+        overwrite: replace such a folder.
+        seed: of the bootstrap.
+        notify: called with sentences for the user.
+        progress: called with what is being done, pairs done and pairs in all.
+
+    Raises:
+        UsageError: a column or setting cannot be used, a score is no number, or all are the same.
+        OutputExistsError: ``out`` is there already.
+    """
+    from embedkit.encoding.encoder import Encoder
+
+    started = time.perf_counter()
+    if out is not None:
+        check_free(Path(out), overwrite=overwrite)
+    plan = plan_corpus(
+        [InputFile.of(Path(corpus))], text=text, text_pair=text_pair, id=id, label=score,
+        format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
+        limit=limit,
+    )  # fmt: skip
+    for notice in plan.notices:
+        if score is not None or not notice.startswith("label"):
+            notify(notice)
+    records, rejected = _read(plan)
+    gold = None if score is None else _gold(records, score)
+    encoder = Encoder.load(
+        model, revision=revision, offline=offline, device=device, precision=precision,
+        max_length=max_length, notify=notify,
+    )  # fmt: skip
+    kinds = parse_poolings(poolings)
+    views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
+                     n_layers=encoder.n_layers)  # fmt: skip
+    run = _Pairs(encoder, views, special_tokens, prefix)
+    cosines = run.all(records, progress)
+    found = PairSimilarity(
+        records=tuple(records), cosines=cosines, gold=gold,
+        agreement=() if gold is None else agreement(cosines, gold, seed=seed),
+        rejected=rejected, truncated=run.truncated, model=encoder.checkpoint.name,
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+    if out is not None:
+        settings = {"prefix": prefix, "special_tokens": special_tokens,
+                    "max_length": encoder.max_length, "precision": encoder.precision}  # fmt: skip
+        with new_run(Path(out), overwrite=overwrite) as folder:
+            _write(folder, found, plan, encoder, settings)
+    return found
+
+
+def agreement(
+    cosines: dict[str, Floats], gold: Floats, *, seed: int = 0, samples: int = _SAMPLES
+) -> tuple[Agreement, ...]:
+    """Spearman's and Pearson's correlation of every view with the gold scores.
+
+    Intervals are those of a bootstrap over pairs; ranks are those of the whole.
+
+    Args:
+        cosines: ``(n,)`` by view.
+        gold: ``(n,)``.
+        seed: of the bootstrap.
+        samples: number of bootstrap samples.
+
+    Raises:
+        UsageError: there are fewer than three pairs, or all scores are the same.
+    """
+    from scipy.stats import rankdata
+
+    _check_gold(gold)
+    values = np.stack(list(cosines.values()), axis=1)
+    ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
+    parts = [
+        (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
+        for weights in _weights(len(gold), samples, seed)
+    ]
+    ranks, linear = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return tuple(
+        Agreement(view, _score(ranks[:, i]), _score(linear[:, i])) for i, view in enumerate(cosines)
+    )
+
+
+def _weights(count: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each pair counts, in parts ``(m, count)``: once, then in bootstrap samples."""
+    yield np.ones((1, count))
+    random = np.random.default_rng(seed)
+    at_once = max(1, _NUMBERS // count)
+    for start in range(0, samples, at_once):
+        yield np.stack([
+            np.bincount(random.integers(count, size=count), minlength=count).astype(np.float64)
+            for _ in range(start, min(start + at_once, samples))
+        ])  # fmt: skip
+
+
+def _correlations(weights: Floats, x: Floats, y: Floats) -> Floats:
+    """Weighted correlation of every column with ``y``: ``(samples, columns)``.
+
+    Args:
+        weights: ``(samples, n)``.
+        x: ``(n, columns)``.
+        y: ``(n,)``.
+    """
+    x, y = x - x.mean(axis=0), y - y.mean()
+    total = weights.sum(axis=1, keepdims=True)
+    mean_x, mean_y = weights @ x / total, (weights @ y)[:, None] / total
+    both = weights @ (x * y[:, None]) / total - mean_x * mean_y
+    spread_x = weights @ x**2 / total - mean_x**2
+    spread_y = (weights @ y**2)[:, None] / total - mean_y**2
+    # a column of equal values has no correlation, also where rounding leaves it a little spread
+    flat = (x**2).mean(axis=0) <= _NOTHING
+    spread = np.sqrt(np.maximum(spread_x, 0) * np.maximum(spread_y, 0))
+    spread[:, flat] = math.nan
+    spread[spread == 0] = math.nan
+    return np.asarray(both / spread)
+
+
+def _score(values: Floats) -> Score:
+    if len(values) == 1 or not np.isfinite(values).any():
+        return Score(float(values[0]), math.nan, math.nan)
+    low, high = np.nanquantile(values[1:], (0.025, 0.975))
+    return Score(float(values[0]), float(low), float(high))
+
+
+class _Pairs:
+    """Encodes pairs and keeps nothing but their cosines."""
+
+    def __init__(
+        self, encoder: Encoder, views: Sequence[View], special_tokens: bool, prefix: str
+    ) -> None:
+        from embedkit.encoding.tokenization import TokenizerSettings
+
+        self._encoder, self._views, self._special = encoder, views, special_tokens
+        self._settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
+        self.truncated = 0
+
+    def all(
+        self, records: Sequence[Record], progress: Callable[[str, int, int], None]
+    ) -> dict[str, Floats]:
+        """Cosine of every pair, by view."""
+        parts = []
+        for start in range(0, len(records), _CHUNK):
+            parts.append(self._cosines(records[start : start + _CHUNK]))
+            progress("comparing", min(start + _CHUNK, len(records)), len(records))
+        return {view.name: np.concatenate([p[view.name] for p in parts]) for view in self._views}
+
+    def _cosines(self, records: Sequence[Record]) -> dict[str, Floats]:
+        texts = [r.text for r in records] + [str(r.text_pair) for r in records]
+        tokenized = self._encoder.tokenizer.encode(texts, settings=self._settings)
+        self.truncated += sum(t.cut for t in tokenized)
+        shard = self._encoder.encode_shard(
+            tokenized, views=self._views, special_tokens=self._special
+        )
+        half = len(records)
+        cosines = {}
+        for name, vectors in shard.views.items():
+            unit = unit_rows(vectors).astype(np.float64)
+            cosines[name] = np.einsum("ij,ij->i", unit[:half], unit[half:])
+        return cosines
+
+
+def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
+    """All pairs, and how many records could not be used.
+
+    Raises:
+        UsageError: there is no pair.
+    """
+    reader = CorpusReader(plan)
+    records = [item for item in reader if isinstance(item, Record)]
+    if not records:
+        raise UsageError(f"{plan.files[0].name} holds no pair of texts.")
+    return records, reader.counts.n_rejected
+
+
+def _check_gold(gold: Floats) -> None:
+    if len(gold) < 3 or np.ptp(gold) == 0:
+        raise UsageError(
+            f"{len(gold)} pairs, {len(np.unique(gold))} different scores: a correlation needs "
+            "three pairs or more, and scores that differ."
+        )
+
+
+def _gold(records: Sequence[Record], column: str) -> Floats:
+    values = []
+    for record in records:
+        try:
+            values.append(float(record.label or ""))
+        except ValueError:
+            values.append(math.nan)
+    found = np.array(values, np.float64)
+    bad = np.flatnonzero(~np.isfinite(found))
+    if len(bad):
+        first = records[int(bad[0])]
+        raise UsageError(
+            f"--score {column}: {len(bad)} records have no number there, the first in row "
+            f"{first.row} ({first.label!r})."
+        )
+    _check_gold(found)
+    return found
+
+
+def _numbers(score: Score) -> dict[str, float | None]:
+    """A score for JSON, which has no NaN."""
+    return {name: x if math.isfinite(x) else None for name, x in asdict(score).items()}
+
+
+def _write(
+    folder: Path, found: PairSimilarity, plan: CorpusPlan, encoder: Encoder, settings: Any
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from embedkit import fsio
+    from embedkit.runs.figures import draw_similarity
+
+    columns: dict[str, Any] = {
+        "row": pa.array([r.row for r in found.records], pa.int64()),
+        "id": pa.array([r.id for r in found.records], pa.string()),
+    }
+    if found.gold is not None:
+        columns["score"] = found.gold
+    columns |= {f"cosine_{name}": values for name, values in found.cosines.items()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True)
+    fsio.write_durably(folder / "pairs.parquet", memoryview(sink.getvalue()), scratch=folder)
+    if found.agreement:
+        draw_similarity(folder, found.agreement)
+    write_run(folder, {
+        "kind": "similarity",
+        "corpus": [f.sha256 for f in hash_inputs(plan).files],
+        "model": {"name": found.model, "sha256": encoder.checkpoint.sha256},
+        "settings": settings,
+        "records": {"pairs": len(found.records), "rejected": found.rejected,
+                    "truncated": found.truncated},
+        "agreement": [
+            {"view": a.view, "spearman": _numbers(a.spearman), "pearson": _numbers(a.pearson)}
+            for a in found.agreement
+        ],
+        "cost": {"seconds": found.seconds},
+        "versions": versions(),
+    })  # fmt: skip

@@ -1,0 +1,1 @@
+"""Words in context: ``matching`` finds them, ``uses`` compares them, ``wic`` scores pairs."""

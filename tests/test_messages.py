@@ -1,0 +1,70 @@
+"""Notes and errors of the library as the command line words them."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import embedkit
+from embedkit.choices import check_choice
+from embedkit.cli.messages import Commands, in_options, quiet_notes
+from embedkit.errors import UsageError, check_counts
+
+
+@click.command()
+@click.option("--max-length", type=int)
+@click.option("--pooling", "pooling")
+@click.option("--text-pair")
+@click.option("--header/--no-header", default=True)
+@click.option("--overwrite", is_flag=True)
+@click.option("-q", "--quiet", is_flag=True, callback=quiet_notes)
+def example(**_: object) -> None:
+    logging.getLogger("embedkit.somewhere").warning("3 texts\x1b[2J were cut")
+    raise UsageError("max_length=0: expected 1 or more")
+
+
+@click.group(cls=Commands)
+def group() -> None:
+    pass
+
+
+group.add_command(example)
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("max_length=0: expected 1 or more.", "--max-length 0: expected 1 or more."),
+        ("pooling='maen': expected cls", "--pooling maen: expected cls"),
+        ("pass pooling= or text_pair='b c'", "pass --pooling or --text-pair b c"),
+        ("header=False names columns 0, 1", "--no-header names columns 0, 1"),
+        ("pass overwrite=True.", "pass --overwrite."),
+        ("other=3 and x.pooling=2 stay", "other=3 and x.pooling=2 stay"),
+        ("pooling of max_length", "pooling of max_length"),
+    ],
+)
+def test_errors_in_terms_of_options(message: str, wanted: str) -> None:
+    assert in_options(message, example) == wanted
+
+
+def test_a_command_shows_notes_and_its_options() -> None:
+    loud = CliRunner().invoke(group, ["example"])
+    assert loud.stderr == "note: 3 texts\\x1b[2J were cut\n"
+    assert isinstance(loud.exception, UsageError)
+    assert str(loud.exception) == "--max-length 0: expected 1 or more"
+    assert CliRunner().invoke(group, ["example", "-q"]).stderr == ""
+    assert CliRunner().invoke(group, ["example"]).stderr == loud.stderr
+
+
+def test_usage_errors_are_value_errors() -> None:
+    with pytest.raises(ValueError, match=r"pooling=.maen.: expected cls, mean"):
+        check_choice(("cls", "mean"), pooling="maen")
+    with pytest.raises(embedkit.errors.UsageError, match="sample=0: expected 1 or more"):
+        check_counts(sample=0)
+
+
+def test_names_are_completed() -> None:
+    assert set(embedkit.__all__) == set(dir(embedkit))
