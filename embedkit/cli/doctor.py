@@ -11,10 +11,7 @@ from embedkit.cli.options import output_options, show_progress
 __all__ = ["doctor"]
 
 
-@click.command(
-    epilog="\b\nExamples:\n  embedkit doctor\n"
-    "  embedkit doctor --json > doctor.json     to be attached to a bug report\n"
-)
+@click.command(epilog="\b\nExamples:\n  embedkit doctor\n  embedkit doctor --json\n")
 @output_options
 def doctor(as_json: bool, quiet: bool, verbose: bool) -> int:
     """Check the installation and the machine; what to paste into a bug report.
