@@ -32,7 +32,8 @@ from embedkit.dataset.jobs import Job, open_job
 from embedkit.dataset.schema import Footer, shard_bytes, text_column
 from embedkit.dataset.store import is_dataset
 from embedkit.fsio import make_folder, remove_tree
-from embedkit.search.exact import available_threads, nearest
+from embedkit.machine import usable_cores
+from embedkit.search.exact import nearest
 
 PACKAGES = ("numpy", "faiss-cpu", "pyarrow")
 VIEW = "mean_6"
@@ -140,7 +141,7 @@ def exact(folder: Path, asked: Any) -> None:
 
     data = embedkit.load(folder, VIEW)
     queries = queries_of(data.width)
-    threads = available_threads()
+    threads = usable_cores()
     faiss.omp_set_num_threads(threads)
     flat = faiss.IndexFlatIP(data.width)
     for block in data.blocks:
@@ -244,7 +245,7 @@ import json, sys, time
 import numpy as np
 import embedkit
 from embedkit.search.searcher import Searcher
-from embedkit.system import peak_memory_bytes
+from embedkit.machine import peak_memory_bytes
 searcher = Searcher(sys.argv[1], view="mean_6", where=sys.argv[3] or None)
 queries = np.load(sys.argv[2])
 started = time.perf_counter()

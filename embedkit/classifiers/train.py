@@ -20,6 +20,7 @@ from embedkit.classifiers.estimators import LearnerSettings, build_learner, grid
 from embedkit.classifiers.test_set import Unseen, unseen_records
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, first_line
+from embedkit.machine import peak_memory_bytes
 from embedkit.runs.folder import (
     new_run,
     path_from,
@@ -55,7 +56,6 @@ from embedkit.runs.splits import (
     split_by_column,
     stored_texts,
 )
-from embedkit.system import peak_memory_bytes
 
 __all__ = ["ThresholdRule", "TrainResult", "cross_validate", "split_for", "target_of", "train"]
 

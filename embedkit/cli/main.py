@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from embedkit._version import __version__
+from embedkit.cli.doctor import doctor
 from embedkit.cli.experiment import compare, fetch, run
 from embedkit.cli.finetune import finetune
 from embedkit.cli.messages import Commands
@@ -37,6 +38,7 @@ from embedkit.errors import (
     UsageError,
     did_you_mean,
 )
+from embedkit.machine import set_wait_policy
 
 if TYPE_CHECKING:
     from embedkit.dataset.extraction import ExtractPlan
@@ -56,6 +58,7 @@ Examples:
 
 def main() -> NoReturn:
     """Run the command line and exit with the code that the README lists."""
+    set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, _terminate)
     stdout = sys.stdout
     if isinstance(stdout, TextIOWrapper):  # names of files may hold what cannot be printed
@@ -398,6 +401,6 @@ def _not_found(path: Path, error: ModelError) -> ModelError:
 for _command in (
     split, train, probe, finetune, predict, mteb_protocol,
     compare, run, fetch,
-    search, index, similarity, words, map_,
+    search, index, similarity, words, map_, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -43,6 +43,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.training import Fold, FoldSettings, predict_logits, saving, train_fold
+from embedkit.machine import peak_memory_bytes
 from embedkit.runs.figures import draw_run, draw_training
 from embedkit.runs.folder import (
     UNFINISHED,
@@ -73,7 +74,6 @@ from embedkit.runs.splits import (
     make_split,
     read_split,
 )
-from embedkit.system import peak_memory_bytes
 
 __all__ = ["FinetuneResult", "finetune"]
 

@@ -14,13 +14,15 @@ from embedkit import fsio
 from embedkit.display import visible
 
 __all__ = [
-    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "layer_curve",
-    "render",
+    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "east_asian_fonts",
+    "layer_curve", "render",
 ]  # fmt: skip
 
 _FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",
           "Apple SD Gothic Neo", "Hiragino Sans", "DejaVu Sans")  # fmt: skip
 _EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic", "Apple SD Gothic", "Hiragino Sans")
+_FONTS_OF = {"ko": ("Noto Sans CJK", "NanumGothic", "Apple SD Gothic"),
+             "ja": ("Noto Sans CJK", "IPAGothic", "Hiragino Sans")}  # fmt: skip
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
@@ -162,6 +164,15 @@ def _known_fonts() -> set[str]:
         for file in sorted(f for f in files if f.stem in _EAST_ASIAN_FILES):
             manager.addfont(file)
     return {font.name for font in manager.ttflist}
+
+
+def east_asian_fonts() -> dict[str, str | None]:
+    """The font that figures show Korean (``ko``) and Japanese (``ja``) in; ``None`` for boxes."""
+    known = [name for name in _FONTS if name in _known_fonts()]
+    return {
+        language: next((name for name in known if name.startswith(prefixes)), None)
+        for language, prefixes in _FONTS_OF.items()
+    }
 
 
 def draw_similarity(folder: Path, agreement: Any) -> None:

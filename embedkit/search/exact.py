@@ -7,7 +7,6 @@ another computes, and no step waits for the slowest of all threads.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.dataset.store import Block, VectorData
+from embedkit.machine import usable_cores
 from embedkit.search.coarse import CoarseProduct, coarse_product
 from embedkit.search.topk import TopK, reaching
 from embedkit.search.whitening import Isotropy
 
-__all__ = ["METRICS", "Neighbours", "available_threads", "nearest", "unit_rows"]
+__all__ = ["METRICS", "Neighbours", "nearest", "unit_rows"]
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -90,13 +90,8 @@ def nearest(
     if k < 1:
         raise ValueError(f"k={k}: expected 1 or more.")
     scan = _Scan(data, queries, min(k, max(len(data), 1)), metric, isotropy, chosen, progress)
-    best = scan.run(threads or available_threads())
+    best = scan.run(threads or usable_cores())
     return Neighbours(scan.as_asked(best.scores), best.places)
-
-
-def available_threads() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def unit_rows(vectors: Floats) -> Floats:

@@ -26,9 +26,9 @@ from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.search.exact import METRICS, Neighbours, available_threads, nearest, unit_rows
+from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.search.exact import METRICS, Neighbours, nearest, unit_rows
 from embedkit.search.whitening import Isotropy, isotropy_of
-from embedkit.system import faiss_with_threads
 
 __all__ = ["KINDS", "AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
 
@@ -220,7 +220,7 @@ def open_index(
     again += f" --metric {metric}" * (metric != "cosine") + f" --{isotropy}" * bool(isotropy)
     info = _read_info(folder, data, again)
     file = folder / "index.faiss"
-    faiss = faiss_with_threads(threads or available_threads())
+    faiss = faiss_with_threads(threads or usable_cores())
     try:
         if file.stat().st_size != info.nbytes:
             raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
@@ -255,7 +255,7 @@ class _Builder:
         self._isotropy_kind = isotropy
         self._isotropy = None if isotropy is None else isotropy_of(data, isotropy, notify=notify)
         self._random = np.random.default_rng(seed)
-        self._threads = threads or available_threads()
+        self._threads = threads or usable_cores()
         self._progress, self._notify = progress, notify
 
     def run(self, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
