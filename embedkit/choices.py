@@ -29,6 +29,7 @@ __all__ = [
     "SUBTOKENS",
     "TASKS",
     "UNICODE_FORMS",
+    "WHITENINGS",
     "check_choice",
 ]
 
@@ -52,6 +53,7 @@ HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 
 SEARCH_METRICS = ("cosine", "dot", "euclid")
+WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
 MATCHES = ("word", "start", "anywhere")
 

@@ -58,12 +58,14 @@ def index_text(info: IndexInfo, folder: str) -> str:
     made = ", ".join(f"{name} {value}" for name, value in info.parameters.items())
     lines = [
         f"{visible(folder)}: {info.kind} index of {info.records:,} × {info.width} ({info.view}, "
-        f"{info.metric}{f', {info.isotropy}' * bool(info.isotropy)}), "
+        f"{info.metric}{f', {info.whitening}' * bool(info.whitening)}), "
         f"{bytes_text(info.nbytes)}, in {duration_text(info.seconds)}"
         + (f"; {made}" if made else "")
     ]
     if info.curve:
-        name = {"hnsw": "efSearch", "flat": "setting"}.get(info.kind, "nprobe")
+        from embedkit.search.kinds import KINDS
+
+        name = KINDS[info.kind].effort or "setting"
         lines.append(table_text([
             {
                 name: point.setting,
