@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
+from embedkit.choices import INDEX_KINDS, MATCHES, SEARCH_METRICS
 from embedkit.cli.options import (
     dialect_options,
     model_options,
     output_options,
     show_progress,
 )
-from embedkit.choices import INDEX_KINDS, MATCHES, SEARCH_METRICS
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.types import ProgressCallback, no_progress
@@ -337,7 +337,8 @@ def _marked(marked: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
 
 def _uses(what: tuple[str, ...], texts: tuple[str, ...], settings: dict[str, Any]) -> Any:
     from embedkit.encoding.views import parse_layers, parse_view
-    from embedkit.words.uses import describe_uses, uses_in_dataset, uses_in_texts
+    from embedkit.words.describe import describe_uses
+    from embedkit.words.uses import uses_in_dataset, uses_in_texts
 
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text, or --marked FILE.")

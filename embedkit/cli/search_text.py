@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from embedkit.search.index import IndexInfo
     from embedkit.search.searcher import Answer, Hit
     from embedkit.sts import PairSimilarity
-    from embedkit.words.uses import Use, WordReport
+    from embedkit.words.describe import WordReport
+    from embedkit.words.uses import Use
     from embedkit.words.wic import MarkedPairs, SenseTest
 
 __all__ = ["answers_data", "answers_text", "answers_tsv", "field", "index_text", "map_text",
