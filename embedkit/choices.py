@@ -19,6 +19,7 @@ __all__ = [
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
+    "MAP_METHODS",
     "MATCHES",
     "ON_LONG",
     "POOLINGS",
@@ -55,6 +56,7 @@ BLENDS = ("mean", "stacked")
 SEARCH_METRICS = ("cosine", "dot", "euclid")
 WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
+MAP_METHODS = ("pca", "umap")
 MATCHES = ("word", "start", "anywhere")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from embedkit.choices import INDEX_KINDS, MATCHES, SEARCH_METRICS
+from embedkit.choices import INDEX_KINDS, MAP_METHODS, MATCHES, PRECISIONS, SEARCH_METRICS
 from embedkit.cli.options import (
     dialect_options,
     model_options,
@@ -34,7 +34,7 @@ def _view_options(command: F) -> F:
         click.option("--center", is_flag=True,
                      help="Subtract the mean of the dataset first: all vectors of a raw BERT point "
                      "in similar directions."),
-        click.option("--whiten", is_flag=True, help="Center and give all directions the same variance."),
+        click.option("--whiten", is_flag=True, help="Center, and scale all directions to one variance."),
         click.option("--threads", type=click.IntRange(min=1),
                      help="Number of threads. [number of cores]"),
     )):  # fmt: skip
@@ -198,7 +198,7 @@ def index(
 
 def _reading_options(command: F) -> F:
     """Options that say how a file of pairs or sentences is read."""
-    limit = click.option("--limit", type=int, help="Only the first so many records.")
+    limit = click.option("--limit", type=int, help="Read only the first N records.")
     identity = click.option("--id", help="Column of the id. [guessed; else row numbers]")
     return identity(dialect_options(limit(command)))
 
@@ -211,18 +211,23 @@ def _reading_options(command: F) -> F:
 @click.argument("corpus", type=click.Path(path_type=Path))
 @click.option("--text", required=True, help="Column of the first text.")
 @click.option("--text-pair", required=True, help="Column of the second text.")
-@click.option("--score", help="Column of the score that people gave.")
+@click.option("--score", help="Column of the gold score.")
 @click.option("--layers", default="all", show_default=True, help="As for extract.")
-@click.option("--pooling", default="cls,mean,max", show_default=True)
+@click.option(
+    "--pooling",
+    default="cls,mean,max",
+    show_default=True,
+    help="Of cls, mean, max, pooler; several with commas.",
+)
 @click.option("--special-tokens", default="include", show_default=True,
               type=click.Choice(["include", "exclude"]),
               help="Whether mean and max count [CLS] and [SEP].")  # fmt: skip
 @click.option("--prefix", default="", help='Put before every text, such as "query: ".')
 @click.option("--max-length", type=int, help="Tokens per text. [what the checkpoint states]")
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]))
+@click.option("--precision", type=click.Choice(PRECISIONS), help="As for extract.")
 @click.option("--out", type=click.Path(path_type=Path),
               help="Folder for the cosines, the table and the figure.")  # fmt: skip
-@click.option("--overwrite", is_flag=True)
+@click.option("--overwrite", is_flag=True, help="Replace existing output.")
 @_reading_options
 @model_options
 @output_options
@@ -266,16 +271,20 @@ def similarity(
 @click.option("--layer", help="Layer or combination for clusters, such as -1. [the last]")
 @click.option("--view", help="The same, as views are named: the layer of mean_-1.")
 @click.option("--layers", default="all", show_default=True, help="Of --text and --marked.")
-@click.option("--clusters", type=click.IntRange(min=1), help="[as the uses ask for]")
+@click.option(
+    "--clusters", type=click.IntRange(min=1), help="Number of clusters. [chosen by the silhouette]"
+)
 @click.option("--sense", help="Column with the known sense of each record.")
 @click.option("--marked", type=click.Path(path_type=Path),
-              help="File of sentence pairs with a word marked as [word].")  # fmt: skip
-@click.option("--columns", help="Columns of the two sentences in --marked, with a comma.")
-@click.option("--label", help="Column that says whether the sense is the same (true or false).")
+              help="File of word-in-context pairs, with the word marked as [word].")  # fmt: skip
+@click.option("--columns", help="Columns of the two sentences of --marked, separated by a comma.")
+@click.option("--label", help="Column with the label, true where the sense is the same.")
 @click.option("--train", type=click.Path(path_type=Path),
-              help="Marked pairs to learn the threshold of every layer from.")  # fmt: skip
+              help="Word-in-context pairs to fit the threshold of every layer on.")  # fmt: skip
 @click.option("--prefix", default="", help='Put before every sentence, such as "query: ".')
-@click.option("--seed", default=0, show_default=True, type=int)
+@click.option(
+    "--seed", default=0, show_default=True, type=int, help="Seed of samples and of the bootstrap."
+)
 @_reading_options
 @model_options
 @output_options
@@ -285,8 +294,8 @@ def words(
 ) -> int:  # fmt: skip
     """Compare the uses of a word.
 
-    WHAT is DATASET WORD, or WORD with sentences in --text. With --marked pairs of sentences are
-    compared instead. A dataset needs word or token vectors (extract --words or --tokens).
+    WHAT is DATASET WORD, or WORD with sentences in --text. With --marked, word-in-context pairs
+    are compared instead. A dataset needs word or token vectors (extract --words or --tokens).
     """
     from embedkit.cli.search_text import marked_data, marked_text, words_data, words_text
     from embedkit.cli.text import json_text
@@ -317,7 +326,7 @@ def _marked(marked: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
     if len(columns) != 2:
         raise UsageError("--marked needs --columns FIRST,SECOND, the columns of the sentences.")
     if settings["train"] is not None and settings["label"] is None:
-        raise UsageError("--train needs --label COLUMN, which says whether the sense is the same.")
+        raise UsageError("--train needs --label COLUMN, true where the sense is the same.")
     encoder = _load_encoder(settings)
     layers = parse_layers(settings["layers"], n_layers=encoder.n_layers)
     names = ("format", "encoding", "quoting", "unicode", "limit", "id")
@@ -375,20 +384,28 @@ def _uses(what: tuple[str, ...], texts: tuple[str, ...], settings: dict[str, Any
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--view", help="Stored view, such as mean_-1. [last mean]")
 @click.option("--out", help="Name of the files without .html and .png. [DATASET.map]")
-@click.option("--method", default="pca", show_default=True, type=click.Choice(["pca", "umap"]))
+@click.option(
+    "--method",
+    default="pca",
+    show_default=True,
+    type=click.Choice(MAP_METHODS),
+    help="umap needs: pip install umap-learn.",
+)
 @click.option("--color", help="Column whose values give the colours. [label]")
 @click.option("--limit", default=100_000, show_default=True, type=int,
-              help="At most so many records, drawn at random.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=int)
+              help="Largest number of records; of more a random sample is shown.")  # fmt: skip
+@click.option(
+    "--seed", default=0, show_default=True, type=int, help="Seed of the sample and of UMAP."
+)
 @click.option("--projector", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Write the files of the TensorBoard projector there instead.")  # fmt: skip
-@click.option("--overwrite", is_flag=True)
+@click.option("--overwrite", is_flag=True, help="Replace existing output.")
 @output_options
 def map_(
     dataset: Path, out: str | None, method: str, color: str | None, projector: Path | None,
     as_json: bool, quiet: bool, verbose: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Draw a view in two dimensions: a figure, and an HTML page to look around in."""
+    """Draw a view in two dimensions: a figure and an interactive HTML page."""
     from embedkit.cli.search_text import map_text
     from embedkit.cli.text import json_text, plain
     from embedkit.projection import draw_map, export_projector

@@ -142,7 +142,7 @@ def words_text(report: WordReport) -> str:
     """Uses, how alike they are, their clusters, other words, and all layers."""
     count = f"{count_text(len(report.uses), 'use')} of {visible(report.word)}, layer {report.layer}"
     if report.skipped:
-        count += f"; {report.skipped:,} more stand where the text was cut"
+        count += f"; {report.skipped:,} more are in parts of texts that were cut"
     lines = [count]
     if len(report.uses) <= _MATRIX:
         lines.append(table_text([
@@ -223,7 +223,7 @@ def map_text(found: MapResult) -> str:
     )
     held = ""
     if found.explained is not None:
-        held = f"; its axes hold {sum(found.explained):.0%} of the variance"
+        held = f"; its axes explain {sum(found.explained):.0%} of the variance"
     labels = ", ".join(f"{name} {n:,}" for name, n in found.labels[:8])
     return visible(
         f"{found.html} and {found.png}: {count}, {found.view} by {found.method.upper()}{held}\n"
