@@ -54,7 +54,9 @@ def test_protocol(data: Path) -> None:
     assert found.accuracy > 0.6
     again = mteb_protocol(data, data, samples_per_label=8, experiments=3)
     assert again == found
-    with pytest.raises(UsageError, match=r"label '0' has 30 records, fewer than the samples_per_label=40"):
+    with pytest.raises(
+        UsageError, match=r"'0' has 30 records, fewer than the samples_per_label=40"
+    ):
         mteb_protocol(data, data, samples_per_label=40)
 
 

@@ -34,7 +34,7 @@ def _view_options(command: F) -> F:
         click.option("--center", is_flag=True,
                      help="Subtract the mean of the dataset first: all vectors of a raw BERT point "
                      "in similar directions."),
-        click.option("--whiten", is_flag=True, help="Center, and scale all directions to one variance."),
+        click.option("--whiten", is_flag=True, help="Center, and scale all directions alike."),
         click.option("--threads", type=click.IntRange(min=1),
                      help="Number of threads. [number of cores]"),
     )):  # fmt: skip

@@ -17,8 +17,9 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -352,9 +353,9 @@ def _empty(kind: str, parameters: dict[str, int], width: int, metric: str) -> An
     index = faiss.index_factory(width, KINDS[kind].factory.format(**parameters), distance)
     if "efConstruction" in parameters:
         index.hnsw.efConstruction = parameters["efConstruction"]
-    for trained in (index, getattr(index, "pq", None)):
-        if hasattr(trained, "cp"):  # else faiss writes warnings to standard error
-            trained.cp.min_points_per_centroid = 1
+    for name in ("cp", "pq.cp"):  # else faiss writes warnings to standard error
+        with suppress(AttributeError):
+            attrgetter(name)(index).min_points_per_centroid = 1
     return index
 
 

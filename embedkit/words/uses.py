@@ -312,7 +312,7 @@ def _layer_table(table: pa.Table, rows: Int64 | None) -> LayerTable:
         values = pa.concat_arrays(table.column(name).chunks or [pa.array([], table[name].type)])
         flat = np.asarray(values.flatten().to_numpy(zero_copy_only=False), np.float32)
         layers[name.removeprefix("layer_")] = flat.reshape(table.num_rows, -1)
-    spans = [table.column(name).to_numpy().astype(np.int64) for name in ("start", "end")]
+    spans = [table.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
     return LayerTable(
         table.column("row").to_numpy(), np.stack(spans, axis=1),
         table.column("text").to_pylist() if "text" in names else None, layers,
