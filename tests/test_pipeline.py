@@ -411,7 +411,7 @@ def test_fetch_takes_addresses_and_names_as_people_write_them(
     right = hashlib.sha256(CONTENT).hexdigest()
     assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "x")
     assert asked == ["/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
-    with pytest.raises(UsageError, match=r"is a folder\. Name the file in it"):
+    with pytest.raises(UsageError, match="is a folder; expected a file name"):
         fetch(f"{address}/x", sha256=right, out=tmp_path)
 
 
