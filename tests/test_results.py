@@ -819,8 +819,6 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [o["label"] for o in objects] == table["label"].tolist() == shares["label"].tolist()
     run("predict", "r", "v", "--out", "b.tsv", "-q")
     assert Path("b.tsv").read_bytes().splitlines()[0] == Path("a.tsv").read_bytes().splitlines()[0]
-    found = json.loads(run("mteb-protocol", "v", "v", "--json", "--experiments", "2"))
-    assert len(found["experiments"]) == 2
     message = run("train", "v", "--view", "mean_9", "--out", "x", code=2)
     assert len(message.splitlines()) == 1
     assert "mean_9" in message

@@ -27,7 +27,7 @@ from embedkit.cli.options import (
     output_options,
     show_progress,
 )
-from embedkit.cli.results import mteb_protocol, predict, probe, split, train
+from embedkit.cli.results import predict, probe, split, train
 from embedkit.cli.search import index, map_, search, similarity, words
 from embedkit.display import visible
 from embedkit.errors import (
@@ -399,7 +399,7 @@ def _not_found(path: Path, error: ModelError) -> ModelError:
 
 
 for _command in (
-    split, train, probe, finetune, predict, mteb_protocol,
+    split, train, probe, finetune, predict,
     compare, run, fetch,
     search, index, similarity, words, map_, doctor,
 ):  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embedkit.predict import Prediction, Predictor
     from embedkit.prediction_files import Answer
 
-__all__ = ["mteb_protocol", "predict", "probe", "split", "train"]
+__all__ = ["predict", "probe", "split", "train"]
 
 _CLASSIFIERS = ["logreg", "svm", "ridge", "knn", "mlp", "lightgbm"]
 _CHUNK = 1_024
@@ -267,45 +267,6 @@ def predict(
     if corpus == "-":
         return _answer_lines(predictor, as_json)
     return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading)
-
-
-@click.command(
-    "mteb-protocol",
-    epilog="\b\nExample:\n"
-    "  embedkit mteb-protocol train.vectors test.vectors --samples-per-label 16\n",
-)
-@click.argument("train_dataset", metavar="TRAIN", type=click.Path(path_type=Path))
-@click.argument("test_dataset", metavar="TEST", type=click.Path(path_type=Path))
-@click.option("--view", help="Stored view; several with commas stand side by side. [last mean]")
-@click.option("--samples-per-label", default=8, show_default=True, type=int)
-@click.option("--experiments", default=10, show_default=True, type=int)
-@click.option("--no-normalize", is_flag=True, help="Leave the length of the vectors as it is.")
-@output_options
-def mteb_protocol(
-    train_dataset: Path, test_dataset: Path, view: str | None, samples_per_label: int,
-    experiments: int, no_normalize: bool, as_json: bool, quiet: bool, verbose: bool,
-) -> None:  # fmt: skip
-    """Score two datasets by the classification protocol of MTEB.
-
-    Ten times a few records of every label are drawn from TRAIN, a logistic regression is fitted on
-    them, and TEST is scored: to compare an installation with published figures.
-    """
-    from embedkit.classifiers.mteb import mteb_protocol as run
-
-    result = run(
-        train_dataset, test_dataset, view=_views(view),
-        samples_per_label=samples_per_label, experiments=experiments, normalize=not no_normalize,
-    )  # fmt: skip
-    if as_json:
-        click.echo(json.dumps({"accuracy": result.accuracy, "macro_f1": result.macro_f1,
-                               "experiments": list(result.experiments)}))  # fmt: skip
-        return
-    click.echo(f"accuracy {result.accuracy:.4f}, macro-F1 {result.macro_f1:.4f}")
-    if not quiet:
-        low, high = min(result.experiments), max(result.experiments)
-        click.echo(
-            f"means of {len(result.experiments)} experiments; accuracy {low:.4f} to {high:.4f}"
-        )
 
 
 def _views(text: str | None) -> list[str] | None:
