@@ -7,10 +7,11 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when huggingface_hub is imported
 
 import contextlib
+import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,29 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 settings.register_profile("repeatable", deadline=None, database=None, derandomize=True)
 settings.load_profile("repeatable")
 torch.set_num_threads(min(torch.get_num_threads(), 2))
+
+
+class _Notes(logging.Handler):
+    """Collects messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """What the library logs while a test runs, whatever the command line did to its logger."""
+    logger, handler = logging.getLogger("embedkit"), _Notes()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler.messages
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -127,7 +127,7 @@ def test_keys_may_come_in_any_order_or_late(folder: Folder) -> None:
 def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None:
     line, last = '{"text": "a"}\n', '{"text": "b", "id": "x"}\n'
     assert folder.read(line * 999 + last, "corpus.jsonl").records[-1].id == "x"
-    with pytest.raises(CorpusError, match=r"--id id: .* has no such column; it has text\."):
+    with pytest.raises(CorpusError, match=r"id='id': .* has no such column; it has text\."):
         folder.plan(line * 1_000 + last, "corpus.jsonl", id="id")
 
 

@@ -24,6 +24,7 @@ from embedkit.cli.options import (
     model_options,
     notifier,
     output_options,
+    reading_of,
     show_progress,
 )
 from embedkit.cli.results import mteb_protocol, predict, probe, split, train
@@ -39,7 +40,7 @@ from embedkit.errors import (
 )
 
 if TYPE_CHECKING:
-    from embedkit.dataset.extraction import ExtractPlan
+    from embedkit.dataset.planning import ExtractPlan
 
 __all__ = ["cli", "main"]
 
@@ -171,8 +172,6 @@ def extract(
     corpus: tuple[str, ...],
     out: Path | None,
     pooling: str,
-    keep: str | None,
-    no_header: bool,
     no_text: bool,
     special_tokens: str,
     dry_run: bool,
@@ -191,20 +190,18 @@ def extract(
     """
     from embedkit.cli.progress import ProgressBar
     from embedkit.cli.text import json_text, plan_text, result_text, stages_text
-    from embedkit.dataset.extraction import plan_extract, run_plan
+    from embedkit.dataset.extraction import run_plan
+    from embedkit.dataset.planning import ExtractSettings, plan_extract
 
-    notify = notifier(quiet)
-    with plan_extract(
-        corpus,
-        out=out,
+    reading = reading_of(settings)
+    made = ExtractSettings(
         poolings=pooling.split(","),
-        keep=keep.split(",") if keep else (),
-        header=not no_header,
         store_text=not no_text,
         special_tokens=special_tokens == "include",
-        notify=notify,
         **settings,
-    ) as plan:
+    )
+    files = [Path(name) for name in corpus]
+    with plan_extract(files, out=out, reading=reading, settings=made) as plan:
         if verbose:
             click.echo(plan_text(plan), err=True)
         if dry_run:
@@ -215,7 +212,6 @@ def extract(
                 overwrite=overwrite,
                 allow_env_change=allow_env_change,
                 progress=bar.update,
-                notify=notify,
             )
     if verbose:
         click.echo(stages_text(result), err=True)

@@ -17,10 +17,14 @@ _LOGGER = logging.getLogger("embedkit")
 
 
 class _Notes(logging.Handler):
-    """Prints what the library logs on standard error, as ``note: …``."""
+    """Prints what the library logs on standard error, as ``note: …``, in terms of options."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"note: {visible(record.getMessage())}", err=True)
+        context = click.get_current_context(silent=True)
+        message = record.getMessage()
+        if context is not None:
+            message = in_options(message, context.command)
+        click.echo(f"note: {visible(message)}", err=True)
 
 
 class Commands(click.Group):

@@ -8,14 +8,14 @@ on training pairs and applied to the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
 from embedkit.errors import UsageError
 from embedkit.runs.metrics import Score
 from embedkit.search.exact import unit_rows
@@ -112,7 +112,7 @@ def marked_pairs(
     label: str | None = None,
     prefix: str = "",
     notify: Callable[[str], None] = lambda _: None,
-    **reading: Any,
+    reading: CorpusOptions | None = None,
 ) -> MarkedPairs:
     """Compare the marked words of the two sentences of every record.
 
@@ -125,13 +125,14 @@ def marked_pairs(
         label: column that says whether the word has the same sense.
         prefix: put before every sentence.
         notify: called with sentences for the user.
-        reading: how to read the file, see :func:`~embedkit.corpus.plan_corpus`.
+        reading: how the file is read; its columns are those named above.
 
     Raises:
         UsageError: a column cannot be used, or no pair is marked.
     """
     plan = plan_corpus(
-        [InputFile.of(Path(corpus))], text=text, text_pair=text_pair, label=label, **reading
+        [InputFile.of(Path(corpus))],
+        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=label),
     )
     reader = CorpusReader(plan)
     found: list[tuple[Record, Marked, Marked]] = []
