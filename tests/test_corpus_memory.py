@@ -263,3 +263,16 @@ def test_extract_has_the_parameters_of_both_objects() -> None:
     assert inspect.getdoc(embedkit.extract) is not None
     for name in {*names, *own}:
         assert f"\n    {name}: " in str(inspect.getdoc(embedkit.extract))
+
+
+@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.feather", "corpus.ipc"])
+def test_an_arrow_file_gives_what_the_equal_parquet_file_gives(
+    goldens: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    table, path = _table(), tmp_path / name
+    with pa.OSFile(str(path), "wb") as sink:
+        new = pa.ipc.new_stream if name == "corpus.ipc" else pa.ipc.new_file
+        with new(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=5)
+    run(path, tmp_path / "out", tokens=True, words="mean")
+    _same(tmp_path / "out", goldens["parquet"])

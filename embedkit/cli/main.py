@@ -99,7 +99,7 @@ def _complain(message: str) -> None:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExamples:\n"
-    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL or Parquet file\n"
+    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL, Parquet or Arrow file\n"
     "  embedkit info corpus.vectors     what is in it, and how to open it\n",
 )
 @click.version_option(__version__, prog_name="embedkit")
@@ -185,8 +185,9 @@ def extract(
 ) -> int:
     """Turn a corpus into sentence, word and token vectors in Parquet.
 
-    CORPUS is one or more TSV, CSV, JSONL or Parquet files, also as .gz or .zst, or - for standard
-    input. A run that was interrupted goes on where it stopped when the same command is given again.
+    CORPUS is one or more TSV, CSV, JSONL, Parquet or Arrow files, text files also as .gz or .zst,
+    or - for standard input. A run that was interrupted goes on where it stopped when the same
+    command is given again.
     """
     from embedkit.cli.progress import ProgressBar
     from embedkit.cli.text import json_text, plan_text, result_text, stages_text

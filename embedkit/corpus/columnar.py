@@ -1,10 +1,11 @@
-"""Readers of columnar files: Parquet."""
+"""Readers of columnar files: Parquet and Arrow IPC."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,9 +13,15 @@ import pyarrow.parquet as pq
 from embedkit.corpus.rows import BadRow, Cell, Dialect, NotText, Row, Table, check_names
 from embedkit.errors import CorpusError
 
-__all__ = ["ParquetTable", "is_bytes", "is_string", "without_dictionary"]
+__all__ = ["ArrowTable", "ParquetTable", "is_bytes", "is_string", "without_dictionary"]
 
 _BATCH = 4_096
+_ARROW_FILE = b"ARROW1"
+_BYTES_OF = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
 # the last two by column names that are not UTF-8, and by dates that Python has not
 _ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
@@ -94,6 +101,63 @@ class ParquetTable(ColumnarTable):
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         yield from self._file.iter_batches(batch_size=_BATCH, columns=names)
+
+
+class ArrowTable(ColumnarTable):
+    """Arrow IPC, as a file (also Feather version 2) or as a stream.
+
+    One record batch is in memory at a time. The format has no checksums: what is noticed of damage
+    is structure, such as offsets out of bounds and a file that is cut off within a batch.
+    """
+
+    title = "Arrow"
+
+    def _open(self) -> pa.Schema:
+        self._fraction = 0.0
+        self._file = pa.OSFile(str(self.path))
+        try:
+            self._is_file = self._file.read(len(_ARROW_FILE)) == _ARROW_FILE
+            return self._reader().schema
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _reader(self, columns: Sequence[int] = ()) -> Any:
+        """A reader of these columns, or of all."""
+        self._file.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=list(columns))
+        open_ = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
+        return open_(self._file, options=options)
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the file that has been read."""
+        return self._fraction
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        reader = self._reader([self.columns.index(name) for name in names])
+        count = reader.num_record_batches if self._is_file else None
+        batches = map(reader.get_batch, range(count)) if count is not None else reader
+        for number, batch in enumerate(batches, 1):
+            for column in batch.columns:
+                _check_bounds(column)
+            for start in range(0, batch.num_rows, _BATCH):
+                yield batch.slice(start, _BATCH)
+            self._fraction = number / count if count else self._file.tell() / self._file.size()
+        self._fraction = 1.0
+
+
+def _check_bounds(column: pa.Array) -> None:
+    """Raise an ``ArrowInvalid`` for offsets that point beyond the data; any bytes may be text."""
+    if pa.types.is_dictionary(column.type):
+        _check_bounds(column.dictionary)  # its indices are checked when it is decoded
+    else:
+        as_bytes = _BYTES_OF.get(column.type)
+        (column.view(as_bytes) if as_bytes else column).validate(full=True)
 
 
 def _cells(column: pa.Array) -> list[bytes | NotText | None]:

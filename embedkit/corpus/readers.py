@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedkit.choices import FORMATS, check_choice
-from embedkit.corpus.columnar import ParquetTable
+from embedkit.corpus.columnar import ArrowTable, ParquetTable
 from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.json_lines import JsonLinesTable
 from embedkit.corpus.rows import Dialect, Table
@@ -62,6 +62,10 @@ READERS: Mapping[str, Format] = {
     ),
     "parquet": Format(
         open=ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
+    ),
+    "arrow": Format(
+        open=ArrowTable, suffixes=(".arrow", ".feather", ".ipc"),
+        magic=(b"ARROW1", b"\xff\xff\xff\xff"), text=False,
     ),
 }  # fmt: skip
 

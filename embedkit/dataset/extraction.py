@@ -105,8 +105,8 @@ def extract(
         id: column of the id; without one the row number is the id.
         label: column of the label.
         keep: further columns to carry along.
-        format: ``auto``, ``tsv``, ``csv``, ``lines``, ``jsonl`` or ``parquet``; this and the next
-            three are for files.
+        format: ``auto``, ``tsv``, ``csv``, ``lines``, ``jsonl``, ``parquet`` or ``arrow``; this
+            and the next three are for files.
         encoding: encoding of text files.
         quoting: ``auto`` (CSV files follow RFC 4180, TSV files have none), ``none`` or ``csv``.
         header: whether the first line names the columns.
