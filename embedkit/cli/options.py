@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from embedkit.choices import FORMATS, QUOTINGS, UNICODE_FORMS
-from embedkit.cli.messages import quiet_notes
-from embedkit.display import visible
+from embedkit.cli.messages import quiet_notes, show_note
 
 if TYPE_CHECKING:
     from embedkit.corpus import CorpusOptions
@@ -114,7 +113,7 @@ def notifier(quiet: bool) -> Callable[[str], None]:
 
     def notify(message: str) -> None:
         if not quiet:
-            click.echo(f"note: {visible(message)}", err=True)
+            show_note(message)
 
     return notify
 
