@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test check format bench clean
+.PHONY: help install run test test-all check format bench clean
 
 help:
-	@echo "make run     install into $(VENV), then compare classifiers on the corpora of data/"
-	@echo "make test    install into $(VENV), then run the tests"
-	@echo "make check   lint, format and types"
-	@echo "make bench   measure"
+	@echo "make run       install into $(VENV), then compare classifiers on the corpora of data/"
+	@echo "make test      install into $(VENV), then run the quick tests"
+	@echo "make test-all  install into $(VENV), then run the slow tests too"
+	@echo "make check     lint, format and types"
+	@echo "make bench     measure"
 
 # torch comes first and pinned: an open range would fetch several gigabytes of CUDA packages
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -30,8 +31,14 @@ run: install
 	$(BIN)/embedkit info $(OUT)/quickstart/vectors
 	$(BIN)/python pipelines/first_look.py $(OUT)
 
+# a worker for each core, each with one thread; those that are done take tests from the others
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not network and not gpu and not slow"
+
+test-all: install
+	$(PYTEST) -m "not network and not gpu"
 
 check: install
 	$(BIN)/ruff check .

@@ -38,6 +38,7 @@ from embedkit.dataset.planning import ExtractSettings, plan_extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
+from embedkit.system import maxrss_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIBLING = ROOT.parent / "shared" / "data"
@@ -326,7 +327,7 @@ def _peak_of(arguments: list[str]) -> tuple[int, float]:
         [sys.executable, "-c", starter, sys.executable, *arguments],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return int(done.stdout.split()[-1]) * 1024, time.perf_counter() - started
+    return maxrss_bytes(int(done.stdout.split()[-1])), time.perf_counter() - started
 
 
 # texts and models

@@ -240,16 +240,17 @@ def index(folder: Path, asked: Any) -> None:
 
 
 MEMORY = """
-import json, resource, sys, time
+import json, sys, time
 import numpy as np
 import embedkit
 from embedkit.search.searcher import Searcher
+from embedkit.system import peak_memory_bytes
 searcher = Searcher(sys.argv[1], view="mean_6", where=sys.argv[3] or None)
 queries = np.load(sys.argv[2])
 started = time.perf_counter()
 answers = searcher.vectors(queries)
 seconds = time.perf_counter() - started
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+peak = peak_memory_bytes()
 print(json.dumps({"seconds": seconds, "peak": peak, "hits": len(answers[0].hits)}))
 """
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,7 @@ import pytest
 from embedkit.dataset.extraction import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import choose_max_length
-
-ROOT = Path(__file__).resolve().parent.parent
-EMBEDKIT = [sys.executable, "-m", "embedkit"]
+from tests.models import bert_tokenizer, save_tokenizer
 
 PIECES = (
     "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있",
@@ -61,11 +56,11 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]] = ROWS) -> Path:
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
     """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
     import torch
-    from transformers import BertConfig, BertModel, BertTokenizer
+    from transformers import BertConfig, BertModel
 
     names = dict.fromkeys(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES))
     vocab = {piece: number for number, piece in enumerate(names)}
-    BertTokenizer(vocab=vocab, do_lower_case=False, model_max_length=24).save_pretrained(folder)
+    save_tokenizer(bert_tokenizer(vocab, do_lower_case=False, model_max_length=24), folder)
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(vocab), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -144,31 +139,3 @@ def tree_hash(folder: Path) -> str:
 def manifest_of(out: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((out / "_embedkit/manifest.json").read_text("utf-8"))
     return content
-
-
-def command(
-    *arguments: str | Path, cwd: Path, stdin: bytes | None = None, timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
-    """Run ``embedkit`` in a process of its own."""
-    done = subprocess.run(
-        [*EMBEDKIT, *map(str, arguments)],
-        cwd=cwd, input=stdin, capture_output=True, timeout=timeout, env=environment(), check=False,
-    )  # fmt: skip
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
-
-
-def environment() -> dict[str, str]:
-    """Of a child process: one thread, since the processes of these tests share few cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Return as soon as the condition holds."""
-    import time
-
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import embedkit
-from tests.store_fixtures import ROOT
+from tests.processes import ROOT
 
 PACKAGE = ROOT / "embedkit"
 
@@ -68,3 +68,7 @@ def test_one_default_model() -> None:
     from embedkit.encoding import checkpoint
 
     assert options.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()

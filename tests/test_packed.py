@@ -17,7 +17,14 @@ from embedkit.encoding import packed as packed_module
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import PackedModel, can_pack, fastest, key_length, length_runs
+from embedkit.encoding.packed import (
+    PackedModel,
+    attention_kinds,
+    can_pack,
+    fastest,
+    key_length,
+    length_runs,
+)
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from tests.models import FAMILIES, TEXTS, save_model
@@ -113,6 +120,14 @@ def varlen_by_hand(
     for tensor in (query, key, value):
         assert tensor.dtype in (torch.bfloat16, torch.float16)
         assert (tensor.dim(), tensor.stride(-1)) == (3, 1)
+    ends = (query_ends, key_ends, longest_query, longest_key)
+    return attended(query, key, value, *ends)
+
+
+def attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_ends: torch.Tensor,
+    key_ends: torch.Tensor, longest_query: int, longest_key: int,
+) -> torch.Tensor:  # fmt: skip
     for ends, longest in ((query_ends, longest_query), (key_ends, longest_key)):
         assert ends.dtype == torch.int32
         assert ends.is_contiguous()
@@ -151,6 +166,54 @@ def test_the_kernel_for_cuda_is_given_what_it_takes(
         starts = batch.offsets[:-1].numpy()
         (first,) = states(ours, batch, [6], first_only=True).values()
         assert far(first, truth[6][starts]) <= 1.5 * far(theirs[6][starts], truth[6][starts])
+
+
+def efficient_by_hand(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: None,
+    query_ends: torch.Tensor, key_ends: torch.Tensor, longest_query: int, longest_key: int,
+    dropout: float, mask: int,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """As varlen_by_hand, for the memory-efficient kernel."""
+    assert (bias, dropout, mask) == (None, 0.0, 0)
+    size, by = query.shape[-1], 16 // query.element_size()
+    for tensor in (query, key, value):
+        assert (tensor.dim(), len(tensor), tensor.stride(-1)) == (4, 1, 1)
+        assert size % by or tensor.stride(1) % by == tensor.stride(2) % by == 0
+        assert size % by or tensor.data_ptr() % 16 == 0
+    ends = (query_ends, key_ends, longest_query, longest_key)
+    return attended(query[0], key[0], value[0], *ends)[None], None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_kernel_for_older_devices_is_given_what_it_takes(
+    minilm: Encoder, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    names = [a.name for a in torch.ops.aten._efficient_attention_forward.default._schema.arguments]
+    assert names[:10] == [
+        "query",
+        "key",
+        "value",
+        "bias",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "dropout_p",
+        "custom_mask_type",
+    ]
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient_by_hand)
+    _, plain, checkpoint = both(str(minilm.checkpoint.folder), precision)
+    ours = PackedModel(plain, checkpoint, attention="efficient")
+    _, exact, _ = both(str(minilm.checkpoint.folder))
+    for lengths in LENGTHS:
+        batch = batch_of(lengths, 30_000)
+        truth, theirs = states(exact, batch), states(plain, batch)
+        for layer, hidden in states(ours, batch).items():
+            assert far(hidden, truth[layer]) <= max(1e-5, 1.2 * far(theirs[layer], truth[layer]))
+        starts = batch.offsets[:-1].numpy()
+        (first,) = states(ours, batch, [6], first_only=True).values()
+        limit = max(1e-5, 1.5 * far(theirs[6][starts], truth[6][starts]))
+        assert far(first, truth[6][starts]) <= limit
 
 
 @pytest.mark.parametrize("first_only", [False, True])
@@ -301,7 +364,48 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
     assert notice.endswith("using the plain one, which is slower")
 
 
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, AttributeError])
+@pytest.mark.parametrize("attend", ["_attend_runs", "_attend_first_runs"])
+def test_sequences_attend_one_by_one_where_company_would_matter(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str
+) -> None:
+    _, plain, checkpoint = both(str(tiny_bert))
+    genuine = getattr(packed_module, attend)
+
+    def by_company(rows: torch.Tensor, *others: Any) -> Any:
+        """As a kernel that rounds otherwise when it computes several sequences at once."""
+        spans = others[-2]
+        several = any(count > 1 for _, count, _ in spans.runs)
+        return genuine(rows, *others) * (1 + 1e-6 * several)
+
+    monkeypatch.setattr(packed_module, attend, by_company)
+    notices: list[str] = []
+    ours = fastest(plain, checkpoint, notify=notices.append)
+    assert ours.name == "packed, sequence by sequence"
+    assert notices == [
+        "on this machine the last bits of a vector would depend on the texts beside it; "
+        "attention runs sequence by sequence, which is slower"
+    ]
+    first_only = attend == "_attend_first_runs"
+    batch = batch_of((9, 9, 9), 40)
+    (together,) = states(ours, batch, [3], first_only=first_only).values()
+    for i, ids in enumerate(batch.ids.split(9)):
+        one = PackedBatch.of(ids, torch.zeros_like(ids), [9])
+        (alone,) = states(ours, one, [3], first_only=first_only).values()
+        assert np.array_equal(alone, together[i * len(alone) : (i + 1) * len(alone)])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AssertionError,
+    ],
+)
 def test_a_forward_that_cannot_run_is_refused_with_a_warning(
     tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
@@ -309,10 +413,141 @@ def test_a_forward_that_cannot_run_is_refused_with_a_warning(
         raise error("no such kernel")
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setattr(packed_module, "_attend_runs", missing)
+    monkeypatch.setitem(packed_module._KERNELS, "runs", (missing, missing))
     notices: list[str] = []
     assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert notices == ["the fast forward cannot run here (no such kernel); using the plain one"]
+    assert notices == [
+        "the fast forward cannot run here (no such kernel); using the plain one, which is slower"
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_memory_that_runs_out_in_the_trial_is_named(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_: Any) -> None:
+        raise error
+
+    _, plain, checkpoint = both(str(tiny_bert))
+    monkeypatch.setitem(packed_module._KERNELS, "runs", (full, full))
+    notices: list[str] = []
+    assert fastest(plain, checkpoint, notify=notices.append) is plain
+    assert notices == [
+        f"memory ran out while the fast forward was tried ({error}); using the plain one, which "
+        "is slower. Free memory on that device, or choose another --device"
+    ]
+
+
+class Older(torch.nn.Module):
+    """A model as in older transformers: 4.57 gives every state, 5.17 a list without the last."""
+
+    def __init__(self, model: Any, leaves_out_last: bool) -> None:
+        super().__init__()
+        self.model, self.leaves_out_last = model, leaves_out_last
+        self.encoder: Any = getattr(model, "encoder", None)  # where the layers stand
+        self.asked: list[Any] = []
+
+    def forward(self, input_ids: Any, output_hidden_states: Any, **inputs: Any) -> Any:
+        self.asked.append(output_hidden_states)
+        inputs.pop("token_type_ids", None)
+        output = self.model(input_ids=input_ids, output_hidden_states=True, **inputs)
+        before_norm = torch.zeros_like(output.hidden_states[-1])  # ModernBERT's last, in 4.57
+        if output_hidden_states is True and self.model.config.model_type == "modernbert":
+            output.hidden_states = (*output.hidden_states[:-1], before_norm)
+        if self.leaves_out_last and output_hidden_states is not True:
+            output.hidden_states = tuple(
+                h if i in output_hidden_states else None
+                for i, h in enumerate(output.hidden_states[:-1])
+            )
+        return output
+
+
+@pytest.mark.parametrize("leaves_out_last", [False, True])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
+def test_transformers_that_know_no_list_of_layers(
+    tiny: Callable[[str], Path], family: str, leaves_out_last: bool
+) -> None:
+    checkpoint = find_checkpoint(str(tiny(family)))
+    plain = load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32,
+                       notify=print)  # fmt: skip
+    wanted = Older(plain.module, leaves_out_last)
+    batch = batch_of((5, 3, 3), 40)
+    expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
+    older = PlainModel(wanted, checkpoint, pad_id=0, pooler=None)
+    for top, hidden in expected.items():
+        found = states(older, batch, list(hidden))
+        for layer in hidden:
+            assert np.array_equal(found[layer], hidden[layer]), (top, layer)
+    assert (wanted.asked[-1] is True) == leaves_out_last
+
+
+def test_a_kernel_that_is_refused_costs_no_more_than_itself(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+    def wrong(qkv: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.zeros_like(qkv[:, : qkv.shape[1] // 3])
+
+    _, plain, checkpoint = both(str(tiny_bert))
+    monkeypatch.setattr(
+        packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
+    )
+    monkeypatch.setitem(packed_module._KERNELS, "varlen", (refuse, refuse))
+    first = packed_module._KERNELS["runs"][1]
+    monkeypatch.setitem(packed_module._KERNELS, "efficient", (wrong, first))
+    notices: list[str] = []
+    chosen = fastest(plain, checkpoint, notify=notices.append)
+    assert isinstance(chosen, PackedModel)
+    assert chosen.attention == "runs"
+    batch = batch_of((30, 7, 7), 40)
+    assert far(states(chosen, batch)[3], states(plain, batch)[3]) <= 1e-5
+    why = "FlashAttention only supports Ampere GPUs or newer"
+    assert notices[0] == f"the attention kernel varlen cannot run here ({why}); using runs"
+    assert notices[1].startswith("the attention kernel efficient differs from the plain one by ")
+    assert notices[1].endswith(" on this machine; using runs")
+    monkeypatch.setitem(packed_module._KERNELS, "runs", (refuse, refuse))
+    notices.clear()
+    assert fastest(plain, checkpoint, notify=notices.append) is plain
+    assert [n.split(" ")[1] for n in notices] == ["attention", "attention", "fast"]
+    assert notices[2] == (
+        f"the fast forward cannot run here ({why}); using the plain one, which is slower"
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "kinds"),
+    [
+        ((7, 5), "fp16", ("efficient", "runs")),
+        ((7, 5), "fp32", ("efficient", "runs")),
+        ((8, 0), "bf16", ("varlen", "efficient", "runs")),
+        ((9, 0), "fp16", ("varlen", "efficient", "runs")),
+        ((9, 0), "fp32", ("efficient", "runs")),
+    ],
+)
+def test_attention_is_chosen_by_what_the_device_supports(
+    capability: tuple[int, int], precision: str, kinds: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert attention_kinds(torch.device("cuda"), PRECISIONS[precision]) == kinds
+    assert attention_kinds(torch.device("cpu"), PRECISIONS[precision]) == ("runs",)
+
+
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
+    tiny: Callable[[str], Path],
+) -> None:
+    from embedkit.errors import ModelError
+
+    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use --precision fp32\.$"):
+        both(str(tiny("deberta")), "bf16")
 
 
 def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
@@ -336,6 +571,9 @@ def test_runs_hold_every_token_once(lengths: list[int]) -> None:
         int(x) for x in np.cumsum([0, *(c * n for _, c, n in runs)])[:-1]
     ]
     assert all(a[2] != b[2] for a, b in itertools.pairwise(runs))
+    each = length_runs(lengths, together=False)
+    assert [(count, length) for _, count, length in each] == [(1, length) for length in lengths]
+    assert [start for start, _, _ in each] == [sum(lengths[:i]) for i in range(len(lengths))]
 
 
 @settings(deadline=None)

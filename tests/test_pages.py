@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.dataset.parquet_pages import copy_vectors
@@ -34,7 +35,6 @@ def random(rows: int, width: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 200), width=st.integers(1, 40), group=st.integers(1, 120),
     page=st.sampled_from([64, 500, 4_096, 1 << 20]),
@@ -48,7 +48,12 @@ def test_every_layout_is_read(tmp_path: Path, rows: int, width: int, group: int,
         assert np.array_equal(ours[name], wanted)
 
 
-def test_parts_of_a_wider_matrix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preadv", [True, False])
+def test_parts_of_a_wider_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preadv: bool
+) -> None:
+    if not preadv:
+        monkeypatch.delattr(os, "preadv", raising=False)
     vectors = {"a": random(100, 7), "b": random(100, 5, 1)}
     metadata = write(tmp_path / "x", vectors)
     wide = np.full((120, 14), 9, np.float32)

@@ -13,9 +13,26 @@ from embedkit.encoding import encoder as encoder_module
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.precision import GAIN, PrecisionTrial, choose_precision, time_products
 from embedkit.errors import UsageError
+from embedkit.finetuning.folds import _precision as training_precision
 from tests.store_fixtures import run, tiny_model, tree_hash, write_tsv
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _new_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+
+
+def test_older_gpus_take_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch counts it, they support bf16 too: by emulation."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    assert [choose_precision(name, CUDA) for name in (None, "auto")] == ["fp16", "fp16"]
+    assert [choose_precision(name, CUDA) for name in ("bf16", "fp32")] == ["bf16", "fp32"]
+    assert training_precision("auto", CUDA) == "fp16"
+    assert training_precision("bf16", CUDA) == "bf16"
+    assert choose_precision(None, CPU) == "fp32"
 
 
 def test_what_is_asked_for_is_taken() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embedkit.cli.main import cli
 from embedkit.errors import UsageError
 from embedkit.experiments.recipe import Stage, key_lines, misplaced, read_recipe
-from tests.store_fixtures import ROOT
+from tests.processes import ROOT
 
 GOOD = """\
 title = "An experiment"
@@ -210,3 +210,54 @@ def test_types_that_toml_has_and_options_do_not(tmp_path: Path) -> None:
     value: Any = "1979-05-27"
     with pytest.raises(UsageError, match="label: expected text"):
         read(tmp_path, f'[split]\nsource = "a"\nout = "b"\nlabel = {value}\n')
+
+
+DEFAULTS = """\
+[set]
+out = "o"
+
+[defaults]
+split = "{out}/s.parquet"
+seed = 3
+
+[defaults.train]
+dataset = "{out}/v"
+seed = 4
+out = "{out}/{stage}"
+
+[train.a]
+
+[train.b]
+seed = 5
+split = ""
+
+[split]
+source = "{out}/v"
+out = "{out}/s.parquet"
+"""
+
+
+def test_defaults_of_all_stages_and_of_a_command(tmp_path: Path) -> None:
+    a, b, split = read(tmp_path, DEFAULTS)
+    assert a.arguments == (
+        "o/v", "--split", "o/s.parquet", "--seed", "4", "--out", "o/a"
+    )  # fmt: skip
+    assert b.arguments == ("o/v", "--seed", "5", "--out", "o/b")
+    assert split.arguments == ("o/v", "--seed", "3", "--out", "o/s.parquet")
+    assert a.outputs == ("o/a",)
+    a, b, _ = read(tmp_path, DEFAULTS, "train.seed=9")
+    assert a.arguments[4] == b.arguments[2] == "9"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seed = 3", "sed = 3", r":6: \[defaults\] no stage has an option 'sed'. Did you mean 'se"),
+        ("defaults.train", "defaults.trian", r"there is no command 'trian'. Did you mean 'train'"),
+        ("seed = 4", "ssed = 4", r":10: .*embedkit train has no option 'ssed'"),
+        ("{stage}", "{stag}", r":11: .*\{stag\} is not in \[set\] above. Did you mean 'stage'"),
+    ],
+)
+def test_mistakes_in_defaults(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, DEFAULTS.replace(old, new))

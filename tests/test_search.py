@@ -26,7 +26,8 @@ from embedkit.search.searcher import Searcher, read_queries, search
 from embedkit.search.topk import TopK
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import isotropy_of, learn_isotropy
-from tests.store_fixtures import ROOT, ROWS, load_quickly, tiny_model, write_tsv
+from tests.processes import ROOT
+from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
 
 N = 90
 

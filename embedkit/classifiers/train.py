@@ -6,7 +6,6 @@ from the training records of a fold; held-out records are only predicted.
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +55,7 @@ from embedkit.runs.splits import (
     split_by_column,
     stored_texts,
 )
+from embedkit.system import peak_memory_bytes
 
 __all__ = ["ThresholdRule", "TrainResult", "cross_validate", "split_for", "target_of", "train"]
 
@@ -418,7 +418,7 @@ class _Training:
             "scores": scores_content(scores),
             "cost": {
                 **cost,
-                "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "peak_memory_bytes": peak_memory_bytes(),
                 "parameters": _parameters(learner),
                 "device": "cpu",
             },

@@ -92,7 +92,7 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
-    help="auto: bf16 on CUDA, fp32 on CPU.",
+    help="auto: on CUDA bf16 (fp16 on older devices), fp32 on CPU.",
 )
 @click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time.")
 @click.option(

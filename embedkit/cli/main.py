@@ -143,7 +143,7 @@ def _vector_options(command: F) -> F:
         click.option("--prefix", default="", help='Put before every text, such as "query: ".'),
         click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
                      help="To compute in. auto: on CPU bf16 where a short trial finds it 1.2 × as "
-                     "fast. [fp32 on CPU, bf16 on CUDA]"),
+                     "fast. [fp32 on CPU; bf16 on CUDA, fp16 on older devices]"),
         click.option("--storage", default="float32", show_default=True,
                      type=click.Choice(["float32", "float16", "compact"]),
                      help="float16: half the size; compact: 0.43, float32 columns."),
@@ -165,7 +165,7 @@ def _vector_options(command: F) -> F:
 @_vector_options
 @click.option("--dry-run", is_flag=True, help="Tell rows, tokens, bytes, minutes.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier job made.")
-@click.option("--allow-env-change", is_flag=True, help="Resume with other versions or threads.")
+@click.option("--allow-env-change", is_flag=True, help="Resume with other versions or devices.")
 @click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
 @output_options
 def extract(

@@ -132,7 +132,7 @@ def extract(
         shard_rows: records per shard.
         store_text: write the texts too.
         overwrite: replace an existing dataset, or start an unfinished one over.
-        allow_env_change: resume although versions or the device differ.
+        allow_env_change: resume although versions, device or the bits that it computes differ.
         progress: called after every batch, in tokens.
 
     Raises:

@@ -330,6 +330,7 @@ class ShardRun:
             "tokens_encoded": self.fresh,
             "shards_found": self.resumed,
             "stages": {stage.name: round(stage.seconds, 3) for stage in self.stages},
+            **_processor(),
         }
         with fsio.storage_errors(self._folder.layout.log), self._folder.layout.log.open("a") as log:
             log.write(json.dumps(entry) + "\n")
@@ -344,3 +345,13 @@ def _fraction_read(reader: CorpusReader) -> float:
     if plan.sample:
         fraction = max(fraction, min(counts.accepted / plan.sample, 1.0))
     return fraction
+
+
+def _processor() -> dict[str, Any]:
+    """What runs may differ in without another result; for the log."""
+    import torch
+
+    return {
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }

@@ -9,19 +9,25 @@ without any padding for those that it knows.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
+from embedkit.encoding.device import is_out_of_memory, link_to
 from embedkit.errors import ModelError, first_line
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_FIRST_TRUSTED = "2.10"
+"""First torch whose restricted reader of pickle files has no known hole."""
 
 OnLayer = Callable[[int, Tensor], None]
 
@@ -79,15 +85,28 @@ class PlainModel:
         self.n_parameters = sum(p.numel() for p in model.parameters())
         self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
         self._pad_id = pad_id
+        self._link = link_to(self.device)
         self._takes_types = "token_type_ids" in _forward_arguments(model)
         path = _CUTTABLE.get(checkpoint.model_type)
         owner, _, name = (path or "").rpartition(".")
         self._stack = (model.get_submodule(owner), name) if path else None
         self.all_layers = list(getattr(*self._stack)) if self._stack else []
         # the first call makes transformers hook the layers that it finds: all must be there
-        with torch.inference_mode():
-            one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-            model(input_ids=one, output_hidden_states=[0])
+        self._takes_layers = self._knows_last_layer_alone()
+
+    @torch.inference_mode()
+    def _knows_last_layer_alone(self) -> bool:
+        """Whether this transformers gives chosen layers, at their places; older ones give all.
+
+        Some of those take a list of layers and leave out the last one all the same.
+        """
+        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        mask = _Mask.of(torch.ones_like(one), whole=True)
+        output = self.module(
+            input_ids=one, attention_mask=mask, output_hidden_states=[self.n_layers]
+        )
+        states = output.hidden_states
+        return len(states) == self.n_layers + 1 and states[-1] is not None
 
     @torch.inference_mode()
     def forward(
@@ -112,17 +131,25 @@ class PlainModel:
         """
         order = sorted(layers)
         self._run_only(max(order[-1], 1))
-        lengths = torch.tensor(batch.lengths, device=self.device)
-        mask = (torch.arange(max(batch.lengths), device=self.device) < lengths.unsqueeze(1)).long()
-        inputs = {"input_ids": self._padded(batch.ids, mask, self._pad_id), "attention_mask": mask}
+        shape = len(batch.lengths), max(batch.lengths)
+        (places,) = self._link.send(_places(batch.lengths, shape[1]))
+        mask = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
+        mask = mask.index_fill_(0, places, 1).view(shape)
+        whole = min(batch.lengths) == shape[1]
+        inputs = {
+            "input_ids": self._padded(batch.ids, places, shape, self._pad_id),
+            "attention_mask": _Mask.of(mask, whole=whole),
+        }
         if self._takes_types:
-            inputs["token_type_ids"] = self._padded(batch.type_ids, mask, 0)
-        output = self.module(**inputs, output_hidden_states=order)
-        kept = mask.bool()
+            inputs["token_type_ids"] = self._padded(batch.type_ids, places, shape, 0)
+        wanted = order if self._takes_layers else True
+        output = self.module(**inputs, output_hidden_states=wanted)
+        states = dict(enumerate(output.hidden_states))
+        states[self.n_layers] = output.last_hidden_state  # 4.57 lists it without ModernBERT's norm
         for layer in order:
-            hidden = output.hidden_states[layer]
+            hidden = states[layer]
             first = first_only and layer == order[-1]
-            on_layer(layer, hidden[:, 0] if first else hidden[kept])
+            on_layer(layer, hidden[:, 0] if first else hidden.flatten(0, 1).index_select(0, places))
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
@@ -141,10 +168,50 @@ class PlainModel:
             if len(getattr(module, name)) != count:
                 setattr(module, name, nn.ModuleList(self.all_layers[:count]))
 
-    def _padded(self, values: Tensor, mask: Tensor, fill: int) -> Tensor:
-        padded = torch.full(mask.shape, fill, dtype=torch.int64, device=self.device)
-        padded[mask.bool()] = values
-        return padded
+    def _padded(self, values: Tensor, places: Tensor, shape: tuple[int, int], fill: int) -> Tensor:
+        padded = torch.full((shape[0] * shape[1],), fill, dtype=torch.int64, device=self.device)
+        return padded.index_copy_(0, places, values).view(shape)
+
+
+def _places(lengths: Sequence[int], longest: int) -> NDArray[np.int64]:
+    """Where the tokens of a batch stand in the padded one, sequence after sequence.
+
+    Made on the host, which knows the lengths and so need not wait for the device.
+    """
+    counts = np.array(lengths)
+    before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
+    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(before, counts)
+    return places
+
+
+class _Mask(Tensor):
+    """An attention mask, ones and zeros, of which the host knows whether it is all ones.
+
+    transformers asks that of every mask, and would wait for the device to answer. What it makes of
+    the mask apart from copies in another dtype is an ordinary tensor.
+    """
+
+    whole: bool
+
+    @classmethod
+    def of(cls, values: Tensor, *, whole: bool) -> _Mask:
+        mask = values.as_subclass(cls)
+        mask.whole = whole
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = getattr(args[0], "whole", None) if args else None
+        if whole is not None and func in (torch.all, Tensor.all) and len(args) == 1 and not kwargs:
+            return torch.tensor(whole)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs or {})
+            is_one = (
+                func in (Tensor.eq, Tensor.__eq__) and isinstance(args[1], int) and args[1] == 1
+            )
+            if whole is not None and (is_one or func in (Tensor.to, Tensor.bool)):
+                return cls.of(result, whole=whole)
+        return result
 
 
 def load_model(
@@ -171,6 +238,13 @@ def load_model(
     from transformers import AutoConfig, AutoModel
 
     if checkpoint.is_pickle:
+        if torch.__version__ < _FIRST_TRUSTED:
+            raise ModelError(
+                f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file, and a pickle "
+                f"file can harm the restricted reader of PyTorch {torch.__version__} "
+                f"(CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, or use a "
+                "checkpoint with safetensors."
+            )
         notify(
             f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file; it is read by "
             "PyTorch's restricted reader, which runs no code"
@@ -187,18 +261,18 @@ def load_model(
             ignore_mismatched_sizes=True,  # they are named below
             output_loading_info=True,
         )
-    except pickle.UnpicklingError as error:  # its own message advises to load the file anyway
-        raise ModelError(
-            f"{checkpoint.name}: the weights cannot be loaded: {checkpoint.weights[0]} is damaged, "
-            "or holds something else than tensors, which could run code."
-        ) from error
     except Exception as error:  # the loader raises what its many formats raise
-        raise ModelError(
-            f"{checkpoint.name}: the weights cannot be loaded ({first_line(error)})."
-        ) from error
+        reason = f" ({first_line(error)})"
+        if any(isinstance(cause, pickle.UnpicklingError) for cause in _causes(error)):
+            reason = (  # its own message advises to load the file anyway
+                f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
+                "which could run code"
+            )
+        raise ModelError(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
     missing = set(report["missing_keys"])
     without_pooler = {key for key in missing if not key.startswith("pooler.")}
-    wrong = without_pooler | {str(key[0]) for key in report["mismatched_keys"]}
+    mismatched = report["mismatched_keys"]  # names, or tuples that begin with them
+    wrong = without_pooler | {key if isinstance(key, str) else key[0] for key in mismatched}
     if wrong:
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
@@ -210,12 +284,30 @@ def load_model(
         model.pooler = None  # applied to what is asked for, not inside every forward
     if missing:  # only the pooler's: transformers has filled it with random numbers
         pooler = None
-    if not isinstance(pooler, nn.Module):
-        pooler = None
+    model.eval().to(device)
+    try:
+        return PlainModel(model, checkpoint, pad_id=pad_id, pooler=_usable(pooler, device))
+    except RuntimeError as error:
+        if dtype == torch.float32 or is_out_of_memory(error):
+            raise
+        raise ModelError(  # as DeBERTa in transformers 5.23
+            f"{checkpoint.name} cannot run in half precision ({first_line(error)}). Use "
+            "--precision fp32."
+        ) from error
+
+
+def _usable(pooler: Any, device: torch.device) -> nn.Module | None:
+    """The pooler as a module of hidden states, ``(n, 1, width)``; ``None`` for anything else."""
     if isinstance(pooler, nn.Linear):  # ALBERT's, which has the other steps in its forward
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
-    model.eval().to(device)
-    return PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler and pooler.eval().to(device))
+    return pooler.eval().to(device) if isinstance(pooler, nn.Module) else None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it; older transformers wrap the first one."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _forward_arguments(model: Any) -> set[str]:

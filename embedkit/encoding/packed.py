@@ -4,21 +4,22 @@ Tokens of all sequences of a batch stand one after the other, ``(tokens, width)`
 operation but attention runs on them as they are: nothing is computed for padding, because there is
 none. Query, key and value are one product, and each layer is handed out as soon as it exists.
 
-Attention stays inside each sequence. In half precision on CUDA the variable-length kernel of torch
-does that; elsewhere neighbouring sequences of equal length, which a batch sorted by length has many
-of, form a dense view without a mask.
+Attention stays inside each sequence. On CUDA one kernel does that for sequences of any lengths;
+elsewhere neighbouring sequences of equal length, which a batch sorted by length has many of, form a
+dense view without a mask.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
 product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
-beside it, and so have the vectors of a text. In bf16 the matrix unit of some processors sums in an
-order that depends on the size of the batch; the same batch still gives the same bits.
+beside it, and so have the vectors of a text; a trial at load checks it. In bf16 the matrix unit of
+some processors sums in an order that depends on the size of the batch; the same batch still gives
+the same bits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -26,12 +27,24 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.device import computes_bf16, is_out_of_memory
 from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
 from embedkit.errors import first_line
 
-__all__ = ["ROWS", "PackedModel", "can_pack", "fastest", "length_runs", "packed_linear"]
+__all__ = [
+    "ROWS",
+    "PackedModel",
+    "attention_kinds",
+    "can_pack",
+    "fastest",
+    "length_runs",
+    "packed_linear",
+]
 
 Linear = Callable[[Tensor], Tensor]
+Kernel = Callable[..., Tensor]
+Attend = Callable[[Tensor, "_Spans", int], Tensor]
+AttendFirst = Callable[[Tensor, Tensor, "_Spans", int], Tensor]
 
 _FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 """Model types whose layers are BERT's, with the same names."""
@@ -45,6 +58,10 @@ _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
+
+_QUERIES = 16
+"""On CPU the query of a first token is asked so many times. A single one makes a matrix-vector
+product, whose order of summation depends, on some processors, on which thread computes it."""
 
 _AGREE = {torch.float32: 1e-5}
 _AGREE_IN_HALF = 5e-2
@@ -69,27 +86,49 @@ def fastest(
 ) -> PlainModel | PackedModel:
     """The packed forward where it applies and agrees with the plain one, else the plain one.
 
-    The two are compared layer by layer on sequences of several lengths.
+    The two are compared layer by layer on sequences of several lengths. In fp32 on CPU sequences
+    are also compared bit by bit with themselves in other company; where they differ, every one of
+    them attends in a call of its own.
 
     Args:
         plain: the loaded model.
         checkpoint: its configuration.
-        notify: called with a sentence for the user if the two disagree.
+        notify: called with a sentence for the user if one of the comparisons fails.
     """
     if not can_pack(checkpoint):
         return plain
-    try:
-        packed = PackedModel(plain, checkpoint)
-        worst = _difference(packed, plain, _trial(checkpoint, plain))
-    except (RuntimeError, NotImplementedError, AttributeError) as error:  # no such kernel here
-        notify(f"the fast forward cannot run here ({first_line(error)}); using the plain one")
-        return plain
-    if worst <= _AGREE.get(plain.dtype, _AGREE_IN_HALF):
-        return packed
-    notify(
-        f"the fast forward differs from the plain one by {worst:.1e} on this machine; using the "
-        "plain one, which is slower"
-    )
+    limit = _AGREE.get(plain.dtype, _AGREE_IN_HALF)
+    refused: list[tuple[str, str]] = []
+    packed: PackedModel | None = None
+    for kind in attention_kinds(plain.device, plain.dtype):
+        try:
+            packed = packed or PackedModel(plain, checkpoint)
+            packed.attention = kind
+            worst = _difference(packed, plain, _trial(checkpoint, plain))
+        except Exception as error:  # whatever this device, torch or transformers does not have
+            reason = first_line(error)
+            if is_out_of_memory(error):
+                notify(
+                    f"memory ran out while the fast forward was tried ({reason}); using the plain "
+                    "one, which is slower. Free memory on that device, or choose another --device"
+                )
+                return plain
+            refused.append((kind, f"cannot run here ({reason})"))
+            continue
+        if worst <= limit:
+            for other, reason in refused:
+                notify(f"the attention kernel {other} {reason}; using {kind}")
+            if _promises_bits(packed) and _company_matters(packed, _trial(checkpoint, plain, 100)):
+                notify(
+                    "on this machine the last bits of a vector would depend on the texts beside "
+                    "it; attention runs sequence by sequence, which is slower"
+                )
+                packed.separate()
+            return packed
+        refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
+    for kind, reason in refused[:-1]:
+        notify(f"the attention kernel {kind} {reason}")
+    notify(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
     return plain
 
 
@@ -99,8 +138,8 @@ class PackedModel:
     Args:
         plain: the loaded model, whose weights are taken over in the form that is fastest here.
         checkpoint: its configuration.
-        attention: ``varlen`` (half precision on CUDA), ``runs`` of equal length, or the one of
-            them that this device and precision take.
+        attention: one of :func:`attention_kinds`; by default the fastest that this device and
+            precision are known to take.
     """
 
     name = "packed"
@@ -122,11 +161,13 @@ class PackedModel:
         self._padding = self._embeddings.word_embeddings.padding_idx if counts else None
         form = _GELU[str(config.get("hidden_act", "gelu"))]
         self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
-        half_on_cuda = self.device.type == "cuda" and self.dtype != torch.float32
-        kinds = {"varlen": (_attend_varlen, _attend_first_varlen),
-                 "runs": (_attend_runs, _attend_first_runs)}  # fmt: skip
-        kind = attention or ("varlen" if half_on_cuda else "runs")
-        self._attend, self._attend_first = kinds[kind]
+        self.attention = attention or attention_kinds(self.device, self.dtype)[0]
+        self._together = True
+
+    def separate(self) -> None:
+        """From now on every sequence attends in a call of its own, whatever stands beside it."""
+        self._together = False
+        self.name = "packed, sequence by sequence"
 
     @torch.inference_mode()
     def forward(
@@ -161,17 +202,18 @@ class PackedModel:
         """As :meth:`forward`; returns whether, on CPU, all that was computed is finite."""
         highest = max(layers)
         tokens = len(batch.ids)
-        spans = _Spans(batch, widen=widen)
+        attend, attend_first = _KERNELS[self.attention]
+        spans = _Spans(batch, widen=widen, together=self._together)
         hidden = self._embed(batch)
         if 0 in layers:
             first = first_only and highest == 0
             on_layer(0, hidden[batch.offsets[:-1]] if first else hidden[:tokens])
         for number, layer in enumerate(self._layers[:highest], 1):
             if first_only and number == highest:
-                first_tokens = layer.first_tokens(hidden, spans, self._attend_first)
+                first_tokens = layer.first_tokens(hidden, spans, attend_first)
                 on_layer(number, first_tokens[: len(batch.lengths)])
                 break
-            hidden = layer(hidden, spans, self._attend)
+            hidden = layer(hidden, spans, attend)
             if number in layers:
                 on_layer(number, hidden[:tokens])
         return not widen or bool(hidden.sum().isfinite())
@@ -212,13 +254,29 @@ class PackedModel:
 class _Spans:
     """Where the sequences of a batch stand, in the forms that attention wants."""
 
-    def __init__(self, batch: PackedBatch, *, widen: bool) -> None:
+    def __init__(self, batch: PackedBatch, *, widen: bool, together: bool) -> None:
         self.widen = widen
         self.offsets = batch.offsets
         self.starts = batch.offsets[:-1]
         self.longest = max(batch.lengths)
         self.tokens = len(batch.ids)
-        self.runs = length_runs(batch.lengths)
+        self._together = together
+        self._lengths = batch.lengths
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """As :func:`length_runs`."""
+        return length_runs(self._lengths, together=self._together)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """``(sequences + 1,)`` int32, as kernels of CUDA want the offsets."""
+        return self.offsets.int()
+
+    @cached_property
+    def each(self) -> Tensor:
+        """``(sequences + 1,)`` int32, the offsets of one token per sequence."""
+        return torch.arange(len(self.offsets), dtype=torch.int32, device=self.offsets.device)
 
 
 class _Layer:
@@ -261,16 +319,19 @@ class _Layer:
         return _add_norm(self._down(self._up(hidden)), hidden, self._norm_output, self._eps)
 
 
-def length_runs(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of neighbouring sequences of equal length: (first token, sequences, length)."""
-    return list(_runs(lengths))
+def length_runs(lengths: Sequence[int], *, together: bool = True) -> list[tuple[int, int, int]]:
+    """Runs of neighbouring sequences of equal length: (first token, sequences, length).
+
+    Unless ``together``, every sequence is a run.
+    """
+    return list(_runs(lengths, together))
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _runs(lengths: Sequence[int], together: bool) -> Iterator[tuple[int, int, int]]:
     start = count = 0
     for i, length in enumerate(lengths):
         count += 1
-        if i + 1 == len(lengths) or lengths[i + 1] != length:
+        if not together or i + 1 == len(lengths) or lengths[i + 1] != length:
             yield start, count, length
             start, count = start + count * length, 0
 
@@ -316,31 +377,74 @@ def _mask(length: int, keys: int, dtype: torch.dtype) -> Tensor:
     return mask
 
 
-def _attend_varlen(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
-    """As :func:`_attend_runs`, by the variable-length kernel of torch (CUDA, half precision)."""
-    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-    ends = spans.offsets.int()
-    return _varlen(query, key, value, ends, ends, spans.longest, spans.longest)
+def _attend_by(kernel: Kernel) -> Attend:
+    """As :func:`_attend_runs`, by a kernel that takes sequences of any lengths."""
+
+    def attend(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
+        query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+        ends, longest = spans.ends, spans.longest
+        return kernel(query, key, value, ends, ends, longest, longest).reshape(len(qkv), -1)
+
+    return attend
 
 
-def _attend_first_varlen(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
-    """As :func:`_attend_first_runs`, by the variable-length kernel of torch.
+def _attend_first_by(kernel: Kernel) -> AttendFirst:
+    """As :func:`_attend_first_runs`, by a kernel that takes sequences of any lengths.
 
-    A kernel for every length there is would cost more than the work that is avoided.
+    One call for every length there is would cost more than the work that is avoided.
     """
-    key, value = pairs.view(len(pairs), 2, heads, -1).unbind(1)
-    ends = spans.offsets.int()
-    each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
-    return _varlen(query.view(len(query), heads, -1), key, value, each, ends, 1, spans.longest)
+
+    def attend(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
+        key, value = pairs.view(len(pairs), 2, heads, -1).unbind(1)
+        rows = query.view(len(query), heads, -1)
+        context = kernel(rows, key, value, spans.each, spans.ends, 1, spans.longest)
+        return context.reshape(len(query), -1)
+
+    return attend
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, *where: Any) -> Tensor:
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    longest_query: int,
+    longest_key: int,
+) -> Tensor:
+    """FlashAttention: half precision, compute capability 8.0, heads of up to 256 by eights.
+
+    Args:
+        query: ``(queries, heads, size)``; ``key`` and ``value`` ``(tokens, heads, size)``.
+        key: see ``query``.
+        value: see ``query``.
+        query_ends: ``(sequences + 1,)`` int32, where each sequence begins and the last one ends.
+        key_ends: the same for keys and values.
+        longest_query: queries of the longest sequence.
+        longest_key: its keys.
+
+    Returns:
+        ``(queries, heads, size)``.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     # only what every version of torch takes: 2.11 and 2.13 have other keywords
-    context = varlen_attn(query, key, value, *where)
+    ends = query_ends, key_ends, longest_query, longest_key
+    context = varlen_attn(query, key, value, *ends)
     assert isinstance(context, Tensor)  # a tuple comes only to those who ask for more
-    return context.reshape(len(query), -1)
+    return context
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, *ends: Any) -> Tensor:
+    """The memory-efficient kernel: any precision and CUDA device; arguments as for _varlen.
+
+    In float32 it multiplies in float32, or by three TF32 products that make up for their rounding.
+    """
+    packed = (x.unsqueeze(0) for x in (query, key, value))
+    no_dropout, no_mask = 0.0, 0
+    found = torch.ops.aten._efficient_attention_forward(*packed, None, *ends, no_dropout, no_mask)
+    context: Tensor = found[0].squeeze(0)
+    return context
 
 
 def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
@@ -351,11 +455,32 @@ def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) 
     for start, count, length in spans.runs:
         view = pairs[start : start + count * length].view(count, length, 2, heads, width // heads)
         key, value = view.permute(2, 0, 3, 1, 4).unbind(0)
-        asked = query[sequence : sequence + count].view(count, 1, heads, width // heads)
-        result = scaled_dot_product_attention(asked.transpose(1, 2), key, value)
-        context[sequence : sequence + count] = result.transpose(1, 2).reshape(count, width)
+        asked = query[sequence : sequence + count].view(count, heads, 1, width // heads)
+        times = _QUERIES if query.device.type == "cpu" else 1
+        result = scaled_dot_product_attention(asked.repeat(1, 1, times, 1), key, value)
+        context[sequence : sequence + count] = result[:, :, 0].reshape(count, width)
         sequence += count
     return context
+
+
+_KERNELS: dict[str, tuple[Attend, AttendFirst]] = {
+    "varlen": (_attend_by(_varlen), _attend_first_by(_varlen)),
+    "efficient": (_attend_by(_efficient), _attend_first_by(_efficient)),
+    "runs": (_attend_runs, _attend_first_runs),
+}
+
+
+def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """The ways of attention that a device and precision may take, fastest first.
+
+    ``varlen`` and ``efficient`` are one kernel for sequences of any lengths. ``runs`` takes any
+    device, precision and head size, by one kernel for each run of sequences of equal length.
+    """
+    if device.type != "cuda":
+        return ("runs",)
+    if dtype == torch.float32 or not computes_bf16(device):
+        return ("efficient", "runs")
+    return ("varlen", "efficient", "runs")
 
 
 def _add_norm(values: Tensor, residual: Tensor, norm: nn.LayerNorm, eps: float) -> Tensor:
@@ -418,10 +543,32 @@ def _has_onednn(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _trial(checkpoint: Checkpoint, plain: PlainModel) -> PackedBatch:
+def _promises_bits(model: PackedModel) -> bool:
+    """Whether a sequence is to have the same bits in any company."""
+    return model.device.type == "cpu" and model.dtype == torch.float32
+
+
+def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
+    """Whether sequences have other bits in a batch than alone, in the first layer."""
+
+    def first_layer(batch: PackedBatch, *, first_only: bool) -> Tensor:
+        found: list[Tensor] = []
+        packed.forward(batch, [1], lambda _, h: found.append(h.clone()), first_only=first_only)
+        return found[0]
+
+    pieces = zip(batch.ids.split(batch.lengths), batch.type_ids.split(batch.lengths), strict=True)
+    alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]
+    for first_only in (False, True):
+        together = first_layer(batch, first_only=first_only)
+        if not together.equal(torch.cat([first_layer(a, first_only=first_only) for a in alone])):
+            return True
+    return False
+
+
+def _trial(checkpoint: Checkpoint, plain: PlainModel, longest: int = 40) -> PackedBatch:
     """Sequences of random ids, of equal and of different lengths."""
-    longest = min(checkpoint.positions, 40)
-    lengths = [length for length in (longest, 17, 17, 5, 3, 3, 1) if length <= longest]
+    longest = min(checkpoint.positions, longest)
+    lengths = [length for length in (longest, 45, 17, 17, 5, 3, 3, 1) if length <= longest]
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(plain.module.config.vocab_size)  # config.json may leave it to transformers
     ids = torch.randint(vocabulary, (sum(lengths),), generator=generator).to(plain.device)

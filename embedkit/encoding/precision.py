@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from embedkit.encoding.device import computes_bf16
 from embedkit.encoding.model import PRECISIONS
 from embedkit.encoding.packed import packed_linear
 from embedkit.errors import UsageError
@@ -41,11 +42,13 @@ def choose_precision(
     *,
     trial: Callable[[], PrecisionTrial] | None = None,
 ) -> str:
-    """The precision to compute in: fp32 on CPU and bf16 on CUDA unless something else is asked.
+    """The precision to compute in: fp32 on CPU and half on CUDA unless something else is asked.
 
     Args:
-        name: ``fp32``, ``bf16``, ``fp16``, ``auto`` or ``None``. On CUDA ``auto`` is bf16; on CPU
-            it is bf16 where a trial finds it :data:`GAIN` × as fast, else fp32.
+        name: ``fp32``, ``bf16``, ``fp16``, ``auto`` or ``None``. On CUDA ``auto`` and ``None`` are
+            bf16, or fp16 on devices older than compute capability 8.0, which have no bf16 of
+            their own; on CPU ``auto`` is bf16 where a trial finds it :data:`GAIN` × as fast, else
+            fp32.
         device: where the model runs.
         trial: makes the trial; without one ``auto`` is fp32 on CPU.
 
@@ -53,7 +56,9 @@ def choose_precision(
         UsageError: the name is unknown.
     """
     if name is None or (name == "auto" and device.type == "cuda"):
-        return "bf16" if device.type == "cuda" else "fp32"
+        if device.type != "cuda":
+            return "fp32"
+        return "bf16" if computes_bf16(device) else "fp16"
     if name == "auto":
         return "bf16" if trial is not None and trial().speedup >= GAIN else "fp32"
     if name not in PRECISIONS:

@@ -10,11 +10,17 @@
     layers = "all"
     pooling = ["cls", "mean"]      # as on the command line: cls,mean
 
-    [train.tfidf]                  # a second word tells stages of one command apart
-    dataset = "{out}/vectors"
-    features = "tfidf"
-    out = "{out}/runs/tfidf"
+    [defaults]                     # options of every stage whose command has them
+    device = "auto"
 
+    [defaults.train]               # options of every train stage; {stage} is its second word
+    dataset = "{out}/vectors"
+    out = "{out}/runs/{stage}"
+
+    [train.tfidf]                  # a second word tells stages of one command apart
+    features = "tfidf"
+
+What a stage says itself comes before ``[defaults.COMMAND]``, and that before ``[defaults]``.
 A command that makes something without being told where gets ``makes = "path"`` besides, so that it
 can be skipped when that is up to date.
 
@@ -45,6 +51,8 @@ OUTPUTS = ("out", "report", "write-blend")
 """Options that name what a command makes; everything else that exists is an input."""
 
 _SET = "set"
+_DEFAULTS = "defaults"
+_STAGE = "stage"
 _MAKES = "makes"
 _TITLES = ("title", "description")
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
@@ -81,7 +89,8 @@ def read_recipe(
     Args:
         path: TOML file.
         commands: what stages may call, by name.
-        settings: ``KEY=VALUE``: a value of ``[set]``, or ``STAGE.OPTION``.
+        settings: ``KEY=VALUE``: a value of ``[set]``, or ``STAGE.OPTION``, or ``COMMAND.OPTION``
+            for all stages of a command.
 
     Raises:
         UsageError: the file cannot be read, or a name, type or value is wrong; the message says in
@@ -145,6 +154,7 @@ class _Reader:
         self._path, self._content, self._lines = path, content, lines
         self._commands = commands
         self._set: dict[str, Any] = {}
+        self._defaults: dict[str, Any] = {}
         self._heads: set[Key] = set()
 
     def stages(self, settings: Sequence[str]) -> tuple[Stage, ...]:
@@ -158,6 +168,7 @@ class _Reader:
             if isinstance(value, dict):
                 raise self._error((_SET, name), f"[{_SET}] holds values, not tables.")
             self._set[name] = self._filled(value, (_SET, name))
+        self._defaults = self._checked_defaults({key[0] for key in tables})
         stages = {key: self._stage(key, table) for key, table in tables.items()}
         self._check_outputs(stages)
         return tuple(stages.values())
@@ -175,12 +186,12 @@ class _Reader:
         """Options of every stage, in the order of the file."""
         found: dict[Key, dict[str, Any]] = {}
         for command, table in self._content.items():
-            if command == _SET or (command in _TITLES and isinstance(table, str)):
+            if command in (_SET, _DEFAULTS) or (command in _TITLES and isinstance(table, str)):
                 continue
             if command not in self._commands:
                 raise self._error(
                     (command,), f"there is no command {command!r}."
-                    f"{did_you_mean(command, [*self._commands, _SET])}"
+                    f"{did_you_mean(command, [*self._commands, _SET, _DEFAULTS])}"
                 )  # fmt: skip
             if not isinstance(table, dict):
                 raise self._error((command,), f"a stage is a table: [{command}].")
@@ -194,6 +205,38 @@ class _Reader:
         self._heads = set(found)
         return dict(sorted(found.items(), key=lambda item: self._line(item[0])))
 
+    def _checked_defaults(self, used: set[str]) -> dict[str, Any]:
+        """``[defaults]``, each of which some stage has."""
+        defaults = self._content.get(_DEFAULTS, {})
+        if not isinstance(defaults, dict):
+            raise self._error((_DEFAULTS,), "defaults is a table: [defaults].")
+        known = {name for command in used for name in _parameters(self._commands[command])}
+        for name, value in defaults.items():
+            if isinstance(value, dict) and name not in self._commands:
+                raise self._error(
+                    (_DEFAULTS, name),
+                    f"there is no command {name!r}.{did_you_mean(name, self._commands)}",
+                )
+            if not isinstance(value, dict) and name not in known:
+                raise self._error(
+                    (_DEFAULTS, name),
+                    f"no stage has an option {name!r}.{did_you_mean(name, known)}",
+                )
+        return defaults
+
+    def _options(self, key: Key, own: Mapping[str, Any]) -> Iterator[tuple[str, Any, Key]]:
+        """Name, value and place in the file of every option of a stage, defaults first."""
+        known = _parameters(self._commands[key[0]])
+        common = {n: v for n, v in self._defaults.items() if n in known and not isinstance(v, dict)}
+        of_command = self._defaults.get(key[0], {})
+        if not isinstance(of_command, dict):  # an option that is called as a command is
+            of_command = {}
+        merged = {name: (value, (_DEFAULTS, name)) for name, value in common.items()}
+        merged |= {n: (value, (_DEFAULTS, key[0], n)) for n, value in of_command.items()}
+        merged |= {name: (value, (*key, name)) for name, value in own.items()}
+        for name, (value, place) in merged.items():
+            yield name, self._filled(value, place, stage=key[-1]), place
+
     def _stage(self, key: Key, table: Mapping[str, Any]) -> Stage:
         command = self._commands[key[0]]
         known = _parameters(command)
@@ -201,17 +244,15 @@ class _Reader:
         options: list[str] = []
         values: list[str] = []
         outputs: list[str] = []
-        for name, raw in table.items():
-            place = (*key, name)
+        for name, value, place in self._options(key, table):
             if name == _MAKES:
-                outputs.append(str(self._filled(raw, place)))
+                outputs.append(str(value))
                 continue
             if name not in known:
                 raise self._error(
                     place, f"embedkit {key[0]} has no option {name!r}."
                     f"{did_you_mean(name, known)}"
                 )  # fmt: skip
-            value = self._filled(raw, place)
             if value in ("", []):
                 continue
             words = self._words(known[name], name, value, place)
@@ -226,21 +267,22 @@ class _Reader:
             tuple(outputs), overwrite,
         )  # fmt: skip
 
-    def _filled(self, value: Any, place: Key) -> Any:
-        """A value with what stands in braces replaced; alone in its braces it keeps its type."""
+    def _filled(self, value: Any, place: Key, *, stage: str | None = None) -> Any:
+        """A value with the names in braces replaced; one that is a name alone keeps its type."""
         if isinstance(value, list):
-            return [self._filled(item, place) for item in value]
+            return [self._filled(item, place, stage=stage) for item in value]
         if not isinstance(value, str):
             return value
+        known = self._set if stage is None else {_STAGE: stage, **self._set}
         for name in _PLACE.findall(value):
-            if name not in self._set:
+            if name not in known:
                 raise self._error(
-                    place, f"{{{name}}} is not in [{_SET}] above.{did_you_mean(name, self._set)}"
+                    place, f"{{{name}}} is not in [{_SET}] above.{did_you_mean(name, known)}"
                 )
         whole = _PLACE.fullmatch(value)
         if whole:
-            return self._set[whole[1]]
-        return _PLACE.sub(lambda match: str(self._set[match[1]]), value)
+            return known[whole[1]]
+        return _PLACE.sub(lambda match: str(known[match[1]]), value)
 
     def _words(self, known: click.Parameter, name: str, value: Any, place: Key) -> list[str]:
         """What stands on the command line for an option."""
@@ -324,6 +366,11 @@ def _override(
                 f"{', '.join(values) or 'nothing'}.{did_you_mean(name, values)}"
             )
         values[name] = value
+        return
+    of_command = [key for key in tables if key[:1] == tuple(stage)]
+    if tuple(stage) not in tables and of_command:  # one value for all stages of a command
+        for key in of_command:
+            tables[key][option] = value
         return
     if tuple(stage) not in tables:
         known = [".".join(key) for key in tables]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.encoder import choose_device
+from embedkit.encoding.device import choose_device
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import (
     TextTokenizer,
@@ -75,6 +74,7 @@ from embedkit.runs.splits import (
     make_split,
     read_split,
 )
+from embedkit.system import peak_memory_bytes
 
 __all__ = ["FinetuneResult", "finetune"]
 
@@ -186,7 +186,7 @@ def finetune(
         test: a further corpus file to predict as test part, with labels or without.
         task: ``classification`` or ``regression``.
         max_length: tokens per text; by default what the checkpoint states.
-        precision: ``auto`` (bf16 on CUDA, fp32 on CPU), ``fp32``, ``bf16`` or ``fp16``.
+        precision: ``auto`` (bf16 or fp16 on CUDA, fp32 on CPU), ``fp32``, ``bf16`` or ``fp16``.
         threshold: of two classes, the probability from which the second is decided on: a number,
             or the score it is chosen by on the records that watch (``macro_f1``, ``f1``, ``f2``).
         seed: of folds, training and bootstrap, and of the draw of ``sample``.
@@ -257,8 +257,6 @@ def _precision(name: str, device: torch.device) -> str:
     chosen = choose_precision(name, device)  # on CPU auto is fp32: no trial decides a training
     if chosen == "fp16" and device.type == "cpu":
         raise UsageError("--precision fp16 trains on CUDA only. Use fp32 or bf16 on the CPU.")
-    if chosen == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return "fp16" if name == "auto" else "bf16"
     return chosen
 
 
@@ -630,7 +628,7 @@ def _fingerprint(content: dict[str, Any]) -> str:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()
 
 
 def _nothing(_: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.checkpoint import quiet_transformers
-from embedkit.encoding.encoder import choose_device
+from embedkit.encoding.device import choose_device
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import DamagedError, first_line
 from embedkit.finetuning.heads import EncoderWithHead

@@ -18,8 +18,9 @@ __all__ = [
     "render",
 ]  # fmt: skip
 
-_FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic", "DejaVu Sans")
-_EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic")
+_FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",
+          "Apple SD Gothic Neo", "Hiragino Sans", "DejaVu Sans")  # fmt: skip
+_EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic", "Apple SD Gothic", "Hiragino Sans")
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20

@@ -28,6 +28,7 @@ from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.exact import METRICS, Neighbours, available_threads, nearest, unit_rows
 from embedkit.search.whitening import Isotropy, isotropy_of
+from embedkit.system import faiss_with_threads
 
 __all__ = ["KINDS", "AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
 
@@ -213,14 +214,13 @@ def open_index(
         MismatchError: it belongs to another state of the dataset.
         DamagedError: its files cannot be read.
     """
-    import faiss
-
     _check(kind, metric, recall)
     folder = _folder(data, kind, metric, isotropy)
     again = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
     again += f" --metric {metric}" * (metric != "cosine") + f" --{isotropy}" * bool(isotropy)
     info = _read_info(folder, data, again)
     file = folder / "index.faiss"
+    faiss = faiss_with_threads(threads or available_threads())
     try:
         if file.stat().st_size != info.nbytes:
             raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
@@ -233,7 +233,6 @@ def open_index(
         raise DamagedError(
             f"{file} cannot be read: {error}. Build it again: {again} --overwrite."
         ) from error
-    faiss.omp_set_num_threads(threads or available_threads())
     learnt = None if isotropy is None else isotropy_of(data, isotropy)
     return AnnIndex(index, info, learnt, places, _setting(info, recall, again))
 
@@ -260,9 +259,7 @@ class _Builder:
         self._progress, self._notify = progress, notify
 
     def run(self, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
-        import faiss
-
-        faiss.omp_set_num_threads(self._threads)
+        faiss = faiss_with_threads(self._threads)
         started = time.perf_counter()
         index, parameters = _empty(self._kind, self._data.width, len(self._data), self._metric)
         self._train(index)

@@ -1,0 +1,105 @@
+"""docs/format.md describes what is on disk, and the reader that it shows reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import embedkit
+from embedkit.encoding.encoder import Encoder
+from tests.processes import ROOT
+from tests.store_fixtures import load_quickly, run, write_tsv
+
+PAGE = (ROOT / "docs" / "format.md").read_text("utf-8")
+NAMED = set(re.findall(r"`([^`\s]+)`", PAGE))
+
+
+def reader() -> Any:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["read_dataset"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of three shards with word and token vectors."""
+    folder = tmp_path_factory.mktemp("format")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        return run(
+            write_tsv(folder / "corpus.tsv"), folder / "out", shard_rows=4, words="mean",
+            tokens=True, poolings=["cls", "mean", "pooler"],
+        ).out  # fmt: skip
+
+
+def test_the_reader_reads_what_load_does(made: Path) -> None:
+    table, X = reader()(made, "mean_2")
+    data = embedkit.load(made, view="mean_2")
+    np.testing.assert_array_equal(X, data.X)
+    assert table["id"].to_pylist() == data.ids.tolist()
+    words, vectors = reader()(made, "layer_2", table="words")
+    assert len(vectors) == len(words) > len(table)
+
+
+@pytest.mark.parametrize("change", [b"", b"x"])
+def test_the_reader_notices_another_size_and_another_job(
+    made: Path, tmp_path: Path, change: bytes
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(made, tmp_path / "copy")
+    if change:
+        part = copy / "sentences" / "part-00001.parquet"
+        part.write_bytes(part.read_bytes() + change)
+        message = "the size differs from the manifest"
+    else:
+        path = copy / "_embedkit" / "manifest.json"
+        manifest = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps({**manifest, "fingerprint": "0" * 64}), "utf-8")
+        message = "this shard belongs to another job"
+    with pytest.raises(ValueError, match=message):
+        reader()(copy, "mean_2")
+
+
+def test_the_fingerprint_is_made_as_described(made: Path) -> None:
+    manifest = json.loads((made / "_embedkit" / "manifest.json").read_text("utf-8"))
+    text = json.dumps(manifest["job"], ensure_ascii=False, sort_keys=True, indent=1)
+    assert hashlib.sha256(text.encode()).hexdigest() == manifest["fingerprint"]
+
+
+def _keys(content: Mapping[str, Any], *, below: int) -> Iterator[str]:
+    for name, value in content.items():
+        yield name
+        if below and isinstance(value, dict):
+            yield from _keys(value, below=below - 1)
+
+
+def test_every_column_and_key_is_described(made: Path) -> None:
+    manifest = json.loads((made / "_embedkit" / "manifest.json").read_text("utf-8"))
+    listed = {name for entry in NAMED for name in re.split(r"[.,]", entry)}
+    for key in ("job", "totals"):
+        found = set(_keys({k: v for k, v in manifest[key].items() if k != "model"}, below=1))
+        missing = {k for k in found if k not in listed and not k.endswith("_by_reason")}
+        assert missing <= {"files", "not_nfc", "blank_lines", "fields_csv_quoted",
+                           "fields_with_quotes"}  # fmt: skip
+    assert set(manifest) <= listed
+    for table in ("sentences", "words", "tokens"):
+        schema = pq.read_schema(made / table / "part-00000.parquet")
+        for field in schema:
+            vector = field.name.startswith(("layer_", "cls_", "mean_", "pooler"))
+            assert vector or field.name in listed, field.name
+            if not vector:
+                section = PAGE.split(f"### Table `{table}`")[1].split("###")[0]
+                (row,) = [line for line in section.splitlines()
+                          if re.match(rf"\| .*`{field.name}`", line)]  # fmt: skip
+                assert f"| {'yes' if field.nullable else 'no'} |" in row
+                assert str(field.type) in row
