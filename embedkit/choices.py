@@ -36,7 +36,7 @@ __all__ = [
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
-FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet")
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow")
 QUOTINGS = ("auto", "none", "csv")
 UNICODE_FORMS = ("none", "nfc", "nfkc")
 

@@ -9,14 +9,22 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus import CorpusPlan, CorpusReader, InputFile, Record, hash_inputs, plan_corpus
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusPlan,
+    CorpusReader,
+    InputFile,
+    Record,
+    hash_inputs,
+    plan_corpus,
+)
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
@@ -84,12 +92,7 @@ def similarity(
     text_pair: str,
     score: str | None = None,
     id: str | None = None,
-    format: str = "auto",
-    encoding: str = "utf-8",
-    quoting: str = "auto",
-    header: bool = True,
-    unicode: str = "none",
-    limit: int | None = None,
+    reading: CorpusOptions | None = None,
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
     offline: bool = False,
@@ -113,12 +116,7 @@ def similarity(
         text_pair: column of the second.
         score: column of the gold score.
         id: column of the id.
-        format: see :func:`~embedkit.corpus.plan_corpus`, as the next four.
-        encoding: of the file.
-        quoting: of its fields.
-        header: whether the first line names the columns.
-        unicode: normal form of the texts.
-        limit: only the first so many records.
+        reading: how the file is read; its columns are those named above.
         model: hub id or folder of the checkpoint.
         revision: branch, tag or commit.
         offline: never ask the hub.
@@ -144,10 +142,9 @@ def similarity(
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
     plan = plan_corpus(
-        [InputFile.of(Path(corpus))], text=text, text_pair=text_pair, id=id, label=score,
-        format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
-        limit=limit,
-    )  # fmt: skip
+        [InputFile.of(Path(corpus))],
+        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, id=id, label=score),
+    )
     for notice in plan.notices:
         if score is not None or not notice.startswith("label"):
             logger.info(notice)

@@ -795,7 +795,7 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run("split", "c.tsv", "--folds", "3", "--out", "t.parquet", "--text", "text", "--id", "id")
     assert split_table("t.parquet").equals(split_table("s.parquet"))
     message = run("split", "v", "--out", "u.parquet", "--limit", "5", code=2)
-    assert "--limit says how to read a corpus file; v is a dataset" in message
+    assert "--limit 5 tells how to read a corpus file; v is a dataset" in message
     text = run("train", "v", "--split", "s.parquet", "--view", "mean_0, mean_2", "--out", "r")
     assert "logreg on mean_0 + mean_2" in text
     assert "accuracy" in text

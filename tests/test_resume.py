@@ -21,7 +21,7 @@ import torch
 
 import embedkit
 from embedkit import fsio
-from embedkit.dataset import extraction
+from embedkit.dataset import planning
 from embedkit.dataset.jobs import JobFolder
 from embedkit.dataset.schema import read_footer
 from embedkit.encoding.encoder import Encoder, PendingShard
@@ -33,6 +33,7 @@ from embedkit.errors import (
     OutputExistsError,
     StorageError,
 )
+from embedkit.types import Progress
 from tests.processes import ROOT, Process, command
 from tests.store_fixtures import (
     N_ACCEPTED,
@@ -499,8 +500,8 @@ def test_an_empty_folder_is_free(corpus: Path, tmp_path: Path) -> None:
 def _begin(corpus: Path, out: Path, **settings: Any) -> None:
     """Leave a job unfinished after its first shard."""
 
-    def stop(state: extraction.Progress) -> None:
-        if state.shard == 1:
+    def stop(state: Progress) -> None:
+        if state.stage == "shard 2":
             raise Crash
 
     with pytest.raises(Crash):
@@ -563,7 +564,6 @@ def test_the_seed_counts_only_with_a_sample(corpus: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", [
-    lambda folder: {"notify": print},
     lambda folder: {"progress": print},
     lambda folder: {"offline": True},
     lambda folder: {"device": "cpu"},
@@ -611,8 +611,8 @@ def test_another_environment_is_refused_unless_allowed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _begin(corpus, tmp_path / "out")
-    genuine = extraction._environment
-    monkeypatch.setattr(extraction, "_environment", lambda e: {**genuine(e), "torch": "9.9"})
+    genuine = planning._environment
+    monkeypatch.setattr(planning, "_environment", lambda e: {**genuine(e), "torch": "9.9"})
     with pytest.raises(MismatchError, match=r"torch: .* there, \"9\.9\" now") as caught:
         run(corpus, tmp_path / "out")
     assert "--allow-env-change" in str(caught.value)
@@ -672,8 +672,8 @@ def test_the_processor_matters_only_where_it_computes(
     encoder = load_quickly(str(tiny_model()))
     monkeypatch.setattr(encoder.model, "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(extraction, "_arithmetic", lambda _: "of this processor")
-    found = extraction._environment(encoder)
+    monkeypatch.setattr(planning, "_arithmetic", lambda _: "of this processor")
+    found = planning._environment(encoder)
     assert found["device"] == {"cpu": "cpu", "cuda": "a GPU"}[device]
     assert ("of this processor" in found.values()) == (device == "cpu")
     assert not {"threads", "instructions"} & set(found)
@@ -782,8 +782,8 @@ def test_a_foreign_file_among_the_shards_is_refused(
 
 
 def test_a_corpus_that_changes_during_the_run_is_noticed(corpus: Path, tmp_path: Path) -> None:
-    def append(state: extraction.Progress) -> None:
-        if state.shard == 1:
+    def append(state: Progress) -> None:
+        if state.stage == "shard 2":
             with corpus.open("a") as stream:
                 stream.write("020\tlate\t1\n")
 

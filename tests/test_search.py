@@ -25,7 +25,8 @@ from embedkit.search.exact import nearest, unit_rows
 from embedkit.search.searcher import QueryEncoder, Searcher, read_queries
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import fit_whitening, load_whitening
-from tests.store_fixtures import ROOT, ROWS, load_quickly, tiny_model, write_tsv
+from tests.processes import ROOT
+from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
 
 N = 90
 

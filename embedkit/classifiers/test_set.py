@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusReader,
+    InputFile,
+    Record,
+    hash_inputs,
+    plan_corpus,
+)
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.errors import UsageError
 from embedkit.runs.predictions import Target, target_like
@@ -105,10 +112,11 @@ def _from_corpus(
 ) -> _Parts:
     columns = data.manifest.job["input"]
     plan = plan_corpus(
-        [InputFile.of(test)], text=columns["text"], text_pair=columns["text_pair"],
-        unicode=columns["unicode"], encoding=columns["encoding"],
-        quoting=columns["quoting"] if columns["quoting"] in ("none", "csv") else "auto",
-        header=columns["header"],
+        [InputFile.of(test)],
+        CorpusOptions(
+            text=columns["text"], text_pair=columns["text_pair"], unicode=columns["unicode"],
+            encoding=columns["encoding"], quoting=columns["quoting"], header=columns["header"],
+        ),
     )  # fmt: skip
     found = {name: columns[name] if columns[name] in plan.columns else None
              for name in ("id", "label")}  # fmt: skip

@@ -25,6 +25,7 @@ from embedkit.cli.options import (
     model_options,
     notifier,
     output_options,
+    reading_of,
     show_progress,
 )
 from embedkit.cli.results import predict, probe, split, train
@@ -41,7 +42,7 @@ from embedkit.errors import (
 from embedkit.machine import set_wait_policy
 
 if TYPE_CHECKING:
-    from embedkit.dataset.extraction import ExtractPlan
+    from embedkit.dataset.planning import ExtractPlan
 
 __all__ = ["cli", "main"]
 
@@ -101,7 +102,7 @@ def _complain(message: str) -> None:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExamples:\n"
-    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL or Parquet file\n"
+    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL, Parquet or Arrow file\n"
     "  embedkit info corpus.vectors     what is in it, and how to open it\n",
 )
 @click.version_option(__version__, prog_name="embedkit")
@@ -174,8 +175,6 @@ def extract(
     corpus: tuple[str, ...],
     out: Path | None,
     pooling: str,
-    keep: str | None,
-    no_header: bool,
     no_text: bool,
     special_tokens: str,
     dry_run: bool,
@@ -189,25 +188,24 @@ def extract(
 ) -> int:
     """Turn a corpus into sentence, word and token vectors in Parquet.
 
-    CORPUS is one or more TSV, CSV, JSONL or Parquet files, also as .gz or .zst, or - for standard
-    input. A run that was interrupted goes on where it stopped when the same command is given again.
+    CORPUS is one or more TSV, CSV, JSONL, Parquet or Arrow files, text files also as .gz or .zst,
+    or - for standard input. A run that was interrupted goes on where it stopped when the same
+    command is given again.
     """
     from embedkit.cli.progress import ProgressBar
     from embedkit.cli.text import json_text, plan_text, result_text, stages_text
-    from embedkit.dataset.extraction import plan_extract, run_plan
+    from embedkit.dataset.extraction import run_plan
+    from embedkit.dataset.planning import ExtractSettings, plan_extract
 
-    notify = notifier(quiet)
-    with plan_extract(
-        corpus,
-        out=out,
+    reading = reading_of(settings)
+    made = ExtractSettings(
         poolings=pooling.split(","),
-        keep=keep.split(",") if keep else (),
-        header=not no_header,
         store_text=not no_text,
         special_tokens=special_tokens == "include",
-        notify=notify,
         **settings,
-    ) as plan:
+    )
+    files = [Path(name) for name in corpus]
+    with plan_extract(files, out=out, reading=reading, settings=made) as plan:
         if verbose:
             click.echo(plan_text(plan), err=True)
         if dry_run:
@@ -218,7 +216,6 @@ def extract(
                 overwrite=overwrite,
                 allow_env_change=allow_env_change,
                 progress=bar.update,
-                notify=notify,
             )
     if verbose:
         click.echo(stages_text(result), err=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from embedkit.dataset.extraction import Progress
 from embedkit.display import duration_text
+from embedkit.types import Progress
 
 __all__ = ["ProgressBar"]
 
@@ -47,15 +47,15 @@ class ProgressBar:
             return
         now = time.monotonic()
         if self._first is None:
-            self._first = (state.tokens_fresh, now)
-        fresh, seconds = state.tokens_fresh - self._first[0], now - self._first[1]
+            self._first = (state.fresh or 0, now)
+        fresh, seconds = (state.fresh or 0) - self._first[0], now - self._first[1]
         rate = fresh / seconds if seconds > 0.5 else 0.0
-        left = (state.tokens_total - state.tokens_done) / rate if rate else 0.0
+        left = ((state.total or state.done) - state.done) / rate if rate else 0.0
         self._bar.update(
             self._task,
-            description=f"shard {state.shard + 1}",
-            completed=state.tokens_done,
-            total=state.tokens_total,
+            description=state.stage,
+            completed=state.done,
+            total=state.total,
             rate=f"{rate:,.0f}/s" if rate else "…",
             left=f"{duration_text(left)} left" if rate else "",
         )

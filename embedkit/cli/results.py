@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.cli.options import SEED, corpus_options, given, notifier, output_options
+from embedkit.choices import FORMATS, QUOTINGS
+from embedkit.cli.options import SEED, corpus_options, notifier, output_options, reading_of
 from embedkit.display import visible, without_nan
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
-    from embedkit.corpus import CorpusReader
+    from embedkit.corpus import CorpusOptions, CorpusReader
     from embedkit.predict import Prediction, Predictor
     from embedkit.prediction_files import Answer
 
@@ -53,7 +54,7 @@ _CHUNK = 1_024
 def split(
     source: Path, out: Path, folds: int, test: float, repeats: int, group: str | None,
     allow_duplicates: bool, overwrite: bool, label: str | None, seed: int, as_json: bool,
-    quiet: bool, verbose: bool, **_reading: Any,
+    quiet: bool, verbose: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Deal records into folds, stratified by label, the same text never on both sides.
 
@@ -64,12 +65,10 @@ def split(
 
     from embedkit.runs.splits import split as make
 
-    reading = given(*_reading)
-    if "no_header" in reading:
-        reading["header"] = not reading.pop("no_header")
     made = make(
         source, out=out, folds=folds, test=test, repeats=repeats, seed=seed, label=label,
-        group=group, allow_duplicates=allow_duplicates, overwrite=overwrite, **reading,
+        group=group, allow_duplicates=allow_duplicates, overwrite=overwrite,
+        reading=reading_of(settings),
     )  # fmt: skip
     sizes = {str(f): int((made.folds[:, 0] == f).sum()) for f in np.unique(made.folds[:, 0])}
     summary = {
@@ -211,19 +210,17 @@ def probe(
 @click.argument("corpus", required=False)
 @click.option("--text", "single", help="One text, instead of a corpus.")
 @click.option("--pair", help="Second text of a pair, with --text.")
-@click.option("--column", help="Column of the text in the corpus. [guessed by its name]")
+@click.option("--column", "text", help="Column of the text in the corpus. [guessed by its name]")
 @click.option("--text-pair", help="Column of the second text of a pair.")
 @click.option("--id", help="Column of the id. [guessed; else row numbers]")
 @click.option(
     "--format",
     default="auto",
     show_default=True,
-    type=click.Choice(["auto", "tsv", "csv", "lines", "jsonl", "parquet"]),
+    type=click.Choice(["auto", *FORMATS]),
 )
 @click.option("--encoding", default="utf-8", show_default=True)
-@click.option(
-    "--quoting", default="auto", show_default=True, type=click.Choice(["auto", "none", "csv"])
-)
+@click.option("--quoting", default="auto", show_default=True, type=click.Choice(QUOTINGS))
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -236,7 +233,7 @@ def probe(
 def predict(
     run: Path, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
     label_names: str | None, model: str | None, device: str, as_json: bool, quiet: bool,
-    verbose: bool, **reading: Any,
+    verbose: bool, **settings: Any,
 ) -> int:  # fmt: skip
     """Predict the label of new texts with a run.
 
@@ -266,7 +263,7 @@ def predict(
         return 0
     if corpus == "-":
         return _answer_lines(predictor, as_json)
-    return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading)
+    return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading_of(settings))
 
 
 def _views(text: str | None) -> list[str] | None:
@@ -299,7 +296,7 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
 
 def _predict_corpus(
     predictor: Predictor, corpus: Path, out: Path | None, as_json: bool, quiet: bool,
-    reading: dict[str, Any],
+    reading: CorpusOptions,
 ) -> int:  # fmt: skip
     from embedkit.cli.text import reasons_text
     from embedkit.corpus import CorpusReader, InputFile, plan_corpus
@@ -313,8 +310,7 @@ def _predict_corpus(
         count = write_answers(stored, predictor.names, out, as_json=as_json)
         rejected = int(data.manifest.totals["rejected"])
     else:
-        reading = {"text": reading.pop("column"), **reading}
-        plan = plan_corpus([InputFile.of(corpus)], text_option="--column", **reading)
+        plan = plan_corpus([InputFile.of(corpus)], reading)
         for notice in plan.notices:
             if not notice.startswith("label column:"):  # what it is, is what is asked here
                 notify(notice)

@@ -14,6 +14,7 @@ from embedkit.cli.options import (
     dialect_options,
     model_options,
     output_options,
+    reading_of,
     show_progress,
 )
 from embedkit.display import visible
@@ -232,7 +233,7 @@ def _reading_options(command: F) -> F:
 @model_options
 @output_options
 def similarity(
-    corpus: Path, pooling: str, special_tokens: str, no_header: bool, as_json: bool, quiet: bool,
+    corpus: Path, pooling: str, special_tokens: str, as_json: bool, quiet: bool,
     verbose: bool, **settings: Any,
 ) -> int:  # fmt: skip
     """Compare the two texts of every record, at every layer and pooling.
@@ -243,10 +244,12 @@ def similarity(
     from embedkit.cli.text import json_text
     from embedkit.sts import similarity as compare
 
+    names = ("format", "encoding", "quoting", "no_header", "unicode", "limit")
+    reading = reading_of({name: settings.pop(name) for name in names})
     with _progress(show_progress(None, quiet)) as progress:
         found = compare(
             corpus, poolings=pooling.split(","), special_tokens=special_tokens == "include",
-            header=not no_header, progress=progress, **settings,
+            reading=reading, progress=progress, **settings,
         )  # fmt: skip
     click.echo(json_text(similarity_data(found)) if as_json else similarity_text(found))
     return EXIT_REJECTS if found.rejected else 0
@@ -329,14 +332,13 @@ def _marked(marked: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
         raise UsageError("--train needs --label COLUMN, true where the sense is the same.")
     encoder = _load_encoder(settings)
     layers = parse_layers(settings["layers"], n_layers=encoder.n_layers)
-    names = ("format", "encoding", "quoting", "unicode", "limit", "id")
-    reading = {name: settings[name] for name in names}
-    reading["header"] = not settings["no_header"]
+    names = ("format", "encoding", "quoting", "no_header", "unicode", "limit", "id")
+    reading = reading_of({name: settings[name] for name in names})
 
     def read(path: Path) -> Any:
         return marked_pairs(path, encoder, layers, text=columns[0], text_pair=columns[1],
                             label=settings["label"], prefix=settings["prefix"],
-                            **reading)  # fmt: skip
+                            reading=reading)  # fmt: skip
 
     pairs = read(marked)
     if settings["train"] is None:

@@ -12,7 +12,7 @@ import json
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import fsio
-from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusReader,
+    InputFile,
+    Record,
+    hash_inputs,
+    plan_corpus,
+)
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.errors import (
     DamagedError,
@@ -135,7 +142,7 @@ def split(
     group: str | None = None,
     allow_duplicates: bool = False,
     overwrite: bool = False,
-    **corpus: Any,
+    reading: CorpusOptions | None = None,
 ) -> Split:
     """Make the split of a dataset or a corpus and write it.
 
@@ -150,7 +157,7 @@ def split(
         group: column whose values must not be parted; of a dataset one that was kept.
         allow_duplicates: let records of the same text come to lie in different folds.
         overwrite: replace the file.
-        corpus: further options of :func:`~embedkit.corpus.plan_corpus` for a corpus.
+        reading: how a corpus is read; ``label``, ``keep`` and ``seed`` are taken from above.
 
     Raises:
         UsageError: a column, count or class cannot be used.
@@ -158,9 +165,7 @@ def split(
     """
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another --out, or give --overwrite.")
-    if corpus.get("sample") is not None:
-        corpus = {"seed": seed, **corpus}
-    records = _records(Path(source), label, group, corpus)
+    records = _records(Path(source), label, group, reading or CorpusOptions(), seed)
     made = make_split(
         records, folds=folds, test=test, repeats=repeats, seed=seed,
         allow_duplicates=allow_duplicates,
@@ -433,27 +438,31 @@ def fitted_split(found: Split, *, source: tuple[str, ...], row: Integers, name: 
 
 
 def _records(
-    source: Path, label: str | None, group: str | None, corpus: dict[str, Any]
+    source: Path, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Labelled:
     if is_dataset(source):
-        if corpus:
+        if reading.given:
+            name = reading.given[0]
             raise UsageError(
-                f"--{next(iter(corpus)).replace('_', '-')} says how to read a corpus file; "
+                f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
                 f"{source} is a dataset, whose records are settled."
             )
         return records_of(load(source), label, group)
     if source.is_dir():
         load(source)  # says why it is no dataset
     files = [InputFile.of(source)]
+    options = replace(reading, label=label, keep=())
+    if reading.sample is not None:
+        options = replace(options, seed=seed)
     if group:
-        columns = plan_corpus(files, label=label, **corpus).columns
+        columns = plan_corpus(files, options).columns
         if group not in columns:
             raise UsageError(
                 f"--group {group}: {source} has no such column; it has {', '.join(columns[:20])}."
                 f"{did_you_mean(group, columns)}"
             )
-    keep = [group] if group else []
-    plan = hash_inputs(plan_corpus(files, label=label, keep=keep, **corpus))
+    options = replace(options, keep=(group,) if group else ())
+    plan = hash_inputs(plan_corpus(files, options))
     records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
     return Labelled(
         source=tuple(file.sha256 for file in plan.files),

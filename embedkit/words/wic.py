@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
 from embedkit.errors import UsageError
 from embedkit.runs.metrics import Score
 from embedkit.search.exact import unit_rows
@@ -111,13 +111,7 @@ def marked_pairs(
     text_pair: str,
     label: str | None = None,
     prefix: str = "",
-    id: str | None = None,
-    format: str = "auto",
-    encoding: str = "utf-8",
-    quoting: str = "auto",
-    header: bool = True,
-    unicode: str = "none",
-    limit: int | None = None,
+    reading: CorpusOptions | None = None,
 ) -> MarkedPairs:
     """Compare the marked words of the two sentences of every record.
 
@@ -129,22 +123,15 @@ def marked_pairs(
         text_pair: column of the second.
         label: column with the label, true where the word has the same sense.
         prefix: put before every sentence.
-        id: column of the id.
-        format: see :func:`~embedkit.corpus.plan_corpus`, as the next four.
-        encoding: of the file.
-        quoting: of its fields.
-        header: whether the first line names the columns.
-        unicode: normal form of the texts.
-        limit: only the first so many records.
+        reading: how the file is read; its columns are those named above.
 
     Raises:
         UsageError: a column cannot be used, or no pair is marked.
     """
     plan = plan_corpus(
-        [InputFile.of(Path(corpus))], text=text, text_pair=text_pair, id=id, label=label,
-        format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
-        limit=limit,
-    )  # fmt: skip
+        [InputFile.of(Path(corpus))],
+        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=label),
+    )
     reader = CorpusReader(plan)
     found: list[tuple[Record, Marked, Marked]] = []
     unmarked = 0
