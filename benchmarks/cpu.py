@@ -32,11 +32,13 @@ import numpy as np
 import embedkit
 from benchmarks.measure import describe, disk_rate, in_turn, layer_flops, product_rate, table
 from benchmarks.peers import peers
-from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
-from embedkit.dataset.extraction import plan_extract, run_plan
+from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+from embedkit.dataset.extraction import run_plan
+from embedkit.dataset.planning import ExtractSettings, plan_extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
+from embedkit.machine import maxrss_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIBLING = ROOT.parent / "shared" / "data"
@@ -217,8 +219,9 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
         corpus = Path(scratch) / "corpus.txt"
         corpus.write_text("\n".join(t.replace("\t", " ") for t in texts) + "\n", "utf-8")
         out = Path(scratch) / "out"
-        with plan_extract(corpus, out=out, format="lines", layers="all", tokens=True,
-                          precision="fp32", device="cpu") as plan:  # fmt: skip
+        settings = ExtractSettings(layers="all", tokens=True, precision="fp32", device="cpu")
+        reading = CorpusOptions(format="lines")
+        with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
             encoder = plan.encoder
             tokenized = encoder.tokenizer.encode(texts, settings=plan.tokenizer)
             rates: list[float] = []
@@ -252,7 +255,7 @@ def loading(options: argparse.Namespace, findings: Findings) -> None:
     import pandas as pd
 
     corpus = options.corpora / "nsmc" / "ratings_test.txt"
-    files: list[str | Path] = [corpus] if corpus.is_file() else list(_own_corpora())
+    files = [corpus] if corpus.is_file() else list(_own_corpora())
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
         embedkit.extract(files, out=out, layers="0,1", limit=20_000, device="cpu",
@@ -324,7 +327,7 @@ def _peak_of(arguments: list[str]) -> tuple[int, float]:
         [sys.executable, "-c", starter, sys.executable, *arguments],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return int(done.stdout.split()[-1]) * 1024, time.perf_counter() - started
+    return maxrss_bytes(int(done.stdout.split()[-1])), time.perf_counter() - started
 
 
 # texts and models
@@ -347,7 +350,7 @@ def _own_corpora() -> list[Path]:
 
 
 def _texts(files: Sequence[Path], limit: int, text: str | None = None) -> list[str]:
-    plan = plan_corpus([InputFile.of(f) for f in files], limit=limit, text=text)
+    plan = plan_corpus([InputFile.of(f) for f in files], CorpusOptions(limit=limit, text=text))
     return [r.text for r in CorpusReader(plan) if isinstance(r, Record)]
 
 

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.measure import describe, table
+from embedkit.corpus import CorpusOptions
 from embedkit.encoding.checkpoint import (
     DEFAULT_MODEL,
     Checkpoint,
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     quiet_transformers()
-    data = read_texts(options.corpus, min_chars=6, sample=options.reviews, seed=0)
+    data = read_texts(options.corpus, CorpusOptions(min_chars=6, sample=options.reviews))
     checkpoint = find_checkpoint(options.model)
     y = target_from(data.labels or [], rows=data.row, name=data.name).y
     _tutorial(checkpoint, TextData(**_first(data, BATCH)), y[:BATCH], 1)  # warm up

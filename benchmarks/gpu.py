@@ -1,344 +1,644 @@
-"""GPU: forward alone, end to end, all layers, token vectors, attention kernels, correctness.
+"""GPU: is the packed forward right, how fast is it, and what bounds it.
 
-    python -m benchmarks.gpu [--device cuda] [--quick]
+    python -m benchmarks.gpu [--only packed,forward] [--out FOLDER]
+    python -m benchmarks.gpu --device cpu --quick        # runs every line on a small scale
 
-bert-base and MiniLM shapes with random weights; texts are put together from the vocabulary of the
-packaged tokenizer, so nothing is downloaded. Takes less than eight minutes on a data-centre GPU.
-``--device cpu --quick`` runs every line of it on a small scale, to see that it runs.
+Needs torch, transformers, tokenizers, safetensors and numpy, and nothing else: models have random
+weights and a vocabulary of made-up words. What an environment lacks is skipped by name. Each row is
+printed when it is measured, and ``FOLDER/gpu.json`` is written after every section; the sections
+stand in the order of what they tell per second.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import statistics
+import contextlib
+import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import embedkit
-from benchmarks.measure import describe, layer_flops, product_rate, table
-from embedkit.encoding.checkpoint import find_checkpoint
+from benchmarks.made_up import WORDS, lengths_around, made_up_texts, save_checkpoint
+from benchmarks.measure import describe, in_turn, layer_flops, product_rate, table
+from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
+from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.precision import choose_precision
+from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenization import TokenizerSettings
-from embedkit.encoding.views import View, parse_layers, parse_view
+from embedkit.encoding.views import View, parse_view
 
-PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "pyarrow")
+PACKAGES = ("torch", "transformers", "tokenizers", "sentence-transformers", "pyarrow")
 SHAPES = {
     "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
                   "intermediate_size": 3_072},
     "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
                "intermediate_size": 1_536},
 }  # fmt: skip
-LENGTHS = (16, 32, 128, 512)
+_WIDE = {"hidden_size": 768, "num_attention_heads": 12}
+FAMILIES = {"distilbert": _WIDE, "mpnet": _WIDE, "modernbert": _WIDE,
+            "albert": {**_WIDE, "intermediate_size": 3_072},
+            "deberta-v2": {**_WIDE, "intermediate_size": 3_072}}  # fmt: skip
+"""Others than BERT, of bert-base's width."""
+GOALS = {"forward": 2.4e6, "text": 1.9e6}
+"""Tokens per second of bert-base at length 128 on an H200 in bf16."""
+
+Rows = Iterator[dict[str, Any]]
+Model = PlainModel | PackedModel
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is measured."""
-
-    device: str
-    precision: str
-    tokens: int
-    texts: int
-    rounds: int
+class Skipped(Exception):  # noqa: N818 - nothing went wrong
+    """A section cannot be measured here; the message says why."""
 
 
-def main() -> None:
-    """Print everything as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="a small scale")
-    options = parser.parse_args()
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --device cpu --quick tries everything out")
-    quick = options.quick
-    scale = Scale(options.device, "bf16", 2_048 if quick else 65_536, 200 if quick else 60_000,
-                  2 if quick else 7)  # fmt: skip
-    name = options.device
-    if name.startswith("cuda"):
-        torch.cuda.set_device(torch.device(name).index or 0)  # whose events and work are timed
-        name = torch.cuda.get_device_name(name)
-    print(f"{describe(PACKAGES)}, {name}, {scale.precision}", flush=True)
-    started = time.perf_counter()
-    peak = ceilings(scale)
-    attention(scale)
-    agree = []
-    for shape, settings in SHAPES.items():
-        with checkpoint(settings) as folder:
-            agree.append(correctness(shape, folder, scale))
-            forward(shape, folder, scale, peak)
-            end_to_end(shape, folder, scale)
-    print(f"\nmeasured in {time.perf_counter() - started:.0f} s")
-    if not all(agree):
-        raise SystemExit("the vectors differ from those of transformers by more than they may")
+class Bench:
+    """Where is measured and how much, and the models that are measured.
+
+    Args:
+        device: ``cuda``, ``cuda:1`` or ``cpu``.
+        precision: of the models, or ``None`` for what embedkit would choose.
+        quick: a small scale: two layers, short rounds, few texts.
+        scratch: an empty folder for checkpoints and corpora.
+        out: where the profiler's trace goes, if anywhere.
+    """
+
+    def __init__(
+        self, *, device: str, precision: str | None, quick: bool, scratch: Path, out: Path | None
+    ) -> None:
+        self.device, self.quick, self.scratch, self.out = device, quick, scratch, out
+        self.cuda = device.startswith("cuda")
+        self.precision = choose_precision(precision, torch.device(device))
+        self.dtype = PRECISIONS[self.precision]
+        self.tokens = 512 if quick else 65_536 if self.cuda else 2_048
+        self.texts = 40 if quick else 24_000
+        self.rounds = 2 if quick else 7
+        self._encoders: dict[tuple[str, str, str], Encoder] = {}
+
+    def encoder(self, shape: str, *, forward: str = "auto", precision: str = "") -> Encoder:
+        """A model of one of the shapes or families, loaded as embedkit loads any other.
+
+        Raises:
+            RuntimeError: the packed forward was asked for and not taken.
+        """
+        key = (shape, forward, precision or self.precision)
+        if key not in self._encoders:
+            notices: list[str] = []
+            encoder = Encoder.load(self._folder(shape), device=self.device, precision=key[2],
+                                   forward=forward, notify=notices.append)  # fmt: skip
+            if shape in SHAPES and forward == "auto" and not isinstance(encoder.model, PackedModel):
+                raise RuntimeError(f"{shape}, {key[2]}: {'; '.join(notices)}")
+            self._encoders[key] = encoder
+        return self._encoders[key]
+
+    def settings(self, shape: str) -> dict[str, int]:
+        """Configuration of a model; on a small scale two layers of a sixth of the width."""
+        settings = {**SHAPES, **FAMILIES}[shape]
+        if not self.quick:
+            return settings
+        return {**{key: size // 6 for key, size in settings.items()}, "num_hidden_layers": 2}
+
+    def seconds(self, contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        """Median seconds of each, in turn; all work of the device is waited for."""
+
+        def waiting(action: Callable[[], object]) -> None:
+            action()
+            if self.cuda:
+                torch.cuda.synchronize()
+
+        return in_turn({n: partial(waiting, a) for n, a in contestants.items()}, self.rounds)
+
+    @cached_property
+    def peak(self) -> float:
+        """FLOP/s of a large matrix product in the precision of the models."""
+        size = 8_192 if self.cuda else 1_024
+        a = torch.randn(size, size, dtype=self.dtype, device=self.device)
+        out = torch.empty_like(a)
+        return 2 * size**3 / self.seconds({"": lambda: torch.mm(a, a, out=out)})[""]
+
+    def mixes(self) -> dict[str, list[int]]:
+        """Lengths of the sequences of one batch, longest first, by name."""
+        random = np.random.default_rng(0)
+        drawn = np.clip(random.lognormal(np.log(40), 0.8, self.tokens // 50), 4, 512).astype(int)
+        equal = {str(length): [length] * (self.tokens // length) for length in (128, 16, 512)}
+        return {**equal, "mixed, mean 50": sorted(drawn.tolist(), reverse=True)}
+
+    def batch(self, lengths: Sequence[int]) -> PackedBatch:
+        """Random ids on the device."""
+        ids = torch.randint(1_000, WORDS, (sum(lengths),), device=self.device)
+        return PackedBatch.of(ids, torch.zeros_like(ids), list(lengths))
+
+    def _folder(self, shape: str) -> Path:
+        folder = self.scratch / shape
+        if not folder.exists():
+            save_checkpoint(folder, shape if shape in FAMILIES else "bert", self.settings(shape))
+        return folder
 
 
-def ceilings(scale: Scale) -> float:
-    """FLOP/s of a large matrix product, and bytes per second of a copy."""
-    size = 512 if scale.device == "cpu" else 8_192
-    dtype = PRECISIONS[scale.precision]
-    a = torch.randn(size, size, dtype=dtype, device=scale.device)
-    out = torch.empty_like(a)
-    peak = 2 * size**3 / seconds(lambda: torch.mm(a, a, out=out), scale)
-    source = torch.empty(1 << (24 if scale.device == "cpu" else 30), device=scale.device)
+# sections: each yields its rows as they are measured; names that begin with _ go to JSON alone
+
+
+def packed(bench: Bench) -> Rows:
+    """Packed against plain: equality layer by layer, and tokens per second."""
+    wrong = []
+    for shape in SHAPES:
+        ours = bench.encoder(shape).model
+        plain = bench.encoder(shape, forward="transformers").model
+        for name, lengths in bench.mixes().items():
+            distances = layer_distances(ours, plain, bench.batch(lengths[:: -(-len(lengths) // 8)]))
+            worst = max(distances)
+            spent = bench.seconds(forwards(bench, shape, lengths))
+            yield {
+                "model": shape, "length": name,
+                "distance": f"{worst:.1e} (layer {distances.index(worst)})",
+                **{n: f"{sum(lengths) / s:,.0f}" for n, s in spent.items()},
+                "times": f"{spent['transformers, padded'] / spent['embedkit']:.2f}",
+                "_distances": distances,
+            }  # fmt: skip
+            if not worst <= (1e-5 if bench.dtype == torch.float32 else 5e-2):
+                wrong.append(f"{shape}, {name}: {worst:.1e}")
+    if wrong:
+        raise AssertionError(f"packed and plain forward differ: {'; '.join(wrong)}")
+
+
+def correctness(bench: Bench) -> Rows:
+    """fp32 against transformers; half precision by its distance from fp32."""
+    wrong = []
+    batch = bench.batch((128, 64, 64, 31, 17, 16, 5, 1))
+    for shape in SHAPES:
+        exact = bench.encoder(shape, forward="transformers", precision="fp32").model
+        ours = layer_distances(bench.encoder(shape, precision="fp32").model, exact, batch)
+        rows = [("fp32 from transformers", max(ours), 1e-5)]
+        if bench.dtype != torch.float32:
+            theirs = layer_distances(
+                bench.encoder(shape, forward="transformers").model, exact, batch
+            )
+            half = layer_distances(bench.encoder(shape).model, exact, batch)
+            ratio = max(a / b for a, b in zip(half, theirs, strict=True))
+            rows.append((f"{bench.precision} from fp32, times transformers' own", ratio, 1.2))
+        for what, found, limit in rows:
+            yield {"model": shape, "largest distance of a layer": what, "found": f"{found:.2g}",
+                   "limit": f"{limit:g}"}  # fmt: skip
+            if not found <= limit:
+                wrong.append(f"{shape}, {what}: {found:.2g}")
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+def ceilings(bench: Bench) -> Rows:
+    """What the machine reaches without embedkit."""
+    yield {"what": "large matrix product", "rate": f"{bench.peak / 1e12:,.2f} TFLOP/s"}
+    for shape in SHAPES:
+        config = bench.settings(shape)
+        rate = product_rate(config["hidden_size"], config["intermediate_size"], rows=bench.tokens,
+                            dtype=bench.dtype, device=bench.device)  # fmt: skip
+        yield {"what": f"products of a {shape} layer", "rate": f"{rate / 1e12:,.2f} TFLOP/s"}
+    source = torch.empty(1 << (28 if bench.cuda else 22), device=bench.device)
     target = torch.empty_like(source)
-    copied = 2 * source.nbytes / seconds(lambda: target.copy_(source), scale)
-    rows = [
-        ("matrix product", f"{peak / 1e12:,.1f} TFLOP/s"),
-        ("copy", f"{copied / 1e9:,.0f} GB/s"),
-    ]
-    for shape, config in SHAPES.items():
-        rate = product_rate(config["hidden_size"], config["intermediate_size"],
-                            rows=scale.tokens, dtype=dtype, device=scale.device)  # fmt: skip
-        rows.append((f"products of a {shape} layer", f"{rate / 1e12:,.1f} TFLOP/s"))
-    print("\n## Ceilings\n\n" + table(("what", "rate"), rows), flush=True)
-    return peak
+    copied = 2 * source.nbytes / bench.seconds({"": lambda: target.copy_(source)})[""]
+    yield {"what": "copy", "rate": f"{copied / 1e9:,.0f} GB/s"}
 
 
-def attention(scale: Scale) -> None:
-    """Attention of one layer by every kernel there is, per length and size of a head."""
-    from embedkit.encoding import packed
-
-    rows = []
-    for size in (32, 64):
-        for length in LENGTHS:
-            count = max(scale.tokens // length, 1)
-            qkv = torch.randn(count * length, 3 * 12 * size, dtype=PRECISIONS[scale.precision],
-                              device=scale.device)  # fmt: skip
-            ids = torch.zeros(count * length, dtype=torch.int64, device=scale.device)
-            batch = PackedBatch.of(ids, ids, [length] * count)
-            spans = packed._Spans(batch, widen=scale.device == "cpu")
-            found = {}
-            for name, kernel in (("varlen", packed._attend_varlen), ("runs", packed._attend_runs)):
-                try:
-                    found[name] = seconds(partial(kernel, qkv, spans, 12), scale)
-                except (RuntimeError, NotImplementedError):
-                    continue  # varlen has no CPU kernel
-            rows += [(f"{size}", f"{length}", name, f"{s * 1e6:,.0f}") for name, s in found.items()]
-    title = f"\n## Attention of one layer, {scale.tokens:,} tokens, 12 heads\n\n"
-    print(title + table(("head size", "length", "kernel", "µs"), rows), flush=True)
+def attention(bench: Bench) -> Rows:
+    """Attention of one layer of 12 heads by each kernel that torch has here, in microseconds."""
+    for size in (64, 32):
+        for name, lengths in bench.mixes().items():
+            kernels = attention_kernels(bench, lengths, size)
+            spent = bench.seconds(kernels)
+            yield {"head size": size, "length": name,
+                   **{k: f"{spent[k] * 1e6:,.0f}" if k in spent else "–"
+                      for k in ("varlen", "efficient", "dense")}}  # fmt: skip
 
 
-def correctness(shape: str, folder: Path, scale: Scale) -> bool:
-    """Distance of either half-precision forward from the plain one in fp32, layer by layer.
+def forward(bench: Bench) -> Rows:
+    """The forward alone: share of the matrix rate, what more views cost, waits for the device."""
+    for shape in SHAPES:
+        model, config = bench.encoder(shape).model, bench.settings(shape)
+        top = model.n_layers
+        for name, lengths in bench.mixes().items():
+            batch, tokens = bench.batch(lengths), sum(lengths)
+            cases = {"last layer": partial(run, model, batch, [top]),
+                     "first token": partial(run, model, batch, [top], first_only=True),
+                     "all layers": partial(run, model, batch, range(top + 1))}  # fmt: skip
+            spent = {case: tokens / s for case, s in bench.seconds(cases).items()}
+            inner = 4 * config["hidden_size"] * sum(n * n for n in lengths) / tokens
+            work = top * (layer_flops(config["hidden_size"], config["intermediate_size"]) + inner)
+            waits = waits_of(bench, cases["all layers"])
+            yield {
+                "model": shape, "length": name,
+                **{f"{case}, tokens/s": f"{speed:,.0f}" for case, speed in spent.items()},
+                "of the matrix rate": f"{spent['last layer'] * work / bench.peak:.0%}",
+                "waits": "–" if waits is None else waits,
+                "goal": goal(bench, "forward", shape, name, spent["last layer"]),
+            }  # fmt: skip
+
+
+def profile(bench: Bench) -> Rows:
+    """One batch of bert-base, length 128, by kernel; the whole trace goes to the folder given."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    model, batch = bench.encoder("bert-base").model, bench.batch(bench.mixes()["128"])
+    action = partial(run, model, batch, [model.n_layers])
+    for _ in range(3):
+        action()
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.cuda else [])]
+    with profiler(activities=kinds, acc_events=True) as recorded:
+        action()
+        if bench.cuda:
+            torch.cuda.synchronize()
+    if bench.out:
+        recorded.export_chrome_trace(str(bench.out / "trace.json.gz"))
+    clock = "self_device_time_total" if bench.cuda else "self_cpu_time_total"
+    events = sorted(recorded.key_averages(), key=lambda e: -getattr(e, clock))
+    total = sum(getattr(e, clock) for e in events)
+    for event in events[:12]:
+        spent = getattr(event, clock)
+        yield {"kernel": event.key[:70], "calls": event.count, "ms": f"{spent / 1e3:.2f}",
+               "share": f"{spent / max(total, 1e-9):.1%}"}  # fmt: skip
+
+
+def memory(bench: Bench) -> Rows:
+    """Most memory of the device, the weights among it."""
+    if not bench.cuda:
+        raise Skipped("only a CUDA device counts its memory")
+    for shape in SHAPES:
+        encoder = bench.encoder(shape)
+        for name in ("mean_-1", "all"):
+            texts = tokenized(encoder, lengths_around(128, 2_048))
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            encoder.encode_shard(texts, views=views_of(encoder, name))
+            torch.cuda.synchronize()
+            most = torch.cuda.max_memory_allocated() - before
+            yield {"model": shape, "views": name, "all models here, MB": f"{before / 1e6:,.0f}",
+                   "shard and batch, MB": f"{most / 1e6:,.0f}",
+                   "reserved, MB": f"{torch.cuda.max_memory_reserved() / 1e6:,.0f}"}  # fmt: skip
+
+
+def host(bench: Bench) -> Rows:
+    """What the host alone could feed: everything but the forward, which does nothing here."""
+    loaded = bench.encoder("bert-base")
+    nothing: Any = NoModel(loaded.model)
+    encoder = Encoder(loaded.checkpoint, loaded.tokenizer, nothing, precision=loaded.precision,
+                      max_length=512, batch_tokens=loaded.batch_tokens)  # fmt: skip
+    settings = TokenizerSettings(512)
+    views = views_of(encoder, "mean_-1")
+    for length in (128, 16):
+        texts = made_up_texts(lengths_around(length, min(4 * bench.texts, 16_384)))
+        ids = encoder.tokenizer.encode(texts, settings=settings)
+        tokens = sum(text.n_kept for text in ids)
+
+        def both(texts: Sequence[str] = texts) -> None:
+            encoder.encode_shard(encoder.tokenizer.encode(texts, settings=settings), views=views)
+
+        cases: dict[str, Callable[[], object]]
+        cases = {"tokenizing": partial(encoder.tokenizer.encode, texts, settings=settings),
+                 "shard without forward": partial(encoder.encode_shard, ids, views=views),
+                 "one after the other": both}  # fmt: skip
+        with np.errstate(all="ignore"):  # the vectors are whatever stood in memory
+            for case, seconds in bench.seconds(cases).items():
+                yield {"what": case, "length": length, "texts/s": f"{len(texts) / seconds:,.0f}",
+                       "tokens/s": f"{tokens / seconds:,.0f}"}  # fmt: skip
+
+
+def shards(bench: Bench) -> Rows:
+    """From ids to vectors in shards as large as ``extract`` makes them, one started ahead."""
+    for shape in SHAPES:
+        encoder = bench.encoder(shape)
+        for length in (128, 16):
+            texts = tokenized(encoder, lengths_around(length, bench.texts))
+            for name, rows in (("mean_-1", 16_384), ("all", 512)):
+                views = views_of(encoder, name)
+                some = texts[: rows * 16]
+                spent = bench.seconds({"": partial(in_shards, encoder, some, views, rows)})[""]
+                yield {"model": shape, "length": length, "views": name, "rows per shard": rows,
+                       "tokens/s": f"{sum(t.n_kept for t in some) / spent:,.0f}"}  # fmt: skip
+
+
+def text(bench: Bench) -> Rows:
+    """End to end, from text to mean vectors on the host, beside the peers."""
+    for shape in SHAPES:
+        encoder = bench.encoder(shape)
+        for length in (128, 16):
+            texts = made_up_texts(lengths_around(length, bench.texts))
+            tokens = sum(t.n_kept for t in encoder.tokenizer.encode(
+                texts, settings=TokenizerSettings(512)))  # fmt: skip
+            systems: dict[str, Callable[[], object]] = {
+                "embedkit": partial(encoder.encode, texts),
+                "transformers, sorted by length": partial(transformers_means, bench, shape, texts),
+                **sentence_transformers(bench, shape, texts),
+            }
+            for system, spent in bench.seconds(systems).items():
+                aim = goal(bench, "text", shape, str(length), tokens / spent)
+                yield {"model": shape, "length": length, "system": system,
+                       "tokens/s": f"{tokens / spent:,.0f}",
+                       "goal": aim if system == "embedkit" else "–"}  # fmt: skip
+
+
+def families(bench: Bench) -> Rows:
+    """Architectures that only the plain forward knows, at bert-base's width."""
+    lengths = bench.mixes()["mixed, mean 50"]
+    for family in FAMILIES:
+        model = bench.encoder(family).model
+        cases = forwards(bench, family, lengths)
+        speeds = {n: f"{sum(lengths) / s:,.0f}" for n, s in bench.seconds(cases).items()}
+        waits = waits_of(bench, cases["embedkit"])
+        yield {"model": family, "layers": model.n_layers, **speeds,
+               "waits": "–" if waits is None else waits}  # fmt: skip
+
+
+def extract(bench: Bench) -> Rows:
+    """The whole of ``embedkit.extract``, from a file of texts to Parquet."""
+    try:
+        import embedkit.dataset.extraction
+    except ImportError as error:
+        raise Skipped(f"{error.name} is not installed") from error
+
+    def to_files(corpus: Path, folder: Path, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(dir=bench.scratch) as out:
+            embedkit.dataset.extraction.extract(
+                corpus, out=Path(out) / "vectors", model=str(folder), format="lines",
+                device=bench.device, precision=bench.precision, **options)  # fmt: skip
+
+    for shape in SHAPES:
+        encoder = bench.encoder(shape)
+        texts = made_up_texts(lengths_around(128, bench.texts))
+        corpus = bench.scratch / "corpus.txt"
+        corpus.write_text("\n".join(texts) + "\n", "utf-8")
+        tokens = sum(t.n_kept for t in encoder.tokenizer.encode(
+            texts, settings=TokenizerSettings(512)))  # fmt: skip
+        cases: dict[str, dict[str, Any]] = {
+            "mean of the last layer": {},
+            "cls and mean of all layers": {"layers": "all", "poolings": ["cls", "mean"]},
+        }
+        for name, options in cases.items():
+            started = time.perf_counter()
+            to_files(corpus, encoder.checkpoint.folder, **options)
+            spent = time.perf_counter() - started
+            yield {"model": shape, "length": 128, "what": name, "with loading, s": f"{spent:.1f}",
+                   "tokens/s": f"{tokens / spent:,.0f}"}  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[Bench], Rows]] = {
+    section.__name__: section
+    for section in (packed, ceilings, forward, profile, text, shards, host, attention, correctness,
+                    families, memory, extract)
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the sections one after the other.
 
     Returns:
-        Whether both are within their limits. If not, the measurements go on all the same.
+        1 if a section failed, else 0.
     """
-    exact, _ = models(folder, scale, "fp32")
-    plain, ours = models(folder, scale, scale.precision)
-    batch = random_batch((128, 64, 64, 31, 17, 16, 5, 1), scale.device)
-    truth, theirs, packed = (states(m, batch) for m in (exact, plain, ours))
-    worst = max(far(packed[i], truth[i]) / far(theirs[i], truth[i]) for i in truth)
-    full = PackedModel(exact, find_checkpoint(str(folder)))
-    error = max(far(states(full, batch)[i], truth[i]) for i in truth)
-    print(f"\n## {shape}: correctness\n\nfp32: largest relative distance of a layer from "
-          f"transformers {error:.1e}; {scale.precision}: {worst:.2f} × transformers' own distance "
-          "from fp32 (at most 1.2)", flush=True)  # fmt: skip
-    return error <= 1e-5 and worst <= 1.2
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", choices=PRECISIONS, help="by default what extract takes")
+    parser.add_argument("--quick", action="store_true", help="a small scale")
+    parser.add_argument("--only", help=f"sections, with commas: {', '.join(SECTIONS)}")
+    parser.add_argument("--out", type=Path, help="folder for gpu.json and trace.json.gz")
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",") if options.only else list(SECTIONS)
+    if unknown := [name for name in wanted if name not in SECTIONS]:
+        parser.error(f"--only {unknown[0]}: expected {', '.join(SECTIONS)}")
+    if options.device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            parser.error("there is no CUDA device; --device cpu --quick runs every line on the CPU")
+        torch.cuda.set_device(torch.device(options.device).index or 0)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    quiet_transformers()
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(device=options.device, precision=options.precision, quick=options.quick,
+                      scratch=Path(scratch), out=options.out)  # fmt: skip
+        return run_sections(bench, wanted)
 
 
-def forward(shape: str, folder: Path, scale: Scale, peak: float) -> None:
-    """Tokens per second with the ids on the device, last layer summed per text."""
-    plain, ours = models(folder, scale, scale.precision)
-    config = SHAPES[shape]
-    rows = []
-    random = np.random.default_rng(0)
-    mixes: dict[str, Sequence[int]] = {
-        str(length): [length] * max(scale.tokens // length, 1) for length in LENGTHS
-    }
-    drawn = np.clip(random.lognormal(np.log(40), 0.8, scale.tokens // 40), 4, 512).astype(int)
-    mixes["mix, mean 40"] = sorted(drawn.tolist(), reverse=True)
-    for name, lengths in mixes.items():
-        batch = random_batch(lengths, scale.device)
-        tokens = sum(lengths)
-        products = ours.n_layers * layer_flops(config["hidden_size"], config["intermediate_size"])
-        inside = 4 * ours.n_layers * config["hidden_size"] * sum(n * n for n in lengths) / tokens
-        for system, model in (("embedkit", ours), ("transformers, padded", plain)):
-            try:
-                spent = seconds(partial(run, model, batch), scale)
-            except torch.OutOfMemoryError:
-                continue
-            speed = tokens / spent
-            share = speed * (products + inside) / peak
-            rows.append((name, system, f"{speed:,.0f}", f"{share:.0%}"))
-    header = ("length", "system", "tokens/s", "share of the matrix peak")
-    print(f"\n## {shape}: forward alone\n\n" + table(header, rows), flush=True)
+def run_sections(bench: Bench, names: Sequence[str]) -> int:
+    """Print each section as it is measured; a failing one does not stop the others."""
+    device = torch.cuda.get_device_name() if bench.cuda else bench.device
+    machine = f"{describe(PACKAGES)}, {device}, {bench.precision}"
+    print(machine + (", small scale" if bench.quick else ""), flush=True)
+    found: dict[str, Any] = {"machine": machine, "device": device, "precision": bench.precision,
+                             "quick": bench.quick, "sections": {}}  # fmt: skip
+    for name in names:
+        about = (SECTIONS[name].__doc__ or "").partition("\n")[0]
+        print(f"\n## {name}: {about}\n", flush=True)
+        result = found["sections"][name] = run_section(bench, name)
+        if "skipped" in result:
+            print(f"skipped: {result['skipped']}")
+        if "error" in result:
+            print(f"\n{result['error']}")
+        print(f"\n({result['seconds']} s)", flush=True)
+        if bench.out:
+            (bench.out / "gpu.json").write_text(json.dumps(found, indent=1), "utf-8")
+    failed = [name for name in names if "error" in found["sections"][name]]
+    print("\n" + (f"failed: {', '.join(failed)}" if failed else "all sections ran"), flush=True)
+    return int(bool(failed))
 
 
-def end_to_end(shape: str, folder: Path, scale: Scale) -> None:
-    """From text: last layer, all layers, token vectors; and sentence-transformers."""
-    encoder = Encoder.load(str(folder), device=scale.device, precision=scale.precision)
-    texts = random_texts(encoder, scale.texts)
-    settings = TokenizerSettings(encoder.max_length)
+def run_section(bench: Bench, name: str) -> dict[str, Any]:
+    """Rows of one section, and what went wrong if something did."""
     started = time.perf_counter()
-    tokenized = encoder.tokenizer.encode(texts, settings=settings)
-    alone = time.perf_counter() - started
-    tokens = sum(text.n_kept for text in tokenized)
-    every = [f"{p}_{i}" for i in range(encoder.n_layers + 1) for p in ("cls", "mean")]
-    some = tokenized[: max(scale.texts // 20, 50)]
-    layers = parse_layers("all", n_layers=encoder.n_layers)
+    result: dict[str, Any] = {"rows": []}
+    try:
+        for row in SECTIONS[name](bench):
+            shown = {key: str(value) for key, value in row.items() if not key.startswith("_")}
+            lines = table(list(shown), [list(shown.values())]).splitlines()
+            print("\n".join(lines[2 if result["rows"] else 0 :]), flush=True)
+            result["rows"].append(row)
+    except Skipped as error:
+        result["skipped"] = str(error)
+    except Exception:
+        result["error"] = traceback.format_exc()
+    result["seconds"] = round(time.perf_counter() - started, 1)
+    return result
 
-    def views(names: Sequence[str]) -> list[View]:
-        return [parse_view(name, n_layers=encoder.n_layers) for name in names]
 
-    cases: dict[str, tuple[int, Callable[[], object]]] = {
-        "tokenizing alone": (tokens, lambda: encoder.tokenizer.encode(texts, settings=settings)),
-        "vectors from ids, mean_-1": (
-            tokens, lambda: encoder.encode_shard(tokenized, views=views(["mean_-1"]))),
-        "encode(texts), mean_-1": (tokens, lambda: encoder.encode(texts)),
-        "vectors from ids, cls_-1": (
-            tokens, lambda: encoder.encode_shard(tokenized, views=views(["cls_-1"]))),
-        "vectors from ids, cls + mean of all layers + pooler": (
-            tokens, lambda: encoder.encode_shard(tokenized, views=views([*every, "pooler"]))),
-        "token vectors of all layers": (
-            sum(text.n_kept for text in some),
-            lambda: encoder.encode_shard(some, views=(), token_layers=layers)),
-        "extract to Parquet, mean_-1": (tokens, lambda: to_files(texts, folder, scale)),
-        **sentence_transformers(texts, tokens, folder, scale),
-    }  # fmt: skip
-    rows = []
-    for name, (count, action) in cases.items():
-        action()
-        times = []
-        for _ in range(2 if scale.rounds < 5 else 3):
-            started = time.perf_counter()
+# what is run
+
+
+def tokenized(encoder: Encoder, lengths: Sequence[int]) -> list[Any]:
+    """Made-up texts as ids."""
+    return encoder.tokenizer.encode(made_up_texts(lengths), settings=TokenizerSettings(512))
+
+
+class NoModel:
+    """A model that takes no time: it calls back with nothing."""
+
+    def __init__(self, model: Model) -> None:
+        self.name, self.pads, self.pooler = "nothing", False, None
+        self.n_layers, self.width = model.n_layers, model.width
+        self.device, self.dtype = model.device, model.dtype
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+
+def run(
+    model: Model, batch: PackedBatch, layers: Sequence[int], *, first_only: bool = False
+) -> None:
+    """The forward; the layers are used so that they cannot be left out."""
+
+    def use(_: int, hidden: Tensor) -> None:
+        hidden.sum()
+
+    model.forward(batch, layers, use, first_only=first_only)
+
+
+def forwards(bench: Bench, shape: str, lengths: Sequence[int]) -> dict[str, Callable[[], object]]:
+    """The same sequences through embedkit's forward, and padded through transformers' own."""
+    model = bench.encoder(shape).model
+    module = bench.encoder(shape, forward="transformers").model.module  # type: ignore[union-attr]
+    padded = []
+    for start, stop in cut_batches(np.array(lengths), bench.tokens, padded=True):
+        part = torch.tensor(lengths[start:stop], device=bench.device)
+        mask = (torch.arange(max(lengths[start:stop]), device=bench.device) < part[:, None]).long()
+        padded.append((torch.randint_like(mask, 1_000, WORDS), mask))
+
+    @torch.inference_mode()
+    def theirs() -> None:
+        for ids, mask in padded:
+            module(input_ids=ids, attention_mask=mask).last_hidden_state.sum()
+
+    return {"embedkit": partial(run, model, bench.batch(lengths), [model.n_layers]),
+            "transformers, padded": theirs}  # fmt: skip
+
+
+def attention_kernels(
+    bench: Bench, lengths: Sequence[int], size: int
+) -> dict[str, Callable[[], object]]:
+    """Kernels of torch that take these sequences on this device."""
+    heads, tokens, longest = 12, sum(lengths), max(lengths)
+    qkv = torch.randn(tokens, 3, heads, size, dtype=bench.dtype, device=bench.device)
+    q, k, v = qkv.unbind(1)
+    ends = torch.tensor([0, *lengths], device=bench.device).cumsum(0).int()
+
+    def varlen() -> None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        varlen_attn(q, k, v, ends, ends, longest, longest)
+
+    def efficient() -> None:
+        torch.ops.aten._efficient_attention_forward(
+            q[None], k[None], v[None], None, ends, ends, longest, longest, 0.0, 0)  # fmt: skip
+
+    def dense() -> None:
+        a, b, c = (x.view(len(lengths), -1, heads, size).transpose(1, 2) for x in (q, k, v))
+        torch.nn.functional.scaled_dot_product_attention(a, b, c)
+
+    found: dict[str, Callable[[], object]] = {}
+    for kernel in (varlen, efficient, *([dense] if len(set(lengths)) == 1 else [])):
+        with contextlib.suppress(ImportError, RuntimeError, NotImplementedError):  # no such kernel
+            kernel()
+            found[kernel.__name__] = kernel
+    return found
+
+
+def layer_distances(ours: Model, theirs: Model, batch: PackedBatch) -> list[float]:
+    """Relative L2 distance of each layer, in float32."""
+
+    def states(model: Model) -> list[Tensor]:
+        found: list[Tensor] = []
+        model.forward(batch, range(model.n_layers + 1), lambda _, h: found.append(h.float()))
+        return found
+
+    return [float((a - b).norm() / b.norm())
+            for a, b in zip(states(ours), states(theirs), strict=True)]  # fmt: skip
+
+
+def waits_of(bench: Bench, action: Callable[[], object]) -> int | None:
+    """How often the host waits for the device; ``None`` where there is nothing to wait for."""
+    if not bench.cuda:
+        return None
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             action()
-            times.append(time.perf_counter() - started)
-        rows.append((name, f"{count / statistics.median(times):,.0f}"))
-    title = f"\n## {shape}: {len(texts):,} texts of mixed length, {tokens:,} tokens "
-    print(title + f"(tokenizing took {alone:.1f} s)\n\n" + table(("what", "tokens/s"), rows),
-          flush=True)  # fmt: skip
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
+def views_of(encoder: Encoder, name: str) -> list[View]:
+    """One view; or ``all``: cls and mean of every layer."""
+    names = [name]
+    if name == "all":
+        names = [f"{p}_{i}" for i in range(encoder.n_layers + 1) for p in ("cls", "mean")]
+    return [parse_view(name, n_layers=encoder.n_layers) for name in names]
+
+
+def in_shards(encoder: Encoder, texts: Sequence[Any], views: Sequence[View], rows: int) -> None:
+    """Shard after shard; the results of one are waited for when the next has been started."""
+    before = None
+    for start in range(0, len(texts), rows):
+        begun = encoder.start_shard(texts[start : start + rows], views=views)
+        if before is not None:
+            before.result()
+        before = begun
+    if before is not None:
+        before.result()
+
+
+@torch.inference_mode()
+def transformers_means(bench: Bench, shape: str, texts: Sequence[str]) -> None:
+    """Mean vectors as one would write it by hand: sorted by length, padded, batch after batch."""
+    encoder = bench.encoder(shape, forward="transformers")
+    module, tokenizer = encoder.model.module, encoder.tokenizer.hf  # type: ignore[union-attr]
+    for start in range(0, len(texts), 16_384):
+        ordered = sorted(texts[start : start + 16_384], key=len, reverse=True)
+        lengths = np.array([t.count(" ") + 3 for t in ordered])
+        sums = []
+        for first, last in cut_batches(lengths, bench.tokens, padded=True):
+            inputs = tokenizer(ordered[first:last], padding=True, return_tensors="pt")
+            inputs = {name: value.to(bench.device) for name, value in inputs.items()}
+            hidden = module(**inputs).last_hidden_state
+            mask = inputs["attention_mask"][..., None]
+            sums.append((hidden * mask).sum(1).float() / mask.sum(1))
+        torch.cat(sums).cpu()
 
 
 def sentence_transformers(
-    texts: Sequence[str], tokens: int, folder: Path, scale: Scale
-) -> dict[str, tuple[int, Callable[[], object]]]:
-    """The peer in the same precision, at the best of several batch sizes."""
+    bench: Bench, shape: str, texts: Sequence[str]
+) -> dict[str, Callable[[], object]]:
+    """The peer in the same precision at the best of several batch sizes, if it is installed."""
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.models import Pooling, Transformer
     except ImportError:
         return {}
-    body = Transformer(str(folder), max_seq_length=512)
-    pooling = Pooling(int(body.get_word_embedding_dimension() or 0))
-    model = SentenceTransformer(modules=[body, pooling], device=scale.device)
-    model.to(PRECISIONS[scale.precision])
+    encoder = bench.encoder(shape)
+    body = Transformer(str(encoder.checkpoint.folder), max_seq_length=512)
+    model = SentenceTransformer(modules=[body, Pooling(encoder.width)], device=bench.device)
+    model.to(bench.dtype)
     sample = list(texts[: max(len(texts) // 10, 50)])
-    spent = {}
-    for batch in (32, 128) if scale.rounds < 5 else (64, 256, 1_024):
-        model.encode(sample[:100], batch_size=batch)
-        started = time.perf_counter()
-        model.encode(sample, batch_size=batch)
-        spent[batch] = time.perf_counter() - started
-    best = min(spent, key=lambda batch: spent[batch])
-    return {
-        f"sentence-transformers, best batch ({best})": (
-            tokens, lambda: model.encode(list(texts), batch_size=best))
-    }  # fmt: skip
+    sizes = (64, 256, 1_024) if bench.cuda else (32, 128)
+    spent = {size: bench.seconds({"": partial(model.encode, sample, batch_size=size)})[""]
+             for size in sizes}  # fmt: skip
+    best = min(spent, key=lambda size: spent[size])
+    whole = partial(model.encode, list(texts), batch_size=best)
+    return {f"sentence-transformers, best batch ({best})": whole}
 
 
-# what is measured on
-
-
-@contextmanager
-def checkpoint(settings: dict[str, int]) -> Iterator[Path]:
-    """A BertModel with random weights and the packaged tokenizer."""
-    from transformers import BertConfig, BertModel
-
-    source = Encoder.load(device="cpu").checkpoint.folder
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        torch.manual_seed(0)
-        BertModel(BertConfig(**settings)).save_pretrained(folder)
-        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-            shutil.copy(source / name, folder / name)
-        yield folder
-
-
-def models(folder: Path, scale: Scale, precision: str) -> tuple[PlainModel, PackedModel]:
-    """The plain and the packed forward of a checkpoint."""
-    found = find_checkpoint(str(folder))
-    plain = load_model(found, pad_id=0, device=torch.device(scale.device),
-                       dtype=PRECISIONS[precision], notify=print)  # fmt: skip
-    return plain, PackedModel(plain, found)
-
-
-def random_batch(lengths: Sequence[int], device: str) -> PackedBatch:
-    """Random ids on the device."""
-    ids = torch.randint(1_000, 30_000, (sum(lengths),), device=device)
-    return PackedBatch.of(ids, torch.zeros_like(ids), list(lengths))
-
-
-def random_texts(encoder: Encoder, count: int) -> list[str]:
-    """Texts of whole words of the vocabulary, 4 to 512 tokens, 40 on average."""
-    words = [w for w in encoder.tokenizer.hf.get_vocab() if w.isalpha()]
-    random = np.random.default_rng(1)
-    lengths = np.clip(random.lognormal(np.log(30), 0.8, count), 4, 500).astype(int)
-    return [" ".join(words[i] for i in random.integers(len(words), size=n)) for n in lengths]
-
-
-def states(model: PlainModel | PackedModel, batch: PackedBatch) -> dict[int, Tensor]:
-    """Every layer in float32."""
-    found: dict[int, Tensor] = {}
-    layers = range(model.n_layers + 1)
-    model.forward(batch, layers, lambda i, h: found.update({i: h.float().clone()}))
-    return found
-
-
-def far(ours: Tensor, theirs: Tensor) -> float:
-    """Relative L2 distance."""
-    return float((ours - theirs).norm() / theirs.norm())
-
-
-def run(model: PlainModel | PackedModel, batch: PackedBatch) -> None:
-    """The forward pass, its last layer used so that it cannot be left out."""
-
-    def use(_: int, hidden: Tensor) -> None:
-        hidden.sum()
-
-    model.forward(batch, [model.n_layers], use)
-
-
-def to_files(texts: Sequence[str], folder: Path, scale: Scale) -> None:
-    """A whole extraction to a temporary folder."""
-    with tempfile.TemporaryDirectory() as scratch:
-        corpus = Path(scratch) / "corpus.txt"
-        corpus.write_text("\n".join(texts) + "\n", "utf-8")
-        embedkit.extract(corpus, out=Path(scratch) / "out", model=str(folder), format="lines",
-                         device=scale.device, precision=scale.precision)  # fmt: skip
-
-
-def seconds(action: Callable[[], object], scale: Scale) -> float:
-    """Median seconds of an action, after two that warm up; on CUDA between two events."""
-    for _ in range(2):
-        action()
-    times = []
-    for _ in range(scale.rounds):
-        if scale.device == "cpu":
-            started = time.perf_counter()
-            action()
-            times.append(time.perf_counter() - started)
-            continue
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        action()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+def goal(bench: Bench, section: str, shape: str, length: str, speed: float) -> str:
+    """How far the goal is met, where there is one."""
+    if shape != "bert-base" or length != "128" or not bench.cuda:
+        return "–"
+    aim = GOALS[section]
+    return f"{aim / 1e6:.1f} M: {'met' if speed >= aim else 'missed'} ({speed / aim:.0%})"
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

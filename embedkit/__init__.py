@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from embedkit._version import __version__
 
 __all__ = [
-    "Encoder", "Predictor", "Searcher", "__version__", "build_index", "compare", "errors",
-    "extract", "finetune", "load", "probe", "similarity", "split", "train", "verify",
+    "CorpusOptions", "Encoder", "Predictor", "Searcher", "__version__", "build_index", "compare",
+    "errors", "extract", "finetune", "load", "probe", "similarity", "split", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from embedkit.classifiers.probe import probe
     from embedkit.classifiers.train import train
     from embedkit.comparison.compare import compare
+    from embedkit.corpus import CorpusOptions
     from embedkit.dataset.extraction import extract
     from embedkit.dataset.store import load
     from embedkit.dataset.verification import verify
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from embedkit.sts import similarity
 
 _HOMES = {
+    "CorpusOptions": "embedkit.corpus",
     "Encoder": "embedkit.encoding.encoder",
     "Predictor": "embedkit.predict",
     "Searcher": "embedkit.search.searcher",

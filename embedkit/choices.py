@@ -19,6 +19,7 @@ __all__ = [
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
+    "MAP_METHODS",
     "MATCHES",
     "ON_LONG",
     "POOLINGS",
@@ -29,12 +30,13 @@ __all__ = [
     "SUBTOKENS",
     "TASKS",
     "UNICODE_FORMS",
+    "WHITENINGS",
     "check_choice",
 ]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
-FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet")
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow")
 QUOTINGS = ("auto", "none", "csv")
 UNICODE_FORMS = ("none", "nfc", "nfkc")
 
@@ -52,7 +54,9 @@ HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 
 SEARCH_METRICS = ("cosine", "dot", "euclid")
+WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
+MAP_METHODS = ("pca", "umap")
 MATCHES = ("word", "start", "anywhere")
 
 

@@ -2,6 +2,7 @@
 
 A file appears by: write to a temporary name in the same file system, ``fsync``, ``rename`` onto the
 final name, ``fsync`` of the folder. A crash at any moment leaves the old state or the new one.
+On macOS ``F_FULLFSYNC`` takes the place of ``fsync``, which there leaves data in the drive's cache.
 A failed ``fsync`` is never repeated on the same file: the kernel may have dropped the dirty pages
 and would report success (Rebello et al., USENIX ATC 2020). The temporary file is removed instead
 and the error is raised.
@@ -14,6 +15,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +76,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             try:
                 _write_all(descriptor, memoryview(data))
-                os.fsync(descriptor)
+                _sync(descriptor)
             finally:
                 os.close(descriptor)
             os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
@@ -110,7 +112,7 @@ def publish_file(source: Path, target: Path) -> None:
     with storage_errors(target):
         descriptor = os.open(source, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            _sync(descriptor)
         finally:
             os.close(descriptor)
         os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
@@ -144,7 +146,7 @@ def sync_tree(path: Path) -> None:
                 continue
             descriptor = os.open(inner, os.O_RDONLY)
             try:
-                os.fsync(descriptor)
+                _sync(descriptor)
             finally:
                 os.close(descriptor)
         _sync_folder(path)
@@ -216,9 +218,21 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         view = view[written:]
 
 
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:  # some file systems, such as network volumes, do not have it
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
 def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,35 +1,44 @@
-"""Cosines of sentence pairs at every layer and pooling, and how they agree with human scores.
+"""Cosines of sentence pairs at every layer and pooling, and their correlation with gold scores.
 
 The two sentences of a pair are encoded separately, each once; one forward pass gives all views.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embedkit.corpus import CorpusPlan, CorpusReader, InputFile, Record, hash_inputs, plan_corpus
-from embedkit.encoding.checkpoint import DEFAULT_MODEL
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusPlan,
+    CorpusReader,
+    InputFile,
+    Record,
+    hash_inputs,
+    plan_corpus,
+)
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError
 from embedkit.runs.content import Agreement, Checkpoint, Cost, PairCounts, SimilarityRun
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.metrics import Score
 from embedkit.search.exact import unit_rows
+from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
 
 __all__ = ["Agreement", "PairSimilarity", "agreement", "similarity"]
 
-Floats = NDArray[np.float64]
+logger = logging.getLogger(__name__)
 
 _CHUNK = 1_024
 _SAMPLES = 1_000
@@ -44,17 +53,17 @@ class PairSimilarity:
     Attributes:
         records: the pairs.
         cosines: ``(n,)`` float64 by view; 0 where a vector is all zeros.
-        gold: ``(n,)`` scores of people, or ``None``.
-        agreement: of every view with ``gold``; empty without.
+        gold: ``(n,)`` gold scores, or ``None``.
+        agreement: of every view with ``gold``; empty without gold scores.
         rejected: records that could not be used.
         truncated: texts that were cut at the model's length.
         model: name of the checkpoint.
-        seconds: how long it took.
+        seconds: wall time.
     """
 
     records: tuple[Record, ...]
-    cosines: dict[str, Floats]
-    gold: Floats | None
+    cosines: dict[str, Float64]
+    gold: Float64 | None
     agreement: tuple[Agreement, ...]
     rejected: int
     truncated: int
@@ -69,12 +78,7 @@ def similarity(
     text_pair: str,
     score: str | None = None,
     id: str | None = None,
-    format: str = "auto",
-    encoding: str = "utf-8",
-    quoting: str = "auto",
-    header: bool = True,
-    unicode: str = "none",
-    limit: int | None = None,
+    reading: CorpusOptions | None = None,
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
     offline: bool = False,
@@ -88,8 +92,7 @@ def similarity(
     out: str | Path | None = None,
     overwrite: bool = False,
     seed: int = 0,
-    notify: Callable[[str], None] = lambda _: None,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: ProgressCallback = no_progress,
 ) -> PairSimilarity:
     """Compare the two texts of every record, at every layer and pooling in one pass.
 
@@ -97,14 +100,9 @@ def similarity(
         corpus: a file.
         text: column of the first text.
         text_pair: column of the second.
-        score: column of the score that people gave.
+        score: column of the gold score.
         id: column of the id.
-        format: see :func:`~embedkit.corpus.plan_corpus`, as the next four.
-        encoding: of the file.
-        quoting: of its fields.
-        header: whether the first line names the columns.
-        unicode: normal form of the texts.
-        limit: only the first so many records.
+        reading: how the file is read; its columns are those named above.
         model: hub id or folder of the checkpoint.
         revision: branch, tag or commit.
         offline: never ask the hub.
@@ -118,12 +116,11 @@ def similarity(
         out: folder for the cosines, the table and the figure.
         overwrite: replace such a folder.
         seed: of the bootstrap.
-        notify: called with sentences for the user.
-        progress: called with what is being done, pairs done and pairs in all.
+        progress: called with the pairs done.
 
     Raises:
-        UsageError: a column or setting cannot be used, a score is no number, or all are the same.
-        OutputExistsError: ``out`` is there already.
+        UsageError: a column or setting cannot be used, a score is not a number, or all are equal.
+        OutputExistsError: ``out`` exists already.
     """
     from embedkit.encoding.encoder import Encoder
 
@@ -131,18 +128,17 @@ def similarity(
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
     plan = plan_corpus(
-        [InputFile.of(Path(corpus))], text=text, text_pair=text_pair, id=id, label=score,
-        format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
-        limit=limit,
-    )  # fmt: skip
+        [InputFile.of(Path(corpus))],
+        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, id=id, label=score),
+    )
     for notice in plan.notices:
         if score is not None or not notice.startswith("label"):
-            notify(notice)
+            logger.info(notice)
     records, rejected = _read(plan)
     gold = None if score is None else _gold(records, score)
     encoder = Encoder.load(
         model, revision=revision, offline=offline, device=device, precision=precision,
-        max_length=max_length, notify=notify,
+        max_length=max_length,
     )  # fmt: skip
     kinds = parse_poolings(poolings)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
@@ -164,11 +160,11 @@ def similarity(
 
 
 def agreement(
-    cosines: dict[str, Floats], gold: Floats, *, seed: int = 0, samples: int = _SAMPLES
+    cosines: dict[str, Float64], gold: Float64, *, seed: int = 0, samples: int = _SAMPLES
 ) -> tuple[Agreement, ...]:
     """Spearman's and Pearson's correlation of every view with the gold scores.
 
-    Intervals are those of a bootstrap over pairs; ranks are those of the whole.
+    Intervals come from a bootstrap over pairs, with the ranks of the whole sample.
 
     Args:
         cosines: ``(n,)`` by view.
@@ -177,25 +173,25 @@ def agreement(
         samples: number of bootstrap samples.
 
     Raises:
-        UsageError: there are fewer than three pairs, or all scores are the same.
+        UsageError: there are fewer than three pairs, or all scores are equal.
     """
     from scipy.stats import rankdata
 
     _check_gold(gold)
     values = np.stack(list(cosines.values()), axis=1)
     ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
-    parts = [
+    chunks = [
         (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
         for weights in _weights(len(gold), samples, seed)
     ]
-    ranks, linear = (np.concatenate(part) for part in zip(*parts, strict=True))
+    ranks, linear = (np.concatenate(chunk) for chunk in zip(*chunks, strict=True))
     return tuple(
         Agreement(view, _score(ranks[:, i]), _score(linear[:, i])) for i, view in enumerate(cosines)
     )
 
 
-def _weights(count: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each pair counts, in parts ``(m, count)``: once, then in bootstrap samples."""
+def _weights(count: int, samples: int, seed: int) -> Iterator[Float64]:
+    """Weights of the pairs in chunks ``(m, count)``: ones, then those of the bootstrap samples."""
     yield np.ones((1, count))
     random = np.random.default_rng(seed)
     at_once = max(1, _NUMBERS // count)
@@ -206,7 +202,7 @@ def _weights(count: int, samples: int, seed: int) -> Iterator[Floats]:
         ])  # fmt: skip
 
 
-def _correlations(weights: Floats, x: Floats, y: Floats) -> Floats:
+def _correlations(weights: Float64, x: Float64, y: Float64) -> Float64:
     """Weighted correlation of every column with ``y``: ``(samples, columns)``.
 
     Args:
@@ -228,7 +224,7 @@ def _correlations(weights: Floats, x: Floats, y: Floats) -> Floats:
     return np.asarray(both / spread)
 
 
-def _score(values: Floats) -> Score:
+def _score(values: Float64) -> Score:
     if len(values) == 1 or not np.isfinite(values).any():
         return Score(float(values[0]), math.nan, math.nan)
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
@@ -247,17 +243,16 @@ class _Pairs:
         self._settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
         self.truncated = 0
 
-    def all(
-        self, records: Sequence[Record], progress: Callable[[str, int, int], None]
-    ) -> dict[str, Floats]:
+    def all(self, records: Sequence[Record], progress: ProgressCallback) -> dict[str, Float64]:
         """Cosine of every pair, by view."""
         parts = []
         for start in range(0, len(records), _CHUNK):
             parts.append(self._cosines(records[start : start + _CHUNK]))
-            progress("comparing", min(start + _CHUNK, len(records)), len(records))
+            done = min(start + _CHUNK, len(records))
+            progress(Progress("comparing", done, len(records), "pairs"))
         return {view.name: np.concatenate([p[view.name] for p in parts]) for view in self._views}
 
-    def _cosines(self, records: Sequence[Record]) -> dict[str, Floats]:
+    def _cosines(self, records: Sequence[Record]) -> dict[str, Float64]:
         texts = [r.text for r in records] + [str(r.text_pair) for r in records]
         tokenized = self._encoder.tokenizer.encode(texts, settings=self._settings)
         self.truncated += sum(t.cut for t in tokenized)
@@ -273,7 +268,7 @@ class _Pairs:
 
 
 def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
-    """All pairs, and how many records could not be used.
+    """All pairs, and the number of rejected records.
 
     Raises:
         UsageError: there is no pair.
@@ -281,19 +276,19 @@ def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
     reader = CorpusReader(plan)
     records = [item for item in reader if isinstance(item, Record)]
     if not records:
-        raise UsageError(f"{plan.files[0].name} holds no pair of texts.")
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
     return records, reader.counts.n_rejected
 
 
-def _check_gold(gold: Floats) -> None:
+def _check_gold(gold: Float64) -> None:
     if len(gold) < 3 or np.ptp(gold) == 0:
         raise UsageError(
             f"{len(gold)} pairs, {len(np.unique(gold))} different scores: a correlation needs "
-            "three pairs or more, and scores that differ."
+            "at least three pairs and two different scores."
         )
 
 
-def _gold(records: Sequence[Record], column: str) -> Floats:
+def _gold(records: Sequence[Record], column: str) -> Float64:
     values = []
     for record in records:
         try:
@@ -305,7 +300,7 @@ def _gold(records: Sequence[Record], column: str) -> Floats:
     if len(bad):
         first = records[int(bad[0])]
         raise UsageError(
-            f"--score {column}: {len(bad)} records have no number there, the first in row "
+            f"score={column!r}: {len(bad)} records have no number there, the first in row "
             f"{first.row} ({first.label!r})."
         )
     _check_gold(found)

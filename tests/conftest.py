@@ -9,6 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers and their children share the cores
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,6 +61,29 @@ def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Figures of runs are built but not drawn, except in tests with the marker ``figures``."""
     if "figures" not in request.keywords:
         monkeypatch.setattr(figures, "render", lambda *_, **__: None)
+
+
+class _Notes(logging.Handler):
+    """Collects messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """What the library logs while a test runs, whatever the command line did to its logger."""
+    logger, handler = logging.getLogger("embedkit"), _Notes()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler.messages
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

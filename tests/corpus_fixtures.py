@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.corpus import CorpusPlan, CorpusReader, InputFile, Record, Reject, plan_corpus
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusPlan,
+    CorpusReader,
+    InputFile,
+    Record,
+    Reject,
+    plan_corpus,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Outcome:
 
 
 def plan_files(*paths: Path, **options: Any) -> CorpusPlan:
-    return plan_corpus([InputFile.of(path) for path in paths], **options)
+    return plan_corpus([InputFile.of(path) for path in paths], CorpusOptions(**options))
 
 
 def read_files(*paths: Path, **options: Any) -> Outcome:

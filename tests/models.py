@@ -10,10 +10,13 @@ import json
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -44,6 +47,11 @@ FAMILIES = (
     "electra", "distilbert", "albert", "mpnet", "deberta", "deberta-v2", "modernbert", "japanese",
 )  # fmt: skip
 
+OLD_TOKENIZERS = version("transformers").startswith("4.")
+"""They take files, or a tokenizer of the library tokenizers, instead of a vocabulary."""
+
+trusted_reader = pytest.mark.skipif(torch.__version__ < "2.10", reason="reads no pickle files")
+
 _PIECES = (
     "여행", "##을", "##를", "##가", "##은", "##다", "영화", "추석", "movie", "the", "good", "##ing",
     "##ed", "end", "rain", "bus", "home", "was", "##n", "吾輩", "名前", "猫", "カタ", "##カナ",
@@ -67,7 +75,7 @@ def wordpiece_vocabulary(special: Sequence[str] = ()) -> dict[str, int]:
 def build(family: str, folder: Path) -> Path:
     """Write the tiny checkpoint of a family into ``folder`` and return it."""
     tokenizer = _TOKENIZERS.get(family, _wordpiece)()
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     kind = {"bert_left": "bert", "bert_mlm": "bert", "roberta_wordpiece": "roberta"}.get(
         family, "bert" if family == "japanese" else family
     )
@@ -114,11 +122,29 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     model.save_pretrained(folder)
 
 
-def _wordpiece(**options: Any) -> Any:
-    from transformers import BertTokenizer
+def bert_tokenizer(vocabulary: dict[str, int], **settings: Any) -> Any:
+    """The tokenizer of BERT, by this vocabulary."""
+    import transformers
 
+    if not OLD_TOKENIZERS:
+        return transformers.BertTokenizer(vocab=vocabulary, **settings)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "vocab.txt")
+        path.write_text("\n".join(vocabulary) + "\n", "utf-8")
+        return transformers.BertTokenizerFast(str(path), **settings)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write what transformers 5 writes of a fast tokenizer; 4 adds files that repeat it."""
+    tokenizer.save_pretrained(folder)
+    if OLD_TOKENIZERS and tokenizer.is_fast:
+        for name in ("special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _wordpiece(vocabulary: dict[str, int] | None = None, **options: Any) -> Any:
     settings = {"do_lower_case": False, "model_max_length": 160, **options}
-    return BertTokenizer(vocab=wordpiece_vocabulary(), **settings)
+    return bert_tokenizer(vocabulary or wordpiece_vocabulary(), **settings)
 
 
 def _wordpiece_left() -> Any:
@@ -127,31 +153,30 @@ def _wordpiece_left() -> Any:
 
 def _wordpiece_for_roberta() -> Any:
     """As klue/roberta-base: segment ids 0 and 1 for a model that has one segment."""
-    from transformers import BertTokenizer
-
-    special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-    return BertTokenizer(
-        vocab=wordpiece_vocabulary(special), do_lower_case=False, model_max_length=160
-    )
+    return _wordpiece(wordpiece_vocabulary(("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")))
 
 
 def _byte_level() -> Any:
+    import transformers
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import RobertaTokenizer
 
     trained = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained.train_from_iterator(
         TEXTS, vocab_size=360, min_frequency=2, special_tokens=special, show_progress=False
     )
+    if OLD_TOKENIZERS:
+        with TemporaryDirectory() as folder:
+            files = trained.save_model(folder)
+            return transformers.RobertaTokenizerFast(*files, model_max_length=160)
     stored = json.loads(trained.to_str())["model"]
     merges = [tuple(pair) for pair in stored["merges"]]
-    return RobertaTokenizer(vocab=stored["vocab"], merges=merges, model_max_length=160)
+    return transformers.RobertaTokenizer(vocab=stored["vocab"], merges=merges, model_max_length=160)
 
 
 def _unigram() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import XLMRobertaTokenizer
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     trained = Tokenizer(models.Unigram())
@@ -161,12 +186,20 @@ def _unigram() -> Any:
     )
     trained.train_from_iterator(TEXTS, trainer)
     pieces = [tuple(p) for p in json.loads(trained.to_str())["model"]["vocab"]]
-    return XLMRobertaTokenizer(vocab=[*pieces, ("<mask>", 0.0)], model_max_length=160)
+    pieces.append(("<mask>", 0.0))
+    if not OLD_TOKENIZERS:
+        return transformers.XLMRobertaTokenizer(vocab=pieces, model_max_length=160)
+    backend = Tokenizer(models.Unigram(pieces, unk_id=3))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    return transformers.XLMRobertaTokenizerFast(tokenizer_object=backend, model_max_length=160)
 
 
 def _mecab() -> Any:
-    from tempfile import TemporaryDirectory
-
     from transformers import BertJapaneseTokenizer
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "吾輩", "は", "猫", "で", "ある", "。",

@@ -17,6 +17,7 @@ import pytest
 from embedkit.dataset.extraction import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import choose_max_length
+from tests.models import bert_tokenizer, save_tokenizer
 
 PIECES = (
     "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있",
@@ -55,11 +56,11 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]] = ROWS) -> Path:
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
     """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
     import torch
-    from transformers import BertConfig, BertModel, BertTokenizer
+    from transformers import BertConfig, BertModel
 
     names = dict.fromkeys(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES))
     vocab = {piece: number for number, piece in enumerate(names)}
-    BertTokenizer(vocab=vocab, do_lower_case=False, model_max_length=24).save_pretrained(folder)
+    save_tokenizer(bert_tokenizer(vocab, do_lower_case=False, model_max_length=24), folder)
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(vocab), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,

@@ -19,12 +19,13 @@ from urllib.parse import unquote, urlparse
 import pytest
 import torch
 from huggingface_hub import constants
+from torch.torch_version import TorchVersion
 
 import embedkit.encoding.checkpoint
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, MODEL_TYPES, Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, build_old, distance
+from tests.models import TEXTS, build_old, distance, trusted_reader
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/tiny-bert"
@@ -257,6 +258,7 @@ def test_safetensors_go_before_pickles(copy: Path, tiny_bert: Path) -> None:
     assert notices == []
 
 
+@trusted_reader
 def test_pickles_give_the_same_vectors_and_a_notice(copy: Path, tiny_bert: Path) -> None:
     from safetensors.torch import load_file
 
@@ -271,6 +273,20 @@ def test_pickles_give_the_same_vectors_and_a_notice(copy: Path, tiny_bert: Path)
     assert "has only pytorch_model.bin, a pickle file" in notice
 
 
+@pytest.mark.parametrize("version", ["2.6.0+cu124", "2.9.1"])
+def test_pickles_are_refused_where_their_reader_has_a_hole(
+    copy: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    Encoder.load(str(copy), device="cpu")  # safetensors are read all the same
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"PyTorch 2\.[69].*Update torch to 2\.10 or newer"):
+        Encoder.load(str(copy), device="cpu")
+
+
 class Evil:
     """Leaves a mark when it is unpickled."""
 
@@ -281,6 +297,7 @@ class Evil:
         return (Path.touch, (self.mark,))
 
 
+@trusted_reader
 @pytest.mark.parametrize("form", ["torch", "legacy", "pickle"])
 def test_a_pickle_cannot_run_code(form: str, copy: Path) -> None:
     from safetensors.torch import load_file
@@ -586,6 +603,7 @@ def test_download_of_a_revision(hub: FakeHub, tmp_path: Path) -> None:
     assert answer.startswith(f"--model {NAME} at revision v9: the hub knows no such checkpoint")
 
 
+@trusted_reader
 def test_download_of_a_checkpoint_with_pickles_only(hub: FakeHub, tmp_path: Path) -> None:
     del hub.files["model.safetensors"]
     assert find_apart(hub, tmp_path)[3] == ["pytorch_model.bin"]

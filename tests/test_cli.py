@@ -384,7 +384,8 @@ def test_dry_run_tells_the_bytes(
     corpus = here / "some.tsv"  # pages of few rows compress less
     corpus.write_text("".join(lines if "compact" in options else lines[:81]), "utf-8")
     from embedkit.dataset.estimate import estimate
-    from embedkit.dataset.extraction import plan_extract, run_plan
+    from embedkit.dataset.extraction import run_plan
+    from embedkit.dataset.planning import ExtractSettings, plan_extract
 
     settings: dict[str, Any] = {"max_length": 16}
     for name, value in zip(options[::2], options[1::2] or [""], strict=False):
@@ -392,7 +393,7 @@ def test_dry_run_tells_the_bytes(
         settings[key] = {"tokens": True, "words": "mean"}.get(key, value)
     if "pooling" in settings:
         settings["poolings"] = settings.pop("pooling").split(",")
-    with plan_extract(corpus, out=here / "out", **settings) as plan:
+    with plan_extract(corpus, out=here / "out", settings=ExtractSettings(**settings)) as plan:
         told = estimate(plan).bytes_total
         files = run_plan(plan).manifest.files
     real = sum(f["bytes"] for f in files.values())

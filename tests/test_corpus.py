@@ -284,13 +284,13 @@ def test_a_line_of_17_mb_is_rejected_and_reading_goes_on(folder: Folder, name: s
 
 
 def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("source", "tables"):
+    for module in ("source", "delimited"):
         monkeypatch.setattr(f"embedkit.corpus.{module}.MAX_RECORD_BYTES", 1_000)
     rows = "".join(f"{number},text of {number}\n" for number in range(3, 500))
     got = folder.read(f'id,text\n1,a\n2,"b\n{rows}', "corpus.csv")
     assert got.texts == ["a", *(f"text of {number}" for number in range(3, 500))]
     assert got.reasons == [(3, "record_too_long")]
-    assert got.rejects[0].detail.endswith("a quote may stand alone: see --quoting none")
+    assert got.rejects[0].detail.endswith("a quote may stand alone: see quoting='none'")
 
 
 # --- empty files and headers ---------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_no_header_with_quoted_records(folder: Folder) -> None:
     ("data", "message"),
     [
         (b"id\ttext\tid\n", r"columns 1 and 3 are both named 'id'\. Rename one"),
-        (b"id\t\xbf\xb5\n", r"the header is not utf-8\. Give the right --encoding"),
+        (b"id\t\xbf\xb5\n", r"the header is not utf-8\. Pass the right encoding="),
     ],
 )
 @pytest.mark.parametrize("quoting", ["none", "csv"])

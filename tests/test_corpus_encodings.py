@@ -35,7 +35,7 @@ def test_a_wide_byte_order_mark_is_named_and_then_read(
     folder: Folder, encoding: str, named: str
 ) -> None:
     data = KOREAN.encode(encoding)
-    looks = rf"looks like {named.upper()}, and utf-8 was expected\. Use --encoding {named}\."
+    looks = rf"looks like {named.upper()}, and utf-8 was expected\. Use encoding='{named}'\."
     with pytest.raises(CorpusError, match=looks):
         folder.plan(data)
     assert folder.read(data, encoding=named).texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
@@ -60,12 +60,12 @@ def test_wide_json_lines(folder: Folder) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
 def test_cut_off_utf_16_stops(folder: Folder, encoding: str) -> None:
-    with pytest.raises(CorpusError, match=rf"is not valid {encoding}: .* Give the right --enc"):
+    with pytest.raises(CorpusError, match=rf"is not valid {encoding}: .* Pass the right enc"):
         folder.read(KOREAN.encode(encoding)[:-1], encoding=encoding)
 
 
 def test_utf_16_without_a_mark_is_told_by_its_nuls(folder: Folder) -> None:
-    with pytest.raises(CorpusError, match=r"holds NUL bytes .* Use --encoding utf-16-le"):
+    with pytest.raises(CorpusError, match=r"holds NUL bytes .* Use encoding='utf-16-le'"):
         folder.plan("id\ttext\n1\thello\n".encode("utf-16-le"))
 
 
@@ -137,7 +137,7 @@ def test_a_file_in_another_encoding_stops_with_advice(
 ) -> None:
     data = (head + "".join(row.format(i, text) for i in range(rows))).encode(encoding)
     judged = min(rows, 1_000)
-    advice = rf"{judged} of the first {judged} records are not utf-8\. Give its encoding, for inst"
+    advice = rf"{judged} of the first {judged} records are not utf-8\. Pass its encoding, for inst"
     with pytest.raises(CorpusError, match=advice):
         folder.read(data, name)
     assert folder.read(data, name, encoding=encoding).texts == [text] * rows
@@ -158,7 +158,7 @@ def test_half_the_records_in_another_encoding_are_rejected(folder: Folder) -> No
     "encoding", ["cp948", "rot13", "base64", "idna", "cp500", "unicode_escape"]
 )
 def test_an_encoding_that_cannot_be_read(folder: Folder, encoding: str) -> None:
-    with pytest.raises(UsageError, match=rf"--encoding {encoding}: not an encoding of text"):
+    with pytest.raises(UsageError, match=rf"encoding='{encoding}': not an encoding of text"):
         folder.plan("text\na\n", encoding=encoding)
 
 

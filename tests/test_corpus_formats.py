@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
+from embedkit.corpus.readers import open_table
+from embedkit.corpus.rows import Dialect
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, Outcome, read_files
+
+Write = Callable[[pa.Table, Path], None]
 
 
 @pytest.fixture
@@ -127,7 +133,7 @@ def test_keys_may_come_in_any_order_or_late(folder: Folder) -> None:
 def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None:
     line, last = '{"text": "a"}\n', '{"text": "b", "id": "x"}\n'
     assert folder.read(line * 999 + last, "corpus.jsonl").records[-1].id == "x"
-    with pytest.raises(CorpusError, match=r"--id id: .* has no such column; it has text\."):
+    with pytest.raises(CorpusError, match=r"id='id': .* has no such column; it has text\."):
         folder.plan(line * 1_000 + last, "corpus.jsonl", id="id")
 
 
@@ -139,13 +145,45 @@ def test_few_long_lines_are_held_in_memory(folder: Folder) -> None:
     assert (got.reader.plan.columns, len(got.records)) == (("text",), 4)
 
 
-# --- Parquet -------------------------------------------------------------------------------------
+# --- Parquet and Arrow ---------------------------------------------------------------------------
 
 
-def _parquet(folder: Folder, **columns: Any) -> Outcome:
-    path = folder.path / "corpus.parquet"
-    pq.write_table(pa.table(columns), path)
-    return read_files(path)
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path)
+
+
+def _write_arrow(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3_000)
+
+
+def _write_stream(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3_000)
+
+
+def _write_feather(table: pa.Table, path: Path) -> None:
+    feather.write_feather(table, path, compression="lz4")
+
+
+WRITERS: dict[str, Write] = {
+    "corpus.parquet": _write_parquet,
+    "corpus.arrow": _write_arrow,
+    "corpus.ipc": _write_stream,
+    "corpus.feather": _write_feather,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def columnar(request: pytest.FixtureRequest, folder: Folder) -> Callable[..., Outcome]:
+    """Writes columns to a file of each format and reads it."""
+
+    def read(**columns: Any) -> Outcome:
+        path = folder.path / request.param
+        WRITERS[request.param](pa.table(columns), path)
+        return read_files(path)
+
+    return read
 
 
 STRINGS = {
@@ -158,9 +196,9 @@ STRINGS = {
 
 
 @pytest.mark.parametrize("kind", STRINGS.values(), ids=STRINGS.keys())
-def test_parquet_strings(folder: Folder, kind: pa.DataType) -> None:
+def test_columnar_strings(columnar: Callable[..., Outcome], kind: pa.DataType) -> None:
     texts = ["배\r\n", None, "NaN", "", 'a"b', "null"]
-    got = _parquet(folder, text=pa.array(texts, pa.string()).cast(kind))
+    got = columnar(text=pa.array(texts, pa.string()).cast(kind))
     assert got.texts == ["배\r\n", "NaN", 'a"b', "null"]
     assert [(r.row, r.line, r.offset, r.reason) for r in got.rejects] == [
         (1, None, None, "null_text"),
@@ -169,11 +207,11 @@ def test_parquet_strings(folder: Folder, kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
-def test_parquet_with_bad_utf8(folder: Folder, kind: str) -> None:
+def test_columnar_with_bad_utf8(columnar: Callable[..., Outcome], kind: str) -> None:
     raw = pa.array([b"a", b"b\xff", "배".encode(), b"\xed\xa0\x80", b"\xff"])
     texts = pa.Array.from_buffers(pa.string(), 5, raw.buffers())
     texts = texts.cast(pa.large_string()) if kind == "large_string" else texts
-    got = _parquet(folder, text=texts.dictionary_encode() if kind == "dictionary" else texts)
+    got = columnar(text=texts.dictionary_encode() if kind == "dictionary" else texts)
     assert got.texts == ["a", "배"]
     assert [(r.row, r.reason) for r in got.rejects] == [
         (row, "invalid_encoding") for row in (1, 3, 4)
@@ -181,15 +219,15 @@ def test_parquet_with_bad_utf8(folder: Folder, kind: str) -> None:
     assert got.rejects[0].excerpt == b"b\xff"
 
 
-def test_parquet_values_beside_the_text(folder: Folder) -> None:
-    got = _parquet(folder, id=[7, None], text=["a", "b"], label=pa.array([1.5, 2.0]))
+def test_columnar_values_beside_the_text(columnar: Callable[..., Outcome]) -> None:
+    got = columnar(id=[7, None], text=["a", "b"], label=pa.array([1.5, 2.0]))
     assert [(r.id, r.label) for r in got.records] == [("7", "1.5"), ("1", "2.0")]
 
 
-def test_parquet_of_many_batches(folder: Folder) -> None:
+def test_columnar_of_many_batches(columnar: Callable[..., Outcome]) -> None:
     texts = [f"text {i}" for i in range(10_000)]
-    assert _parquet(folder, text=texts).texts == texts
-    assert _parquet(folder, text=pa.array([], pa.string())).texts == []
+    assert columnar(text=texts).texts == texts
+    assert columnar(text=pa.array([], pa.string())).texts == []
 
 
 @pytest.mark.parametrize(
@@ -205,15 +243,19 @@ def test_parquet_of_many_batches(folder: Folder) -> None:
     ],
     ids=str,
 )
-def test_parquet_text_of_another_type_stops(folder: Folder, kind: pa.DataType, value: Any) -> None:
+def test_columnar_text_of_another_type_stops(
+    columnar: Callable[..., Outcome], kind: pa.DataType, value: Any
+) -> None:
     with pytest.raises(CorpusError, match=r"column 'text' is .*; a text must be a string"):
-        _parquet(folder, text=pa.array([value], kind))
+        columnar(text=pa.array([value], kind))
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.binary()], ids=str)
-def test_parquet_label_of_no_single_value_stops(folder: Folder, kind: pa.DataType) -> None:
+def test_columnar_label_of_no_single_value_stops(
+    columnar: Callable[..., Outcome], kind: pa.DataType
+) -> None:
     with pytest.raises(CorpusError, match=r"column 'label' is .*; a string, a number or a date"):
-        _parquet(folder, text=["a"], label=pa.array([None], kind))
+        columnar(text=["a"], label=pa.array([None], kind))
 
 
 def test_a_date_that_python_has_not_stops(folder: Folder) -> None:
@@ -232,8 +274,69 @@ def test_parquet_columns_of_one_name_are_to_be_renamed(folder: Folder) -> None:
         read_files(path)
 
 
-def test_parquet_with_only_nulls(folder: Folder) -> None:
-    assert [r.reason for r in _parquet(folder, text=pa.nulls(2)).rejects] == ["null_text"] * 2
+def test_columnar_with_only_nulls(columnar: Callable[..., Outcome]) -> None:
+    assert [r.reason for r in columnar(text=pa.nulls(2)).rejects] == ["null_text"] * 2
+
+
+@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.ipc", "corpus.feather"])
+@pytest.mark.parametrize("data", [b"", b"ARROW1", b"id\ttext\n1\ta\n", b"FEA1" + b"x" * 99,
+                                  b"\xff\xff\xff\xff" + b"\x10\0\0\0" + b"x" * 16])  # fmt: skip
+def test_what_is_not_arrow(folder: Folder, data: bytes, name: str) -> None:
+    with pytest.raises(CorpusError, match=rf"{name} is not a readable Arrow file"):
+        folder.plan(data, name)
+
+
+@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.ipc"])
+def test_a_cut_off_arrow_file_stops(folder: Folder, name: str) -> None:
+    path = folder.path / name
+    WRITERS[name](pa.table({"text": [f"text {i}" for i in range(10_000)]}), path)
+    path.write_bytes(path.read_bytes()[:-20_000])
+    with pytest.raises(CorpusError, match=rf"{name} (is not a readable|cannot be read to its)"):
+        read_files(path)
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
+@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.ipc"])
+def test_arrow_offsets_out_of_bounds_stop(folder: Folder, name: str, kind: str) -> None:
+    """They are not followed: what they point to is other memory."""
+    path = folder.path / name
+    texts = pa.array(["some text"] * 9)
+    column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+    WRITERS[name](pa.table({"text": column}), path)
+    width = 8 if kind == "large_string" else 4
+    old = (9).to_bytes(width, "little")
+    new = (1 << 30).to_bytes(width, "little")
+    data = path.read_bytes()
+    if kind != "dictionary":
+        old, new = old + (18).to_bytes(width, "little"), new + (18).to_bytes(width, "little")
+        assert data.count(old) == 1
+        damaged = data.replace(old, new)
+    else:
+        first = data.index(b"some text")  # offsets 0, 9 stand before the only entry
+        at = data.rindex(old, 0, first)
+        damaged = data[:at] + new + data[at + width :]
+    path.write_bytes(damaged)
+    with pytest.raises(CorpusError, match=r"cannot be read to its end: .*([Oo]ffset|bounds)"):
+        read_files(path)
+
+
+def test_arrow_of_another_name_is_recognised(folder: Folder) -> None:
+    for number, write in enumerate((_write_arrow, _write_stream, _write_feather)):
+        path = folder.path / f"data-{number}.bin"
+        write(pa.table({"text": ["a"]}), path)
+        got = read_files(path)
+        assert (got.texts, got.reader.plan.dialect.format) == (["a"], "arrow")
+        assert any("format: arrow" in said for said in got.reader.plan.notices)
+
+
+@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.ipc"])
+def test_the_fraction_of_an_arrow_file_grows(folder: Folder, name: str) -> None:
+    path = folder.path / name
+    WRITERS[name](pa.table({"text": [f"text {i}" for i in range(9_000)]}), path)
+    table = open_table(path, Dialect("arrow"))
+    seen = {table.fraction for _ in table.rows(["text"])}
+    assert len(seen) == 3
+    assert 0 == min(seen) < max(seen) < table.fraction == 1.0
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"id\ttext\n1\ta\n", b"PAR1" + b"x" * 99 + b"PAR1"])

@@ -127,7 +127,7 @@ def test_json_files_without_a_record_contradict_none(
 @pytest.mark.parametrize("options", [{}, {"text": "txt"}])
 def test_a_header_in_quotes_names_the_option(folder: Folder, options: dict[str, Any]) -> None:
     data = '"id"\t"txt"\n"1"\t"good"\n'
-    with pytest.raises(CorpusError, match=r"quoted as CSV: use --quoting csv\."):
+    with pytest.raises(CorpusError, match=r"quoted as CSV: use quoting='csv'\."):
         folder.plan(data, **options)
     assert folder.read(data, quoting="csv", text="txt").texts == ["good"]
 
@@ -152,12 +152,12 @@ def test_progress_grows_to_one(folder: Folder) -> None:
     [
         (
             {"text": "txet"},
-            r"--text txet: .* no such column; it has id, text, label\. Did you mean",
+            r"text='txet': .* no such column; it has id, text, label\. Did you mean",
         ),
-        ({"id": "idx"}, r"--id idx: .* no such column; it has id, text, label\. Did you mean 'id'"),
-        ({"label": "lable"}, r"--label lable: .* Did you mean 'label'\?"),
-        ({"text_pair": "text2"}, r"--text-pair text2: .* Did you mean 'text'\?"),
-        ({"keep": ["label", "zzz"]}, r"--keep zzz: .* it has id, text, label\.$"),
+        ({"id": "idx"}, r"id='idx': .* no such column; it has id, text, label\. Did you mean 'id'"),
+        ({"label": "lable"}, r"label='lable': .* Did you mean 'label'\?"),
+        ({"text_pair": "text2"}, r"text_pair='text2': .* Did you mean 'text'\?"),
+        ({"keep": ["label", "zzz"]}, r"keep='zzz': .* it has id, text, label\.$"),
     ],
 )
 def test_a_missing_column(folder: Folder, options: dict[str, Any], message: str) -> None:
@@ -184,7 +184,7 @@ def test_columns_are_guessed_and_said(
     if "\t" in header:
         chosen = zip(("text", "id", "label"), columns, strict=True)
         for number, (kind, name) in enumerate((k, n) for k, n in chosen if n is not None):
-            said = f"{kind} column: {name} (choose another with --{kind})"
+            said = f"{kind} column: {name} (choose another with {kind}=)"
             assert plan.notices[number] == said
 
 
@@ -204,7 +204,7 @@ def test_a_text_that_cannot_be_guessed(folder: Folder) -> None:
 def test_a_line_that_is_no_header_does_not_flood_the_message(folder: Folder, data: str) -> None:
     with pytest.raises(CorpusError, match=r"which column is the text\? It has .{500} … \(\d+ col"):
         folder.plan(data)
-    with pytest.raises(CorpusError, match=r"--text x: .* it has .{500} … \(\d+ columns\)\.$"):
+    with pytest.raises(CorpusError, match=r"text='x': .* it has .{500} … \(\d+ columns\)\.$"):
         folder.plan(data, text="x")
 
 
@@ -242,7 +242,7 @@ def test_an_unknown_name_is_told_by_its_bytes(
 ) -> None:
     got = folder.read(data, name)
     assert (got.reader.plan.dialect.format, got.texts) == (kind, texts)
-    said = f"format: {kind} (told by its first bytes; set it with --format)"
+    said = f"format: {kind} (recognised by its first bytes; set it with format=)"
     assert got.reader.plan.notices[0] == said
 
 
@@ -294,9 +294,9 @@ def test_txt_is_one_text_per_line_unless_it_has_tabs(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "tvs"}, r"--format tvs: expected auto, tsv, .*\. Did you mean 'tsv'\?"),
-        ({"quoting": "minimal"}, r"--quoting minimal: expected auto, none, csv\."),
-        ({"unicode": "NFC"}, r"--unicode NFC: expected none, nfc, nfkc\."),
+        ({"format": "tvs"}, r"format='tvs': expected auto, tsv, .*\. Did you mean 'tsv'\?"),
+        ({"quoting": "minimal"}, r"quoting='minimal': expected auto, none, csv\."),
+        ({"unicode": "NFC"}, r"unicode='NFC': expected none, nfc, nfkc\."),
     ],
 )
 def test_an_unknown_choice(folder: Folder, options: dict[str, Any], message: str) -> None:
@@ -340,10 +340,10 @@ def test_the_length_is_that_of_the_text_that_is_embedded(folder: Folder) -> None
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"seed": -1, "sample": 1}, "--seed -1: expected 0 or more"),
-        ({"limit": 0}, "--limit 0: expected 1 or more"),
-        ({"sample": 0}, "--sample 0: expected 1 or more"),
-        ({"min_chars": -1}, "--min-chars -1: expected 0 or more"),
+        ({"seed": -1, "sample": 1}, "seed=-1: expected 0 or more"),
+        ({"limit": 0}, "limit=0: expected 1 or more"),
+        ({"sample": 0}, "sample=0: expected 1 or more"),
+        ({"min_chars": -1}, "min_chars=-1: expected 0 or more"),
     ],
 )
 def test_numbers_that_cannot_be(folder: Folder, wrong: dict[str, Any], message: str) -> None:

@@ -69,7 +69,7 @@ def test_stsb_is_csv_quoted(corpus: Callable[[str], Path]) -> None:
     plain = read_files(path, **options)
     quoted = read_files(path, quoting="csv", **options)
     assert len(plain.records) == len(quoted.records) == 1_379
-    assert plain.reader.counts.quote_notice.endswith("use --quoting csv")
+    assert plain.reader.counts.quote_notice.endswith("use quoting='csv'")
     differing = 0
     for literal, read in zip(plain.records, quoted.records, strict=True):
         assert (literal.line, literal.label) == (read.line, read.label)

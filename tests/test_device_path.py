@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embedkit.encoding import model as model_module
 from embedkit.encoding import packed as packed_module
+from embedkit.encoding import pooling
 from embedkit.encoding import shard as shard_module
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import CudaLink
@@ -311,7 +312,7 @@ def test_the_rules_find_what_waits_in_a_shard(
     match: str, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = packed_model("bf16", "varlen")
-    real = shard_module.sum_tokens
+    real = pooling.sum_tokens
 
     def faulty(states: Tensor, *more: Any) -> Tensor:
         WAITS[match](states.bfloat16())
@@ -329,7 +330,7 @@ class WithoutWaiting(CudaLink):
     """The copy begins beside the work that makes what it copies."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(stream):
             for matrix in matrices.values():
                 pinned(matrix).copy_(matrix, non_blocking=True)
@@ -348,7 +349,7 @@ class WithoutSynchronising(CudaLink):
     """The host reads while the copy runs."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self.device)
         copies = {name: pinned(matrix) for name, matrix in matrices.items()}
         with torch.cuda.stream(stream):
             stream.wait_event(after)

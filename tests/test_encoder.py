@@ -28,7 +28,7 @@ from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, Plain, build_old, distance
+from tests.models import TEXTS, Plain, build_old, distance, trusted_reader
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
 TOLERANCE = 1e-5
@@ -482,6 +482,7 @@ def test_impossible_config(tiny_bert: Path, tmp_path: Path) -> None:
         Encoder.load(str(folder), device="cpu")
 
 
+@trusted_reader
 def test_old_folder_equals_the_plain_forward(tmp_path: Path) -> None:
     stated = {"do_lower_case": False}
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
 from embedkit.encoding.encoder import Encoder, ShardVectors
 from embedkit.encoding.pooling import pool_words
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
@@ -320,7 +320,8 @@ def test_equals_sentence_transformers(minilm: Encoder) -> None:
 def test_published_score_of_minilm(minilm: Encoder, corpora: Path) -> None:
     file = InputFile.of(corpora / "stsb_en" / "test.tsv")
     plan = plan_corpus(
-        [file], text="sentence1", text_pair="sentence2", keep=["score"], quoting="csv"
+        [file],
+        CorpusOptions(text="sentence1", text_pair="sentence2", keep=["score"], quoting="csv"),
     )
     records = [record for record in CorpusReader(plan) if isinstance(record, Record)]
     assert len(records) == 1379

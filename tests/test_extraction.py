@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.dataset import extraction
-from embedkit.dataset.extraction import Progress
+from embedkit.dataset.planning import ExtractSettings, plan_extract
 from embedkit.encoding.encoder import Encoder, PendingShard
 from embedkit.encoding.tokenization import word_spans
 from embedkit.errors import CorpusError, DamagedError, EncodeError, ModelError, UsageError
+from embedkit.types import Progress
 from tests.store_fixtures import (
     N_ACCEPTED,
     ROWS,
@@ -140,7 +140,7 @@ def test_texts_can_be_left_out(corpus: Path, tmp_path: Path) -> None:
 def test_a_kept_column_may_not_hide_one_of_embedkit(tmp_path: Path, name: str) -> None:
     corpus = tmp_path / "corpus.tsv"
     corpus.write_text(f"document\t{name}\nthe movie\tx\n", "utf-8")
-    with pytest.raises(UsageError, match=f"--keep {name}: embedkit writes a column of this name"):
+    with pytest.raises(UsageError, match=f"keep='{name}': embedkit writes a column of this name"):
         run(corpus, tmp_path / "out", text="document", keep=[name])
     assert not list(tmp_path.glob("out*"))
 
@@ -211,14 +211,15 @@ def test_every_record_is_counted_once(
      [("1", "good", "0")] * 3, [("1", "good", "0")] * 3 + [("2", "", "0")] * 3],
     ids=["header only", "one reject", "rejects only", "late", "one full shard", "rejects at end"],
 )  # fmt: skip
-def test_rejects_at_every_edge(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
-    notices: list[str] = []
+def test_rejects_at_every_edge(
+    tmp_path: Path, rows: list[tuple[str, str, str]], notes: list[str]
+) -> None:
     corpus = write_tsv(tmp_path / "corpus.tsv", rows)
-    result = run(corpus, tmp_path / "out", tokens=True, words="first", notify=notices.append)
+    result = run(corpus, tmp_path / "out", tokens=True, words="first")
     kept = accepted(rows)
     assert table_of(tmp_path / "out").column("row").to_pylist() == [i for i, _ in kept]
     assert result.manifest.n_shards == max(-(-len(kept) // 3), 1)
-    assert any("no record was accepted" in n for n in notices) == (not kept)
+    assert any("no record was accepted" in n for n in notes) == (not kept)
     data = embedkit.load(tmp_path / "out")
     assert data.X.shape == (len(kept), 16)
     assert data.ids.dtype.kind == data.y.dtype.kind == "U"
@@ -445,7 +446,7 @@ def test_a_corpus_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
     rejects = (out / "_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
     assert {json.loads(line)["file"] for line in rejects} == {str(corpus)}
     assert embedkit.verify(out).ok
-    with pytest.raises(UsageError, match=r"only names in UTF-8\. Give another with --out\."):
+    with pytest.raises(UsageError, match=r"only names in UTF-8\. Pass another out=\."):
         embedkit.extract(corpus, model=str(tiny_model()))
     assert not list(tmp_path.glob("*.vectors*"))
 
@@ -458,7 +459,7 @@ def test_kept_columns_may_be_called_as_those_of_tokens(tmp_path: Path) -> None:
 
 
 def test_lists_may_be_written_as_on_the_command_line(corpus: Path, tmp_path: Path) -> None:
-    job = run(corpus, tmp_path / "out", poolings="cls, mean", keep="document").manifest.job
+    job = run(corpus, tmp_path / "out", poolings="cls, mean", keep=["document"]).manifest.job
     assert list(job["vectors"]["views"]) == ["cls_2", "mean_2"]
     assert job["input"]["keep"] == ["document"]
 
@@ -503,10 +504,12 @@ def test_standard_input(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert (
         embedkit.load(tmp_path / "out").X.tobytes() == embedkit.load(tmp_path / "file").X.tobytes()
     )
-    with pytest.raises(UsageError, match=r"standard input has no name.*--out"):
+    with pytest.raises(UsageError, match=r"standard input has no name.*Pass out="):
         embedkit.extract("-")
     with pytest.raises(UsageError, match=r"standard input \(-\) can be read once only"):
-        run(["-", "-"], tmp_path / "twice")
+        run([Path("-"), Path("-")], tmp_path / "twice")
+    with pytest.raises(UsageError, match=r"entry 0 of the corpus, '-', is the name of a file"):
+        run(["-", "-"], tmp_path / "texts")
 
 
 def test_where_the_output_goes(
@@ -530,14 +533,14 @@ def test_an_output_without_a_name_is_refused(corpus: Path, out: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"storage": "float8"}, r"--storage float8: expected float32.* Did you mean 'float"),
-        ({"words": "middle"}, "--words middle: expected first, last, first_last, mean"),
-        ({"on_long": "cut"}, "--on-long cut: expected truncate, window, error"),
-        ({"unicode": "nfd"}, "--unicode nfd: expected none, nfc, nfkc"),
-        ({"shard_rows": 0}, "--shard-rows 0: expected 1 or more"),
-        ({"sample": 0}, "--sample 0: expected 1 or more"),
-        ({"min_chars": -1}, "--min-chars -1: expected 0 or more"),
-        ({"max_length": 0}, "--max-length 0: expected 1 or more"),
+        ({"storage": "float8"}, r"storage='float8': expected float32.* Did you mean 'float"),
+        ({"words": "middle"}, "words='middle': expected first, last, first_last, mean"),
+        ({"on_long": "cut"}, "on_long='cut': expected truncate, window, error"),
+        ({"unicode": "nfd"}, "unicode='nfd': expected none, nfc, nfkc"),
+        ({"shard_rows": 0}, "shard_rows=0: expected 1 or more"),
+        ({"sample": 0}, "sample=0: expected 1 or more"),
+        ({"min_chars": -1}, "min_chars=-1: expected 0 or more"),
+        ({"max_length": 0}, "max_length=0: expected 1 or more"),
         ({"max_length": 2}, "--max-length 2 leaves no room for text"),
         ({"max_length": 25}, r"--max-length 25: .* 24"),
         ({"on_long": "window", "stride": 22}, "--stride 22 must be smaller than the 22 tokens"),
@@ -545,8 +548,8 @@ def test_an_output_without_a_name_is_refused(corpus: Path, out: str) -> None:
         ({"layers": "2..1"}, "runs backwards"),
         ({"poolings": ["median"]}, "--pooling median: expected cls, mean, max, pooler"),
         ({"text": "documnt"}, r"no such column.*Did you mean 'document'"),
-        ({"keep": ["nothing"]}, "--keep nothing: .* has no such column"),
-        ({"encoding": "utf-99"}, "--encoding utf-99"),
+        ({"keep": ["nothing"]}, "keep='nothing': .* has no such column"),
+        ({"encoding": "utf-99"}, "encoding='utf-99'"),
         ({"device": "tpu"}, "--device tpu|expected auto"),
     ],
     ids=str,
@@ -570,22 +573,22 @@ def test_pooler_of_a_checkpoint_without_one(corpus: Path, tmp_path: Path) -> Non
 def test_progress_is_honest(corpus: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
     result = run(corpus, tmp_path / "out", progress=seen.append, batch_tokens=24)
-    done = [p.tokens_done for p in seen]
+    done = [p.done for p in seen]
     assert done == sorted(done)
-    assert done[-1] == seen[-1].tokens_total == result.manifest.totals["ledger"]["tokens_kept"]
-    assert all(p.tokens_done <= p.tokens_total for p in seen)
-    assert seen[-1].tokens_fresh == result.tokens_fresh
-    assert [p.shard for p in seen][-1] == 3
+    assert done[-1] == seen[-1].total == result.manifest.totals["ledger"]["tokens_kept"]
+    assert all(p.total is not None and p.done <= p.total for p in seen)
+    assert seen[-1].fresh == result.tokens_fresh
+    assert (seen[-1].stage, seen[-1].unit) == ("shard 4", "tokens")
 
 
 @pytest.mark.parametrize("change", [{}, {"layers": "all"}, {"tokens": True}, {"words": "mean"}])
 def test_shards_have_a_size_that_follows_from_the_settings(
     corpus: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    settings = {"model": str(tiny_model()), "out": tmp_path / "out", **change}
+    settings = ExtractSettings(model=str(tiny_model()), **change)
     sizes = set()
     for _ in range(2):
-        with extraction.plan_extract(corpus, **settings) as plan:
+        with plan_extract(corpus, out=tmp_path / "out", settings=settings) as plan:
             sizes.add(plan.shard_rows)
     assert len(sizes) == 1
     assert sizes.pop() in [1 << n for n in range(6, 15)]

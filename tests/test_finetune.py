@@ -23,6 +23,7 @@ from embedkit.cli.tabulate import comparison_text
 from embedkit.comparison.blend import write_blend
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, write_report
+from embedkit.corpus import CorpusOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
@@ -399,7 +400,7 @@ def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
     corpus = tmp_path / "pairs.tsv"
     corpus.write_text("\n".join(lines) + "\n", "utf-8")
     result = tuned(corpus, tmp_path / "run", epochs=1, folds=2,
-                   reading={"text": "a", "text_pair": "b"})  # fmt: skip
+                   reading=CorpusOptions(text="a", text_pair="b"))  # fmt: skip
     cut = result.content.truncated
     assert cut.limit == 24  # positions of the model
     assert 0 < cut.records < 40
@@ -410,7 +411,9 @@ def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])
     assert not np.allclose(there, swapped)
     with pytest.raises(UsageError, match="--max-length 25"):
-        tuned(corpus, tmp_path / "long", max_length=25, reading={"text": "a", "text_pair": "b"})
+        tuned(
+            corpus, tmp_path / "long", max_length=25, reading=CorpusOptions(text="a", text_pair="b")
+        )
 
 
 def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> None:
@@ -700,8 +703,8 @@ def test_what_cannot_be_used(
 
 
 def test_options_of_the_corpus_are_refused_for_a_dataset(shared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--limit: .* is a dataset, which was read with options"):
-        tuned(shared / "data", tmp_path / "run", reading={"limit": 5})
+    with pytest.raises(UsageError, match=r"limit=5: .* is a dataset, which was read with options"):
+        tuned(shared / "data", tmp_path / "run", reading=CorpusOptions(limit=5))
     with pytest.raises(UsageError, match="is not a dataset"):
         tuned(tmp_path, tmp_path / "run")
     unlabelled = corpus_of(tmp_path / "c.tsv", label=False)

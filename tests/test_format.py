@@ -15,7 +15,8 @@ import pytest
 
 import embedkit
 from embedkit.encoding.encoder import Encoder
-from tests.store_fixtures import ROOT, load_quickly, run, write_tsv
+from tests.processes import ROOT
+from tests.store_fixtures import load_quickly, run, write_tsv
 
 PAGE = (ROOT / "docs" / "format.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([^`\s]+)`", PAGE))

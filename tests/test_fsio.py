@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_the_order_of_the_system_calls(
         def note(*args: Any, name: str = name, real: Any = real) -> Any:
             kind = ""
             if name == "fsync":
-                kind = " folder" if Path(f"/proc/self/fd/{args[0]}").is_dir() else " file"
+                kind = " folder" if stat.S_ISDIR(os.fstat(args[0]).st_mode) else " file"
             calls.append(name + kind)
             return real(*args)
 
@@ -65,6 +66,32 @@ def test_the_order_of_the_system_calls(
     (tmp_path / "y").write_bytes(b"")
     fsio.publish_file(tmp_path / "y", tmp_path / "z")
     assert calls == ["fsync file", "replace", "fsync folder"]
+
+
+@pytest.mark.parametrize("number", [None, errno.ENOTSUP, errno.EIO])
+def test_on_macos_the_drive_is_told_to_write(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """What has no ``F_FULLFSYNC`` is synced as elsewhere; a failure of it stays one."""
+    calls: list[str] = []
+
+    def control(_: int, command: int) -> None:
+        assert command == 51
+        calls.append("full")
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    if number == errno.EIO:
+        with pytest.raises(StorageError, match="Input/output error"):
+            fsio.write_durably(tmp_path / "x", b"abc", scratch=scratch)
+        assert calls == ["full"]
+    else:
+        fsio.write_durably(tmp_path / "x", b"abc", scratch=scratch)
+        assert calls == (["full"] if number is None else ["full", "fsync"]) * 2
 
 
 def test_a_short_write_is_continued(

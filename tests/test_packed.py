@@ -364,6 +364,36 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
     assert notice.endswith("using the plain one, which is slower")
 
 
+@pytest.mark.parametrize("attend", ["_attend_runs", "_attend_first_runs"])
+def test_sequences_attend_one_by_one_where_company_would_matter(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str
+) -> None:
+    _, plain, checkpoint = both(str(tiny_bert))
+    genuine = getattr(packed_module, attend)
+
+    def by_company(rows: torch.Tensor, *others: Any) -> Any:
+        """As a kernel that rounds otherwise when it computes several sequences at once."""
+        spans = others[-2]
+        several = any(count > 1 for _, count, _ in spans.runs)
+        return genuine(rows, *others) * (1 + 1e-6 * several)
+
+    monkeypatch.setattr(packed_module, attend, by_company)
+    notices: list[str] = []
+    ours = fastest(plain, checkpoint, notify=notices.append)
+    assert ours.name == "packed, sequence by sequence"
+    assert notices == [
+        "on this machine the last bits of a vector would depend on the texts beside it; "
+        "attention runs sequence by sequence, which is slower"
+    ]
+    first_only = attend == "_attend_first_runs"
+    batch = batch_of((9, 9, 9), 40)
+    (together,) = states(ours, batch, [3], first_only=first_only).values()
+    for i, ids in enumerate(batch.ids.split(9)):
+        one = PackedBatch.of(ids, torch.zeros_like(ids), [9])
+        (alone,) = states(ours, one, [3], first_only=first_only).values()
+        assert np.array_equal(alone, together[i * len(alone) : (i + 1) * len(alone)])
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -420,6 +450,7 @@ class Older(torch.nn.Module):
     def __init__(self, model: Any, leaves_out_last: bool) -> None:
         super().__init__()
         self.model, self.leaves_out_last = model, leaves_out_last
+        self.encoder: Any = getattr(model, "encoder", None)  # where the layers stand
         self.asked: list[Any] = []
 
     def forward(self, input_ids: Any, output_hidden_states: Any, **inputs: Any) -> Any:
@@ -448,7 +479,6 @@ def test_transformers_that_know_no_list_of_layers(
     wanted = Older(plain.module, leaves_out_last)
     batch = batch_of((5, 3, 3), 40)
     expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
-    wanted.encoder = getattr(plain.module, "encoder", None)  # where the layers stand
     older = PlainModel(wanted, checkpoint, pad_id=0, pooler=None)
     for top, hidden in expected.items():
         found = states(older, batch, list(hidden))
@@ -511,6 +541,15 @@ def test_attention_is_chosen_by_what_the_device_supports(
     assert attention_kinds(torch.device("cpu"), PRECISIONS[precision]) == ("runs",)
 
 
+def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
+    tiny: Callable[[str], Path],
+) -> None:
+    from embedkit.errors import ModelError
+
+    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use --precision fp32\.$"):
+        both(str(tiny("deberta")), "bf16")
+
+
 def test_a_text_that_spells_the_padding_token(encoder_of: Callable[[str], Encoder]) -> None:
     """RoBERTa gives a padding token inside a text the padding's own position."""
     encoder = encoder_of("roberta")
@@ -532,6 +571,9 @@ def test_runs_hold_every_token_once(lengths: list[int]) -> None:
         int(x) for x in np.cumsum([0, *(c * n for _, c, n in runs)])[:-1]
     ]
     assert all(a[2] != b[2] for a, b in itertools.pairwise(runs))
+    each = length_runs(lengths, together=False)
+    assert [(count, length) for _, count, length in each] == [(1, length) for length in lengths]
+    assert [start for start, _, _ in each] == [sum(lengths[:i]) for i in range(len(lengths))]
 
 
 @settings(deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ def test_every_layout_is_read(tmp_path: Path, rows: int, width: int, group: int,
         assert np.array_equal(ours[name], wanted)
 
 
-def test_parts_of_a_wider_matrix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preadv", [True, False])
+def test_parts_of_a_wider_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preadv: bool
+) -> None:
+    if not preadv:
+        monkeypatch.delattr(os, "preadv", raising=False)
     vectors = {"a": random(100, 7), "b": random(100, 5, 1)}
     metadata = write(tmp_path / "x", vectors)
     wide = np.full((120, 14), 9, np.float32)

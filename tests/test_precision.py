@@ -59,23 +59,22 @@ def test_the_trial_times_this_machine() -> None:
 
 
 def test_a_job_keeps_the_precision_it_began_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     corpus = write_tsv(tmp_path / "corpus.tsv")
     speed = [2.0]
-    notices: list[str] = []
     monkeypatch.setattr(encoder_module, "time_products", lambda **_: PrecisionTrial(speed[0], 1.0))
 
     def go(out: str, **settings: Any) -> Any:
         settings = {"precision": "auto", "model": str(tiny_model()), **settings}
         return run(corpus, tmp_path / out, **settings)
 
-    golden = go("golden", notify=notices.append)
+    golden = go("golden")
     assert golden.manifest.job["vectors"]["precision"] == "bf16"
-    assert "precision: bf16; here bf16 takes 0.50 of the time of fp32" in notices
+    assert "precision: bf16; here bf16 takes 0.50 of the time of fp32" in notes
 
     def stop(state: Any) -> None:
-        if state.shard == 1:
+        if state.stage == "shard 2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from tests.store_fixtures import ROOT
+from tests.processes import ROOT
 
 _SPEC = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
 assert _SPEC is not None

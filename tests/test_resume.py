@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -16,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import embedkit
 from embedkit import fsio
-from embedkit.dataset import extraction
+from embedkit.dataset import planning
 from embedkit.dataset.jobs import JobFolder
 from embedkit.dataset.schema import read_footer
 from embedkit.encoding.encoder import Encoder, PendingShard
@@ -31,6 +33,7 @@ from embedkit.errors import (
     OutputExistsError,
     StorageError,
 )
+from embedkit.types import Progress
 from tests.processes import ROOT, Process, command
 from tests.store_fixtures import (
     N_ACCEPTED,
@@ -497,8 +500,8 @@ def test_an_empty_folder_is_free(corpus: Path, tmp_path: Path) -> None:
 def _begin(corpus: Path, out: Path, **settings: Any) -> None:
     """Leave a job unfinished after its first shard."""
 
-    def stop(state: extraction.Progress) -> None:
-        if state.shard == 1:
+    def stop(state: Progress) -> None:
+        if state.stage == "shard 2":
             raise Crash
 
     with pytest.raises(Crash):
@@ -561,7 +564,6 @@ def test_the_seed_counts_only_with_a_sample(corpus: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", [
-    lambda folder: {"notify": print},
     lambda folder: {"progress": print},
     lambda folder: {"offline": True},
     lambda folder: {"device": "cpu"},
@@ -609,8 +611,8 @@ def test_another_environment_is_refused_unless_allowed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _begin(corpus, tmp_path / "out")
-    genuine = extraction._environment
-    monkeypatch.setattr(extraction, "_environment", lambda e: {**genuine(e), "torch": "9.9"})
+    genuine = planning._environment
+    monkeypatch.setattr(planning, "_environment", lambda e: {**genuine(e), "torch": "9.9"})
     with pytest.raises(MismatchError, match=r"torch: .* there, \"9\.9\" now") as caught:
         run(corpus, tmp_path / "out")
     assert "--allow-env-change" in str(caught.value)
@@ -621,6 +623,60 @@ def test_another_environment_is_refused_unless_allowed(
     assert second["shards"] == [1, 2, 3]
     assert second["environment"]["torch"] == "9.9"
     assert run(corpus, tmp_path / "out").was_complete
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
+def test_a_job_goes_on_with_another_number_of_threads(
+    corpus: Path, tmp_path: Path, golden: str, first: int, then: int
+) -> None:
+    """The tiny model is too small for any product to be summed otherwise by more threads."""
+    out = tmp_path / "out"
+    with threads(first):
+        _begin(corpus, out, **SMALL)
+    with threads(then):
+        assert run(corpus, out, **SMALL).resumed_shards == 1
+    assert tree_hash(out) == golden
+    log = (out / "_embedkit/log.jsonl").read_text("utf-8").splitlines()
+    assert {json.loads(line)["threads"] for line in log} == {first, then}
+
+
+def test_a_processor_that_gives_other_bits_is_another_environment(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begin(corpus, tmp_path / "out")
+    genuine = Encoder.encode_views
+
+    def rounded(encoder: Encoder, *arguments: Any, **options: Any) -> Any:
+        found = genuine(encoder, *arguments, **options)
+        return {name: np.nextafter(values, np.float32(9)) for name, values in found.items()}
+
+    monkeypatch.setattr(Encoder, "encode_views", rounded)
+    with pytest.raises(MismatchError, match=r"arithmetic: \"\w{16}\" there, \"\w{16}\" now"):
+        run(corpus, tmp_path / "out")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_processor_matters_only_where_it_computes(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load_quickly(str(tiny_model()))
+    monkeypatch.setattr(encoder.model, "device", torch.device(device))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(planning, "_arithmetic", lambda _: "of this processor")
+    found = planning._environment(encoder)
+    assert found["device"] == {"cpu": "cpu", "cuda": "a GPU"}[device]
+    assert ("of this processor" in found.values()) == (device == "cpu")
+    assert not {"threads", "instructions"} & set(found)
 
 
 # Damage to an unfinished job
@@ -726,8 +782,8 @@ def test_a_foreign_file_among_the_shards_is_refused(
 
 
 def test_a_corpus_that_changes_during_the_run_is_noticed(corpus: Path, tmp_path: Path) -> None:
-    def append(state: extraction.Progress) -> None:
-        if state.shard == 1:
+    def append(state: Progress) -> None:
+        if state.stage == "shard 2":
             with corpus.open("a") as stream:
                 stream.write("020\tlate\t1\n")
 

@@ -14,6 +14,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from embedkit.cli.main import cli
 from embedkit.cli.run_text import run_info_text
+from embedkit.corpus import CorpusOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.sts import agreement, similarity
@@ -122,7 +123,7 @@ def test_scores_that_are_no_numbers(corpus: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="3 pairs, 1 different scores"):
         compare(corpus, score="score")
     corpus.write_text("one\ttwo\tscore\n\t\t1\n", "utf-8")
-    with pytest.raises(UsageError, match="holds no pair of texts"):
+    with pytest.raises(UsageError, match="contains no pair of texts"):
         compare(corpus)
 
 
@@ -152,7 +153,8 @@ def test_published_figures(corpora: Path, monkeypatch: pytest.MonkeyPatch, minil
     """all-MiniLM-L6-v2 on the English STS benchmark: Spearman 82.03, Pearson 82.74."""
     monkeypatch.setattr(Encoder, "load", lambda *_, **__: minilm)
     found = similarity(
-        corpora / "stsb_en/test.tsv", quoting="csv", text="sentence1", text_pair="sentence2",
+        corpora / "stsb_en/test.tsv", reading=CorpusOptions(quoting="csv"),
+        text="sentence1", text_pair="sentence2",
         score="score", layers="-1", poolings=["mean"],
     )  # fmt: skip
     assert 100 * found.agreement[0].spearman.value == pytest.approx(82.03, abs=0.02)

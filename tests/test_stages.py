@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from embedkit.dataset import stages
+from embedkit.dataset import workers
 from embedkit.dataset.workers import Clock, StageTime, Writers, ahead, bottleneck
 
 
@@ -163,7 +163,7 @@ def test_an_error_is_met_by_the_next_shard() -> None:
 
 def test_the_busiest_stage_is_the_bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(stages, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(workers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = Clock()
     with clock("read"):
         now[0] += 0.01

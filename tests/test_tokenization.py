@@ -31,7 +31,7 @@ from embedkit.encoding.tokenization import (
     word_spans,
 )
 from embedkit.errors import ModelError, UsageError
-from tests.models import FAMILIES, TEXTS, build_old
+from tests.models import FAMILIES, OLD_TOKENIZERS, TEXTS, bert_tokenizer, build_old
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
 FAST = tuple(kind for kind in KINDS if kind != "japanese")
@@ -529,11 +529,9 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
     normalizer: dict[str, bool], tokens: list[str], says: str, stated: dict[str, Any] | None,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    from transformers import BertTokenizer
-
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)
     entries = (folder / "vocab.txt").read_text("utf-8").split()
-    made = BertTokenizer(vocab={e: i for i, e in enumerate(entries)}, **normalizer)
+    made = bert_tokenizer({e: i for i, e in enumerate(entries)}, **normalizer)
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.txt").unlink()
     found, notices = old_tokens(folder, "배를 여행을 Movies A")
@@ -555,6 +553,7 @@ def test_half_a_character_is_refused(
 # tokenizers that cannot be used
 
 
+@pytest.mark.skipif(OLD_TOKENIZERS, reason="transformers 4 asks for protobuf first")
 def test_a_tokenizer_made_of_nothing_is_refused(tmp_path: Path) -> None:
     """Transformers makes one up that knows no word if the vocabulary is of another kind."""
     folder = build_old(tmp_path, "cased")
@@ -571,7 +570,7 @@ def test_code_of_a_tokenizer_that_is_not_run_is_named(tmp_path: Path) -> None:
     notices: list[str] = []
     load_tokenizer(find_checkpoint(str(folder)), notify=notices.append)
     (notice,) = notices
-    assert "brings code for its tokenizer, which is not run; BertTokenizer reads" in notice
+    assert "brings code for its tokenizer, which is not run; BertTokenizer" in notice
 
 
 def test_no_tokenizer_files(tmp_path: Path) -> None:
@@ -594,9 +593,11 @@ def test_more_tokens_than_embeddings(tmp_path: Path) -> None:
         load_tokenizer(find_checkpoint(str(folder)), notify=print)
 
 
+@pytest.mark.skipif(OLD_TOKENIZERS, reason="transformers 4 asks for protobuf first")
 def test_a_missing_package_is_named(
     tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tiny("japanese")
     monkeypatch.setitem(sys.modules, "fugashi", None)
     with pytest.raises(ModelError, match=r"its tokenizer needs another package .*fugashi.*pip"):
-        load_tokenizer(find_checkpoint(str(tiny("japanese"))), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)), notify=print)

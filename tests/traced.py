@@ -115,7 +115,7 @@ class Device(TorchDispatchMode):
                 raise FaultError("the host touches memory that a copy is still using")
             return numpy()
 
-        buffer.numpy = checked  # type: ignore[method-assign]
+        buffer.numpy = checked  # type: ignore[method-assign, assignment]
         return buffer
 
     def event(self, *, enable_timing: bool = False) -> Event:

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusReader,
+    InputFile,
+    Record,
+    hash_inputs,
+    plan_corpus,
+)
 from embedkit.dataset.record_keys import source_of, stored_texts, text_key, whole_text
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.errors import UsageError
@@ -99,10 +106,11 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
     """The test set without its target, its labels and texts."""
     columns = data.manifest.job["input"]
     plan = plan_corpus(
-        [InputFile.of(test)], text=columns["text"], text_pair=columns["text_pair"],
-        unicode=columns["unicode"], encoding=columns["encoding"],
-        quoting=columns["quoting"] if columns["quoting"] in ("none", "csv") else "auto",
-        header=columns["header"],
+        [InputFile.of(test)],
+        CorpusOptions(
+            text=columns["text"], text_pair=columns["text_pair"], unicode=columns["unicode"],
+            encoding=columns["encoding"], quoting=columns["quoting"], header=columns["header"],
+        ),
     )  # fmt: skip
     names = {name: columns[name] if columns[name] in plan.columns else None
              for name in ("id", "label")}  # fmt: skip

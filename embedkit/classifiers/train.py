@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from embedkit.classifiers.test_set import TestSet, load_test_set
 from embedkit.dataset.record_keys import source_of, stored_texts
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_seed
+from embedkit.machine import peak_memory_bytes
 from embedkit.runs.content import (
     Cost,
     RecordCounts,
@@ -260,7 +260,7 @@ class _Training:
             scores=reported_scores(predictions, seed=self._settings.seed, beta=beta),
             cost=Cost(
                 **cost,
-                peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                peak_memory_bytes=peak_memory_bytes(),
                 parameters=_parameters(pipeline),
                 device="cpu",
             ),

@@ -12,6 +12,7 @@ from embedkit.cli.options import (
     model_options,
     notifier,
     output_options,
+    reading_of,
     show_progress,
 )
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -19,7 +20,7 @@ from embedkit.errors import EXIT_REJECTS, UsageError
 __all__ = ["finetune"]
 
 _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting", "unicode",
-            "min_chars", "sample", "limit")  # fmt: skip
+            "no_header", "min_chars", "sample", "limit")  # fmt: skip
 
 
 @click.command(
@@ -113,7 +114,7 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
 @click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
 @output_options
 def finetune(
-    corpus: Path, out: Path, cnn_widths: str, no_header: bool,
+    corpus: Path, out: Path, cnn_widths: str,
     progress: bool | None, as_json: bool, quiet: bool, verbose: bool, **settings: Any,
 ) -> int:  # fmt: skip
     """Train an encoder with a head on labelled texts, fold by fold.
@@ -124,11 +125,11 @@ def finetune(
     from embedkit.cli.run_text import content_json, finetune_text
     from embedkit.finetuning.folds import finetune as run
 
-    reading = {name: settings.pop(name) for name in _READING}
+    reading = reading_of({name: settings.pop(name) for name in _READING})
     shown = verbose or show_progress(progress, quiet)
     result = run(
         corpus, out=out, cnn_widths=_widths(cnn_widths),
-        reading={**reading, "header": not no_header},
+        reading=reading,
         progress=(lambda line: click.echo(line, err=True)) if shown else (lambda _: None),
         notify=notifier(quiet), **settings,
     )  # fmt: skip

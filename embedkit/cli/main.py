@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from embedkit._version import __version__
+from embedkit.cli.doctor import doctor
 from embedkit.cli.experiment import compare, fetch, run
 from embedkit.cli.finetune import finetune
 from embedkit.cli.messages import Commands
@@ -24,9 +25,10 @@ from embedkit.cli.options import (
     model_options,
     notifier,
     output_options,
+    reading_of,
     show_progress,
 )
-from embedkit.cli.results import mteb_protocol, predict, probe, split, train
+from embedkit.cli.results import predict, probe, split, train
 from embedkit.cli.search import index, map_, search, similarity, words
 from embedkit.display import visible
 from embedkit.errors import (
@@ -37,9 +39,10 @@ from embedkit.errors import (
     UsageError,
     did_you_mean,
 )
+from embedkit.machine import set_wait_policy
 
 if TYPE_CHECKING:
-    from embedkit.dataset.extraction import ExtractPlan
+    from embedkit.dataset.planning import ExtractPlan
 
 __all__ = ["cli", "main"]
 
@@ -56,6 +59,7 @@ Examples:
 
 def main() -> NoReturn:
     """Run the command line and exit with the code that the README lists."""
+    set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, _terminate)
     stdout = sys.stdout
     if isinstance(stdout, TextIOWrapper):  # names of files may hold what cannot be printed
@@ -98,7 +102,7 @@ def _complain(message: str) -> None:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExamples:\n"
-    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL or Parquet file\n"
+    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL, Parquet or Arrow file\n"
     "  embedkit info corpus.vectors     what is in it, and how to open it\n",
 )
 @click.version_option(__version__, prog_name="embedkit")
@@ -164,15 +168,13 @@ def _vector_options(command: F) -> F:
 @_vector_options
 @click.option("--dry-run", is_flag=True, help="Tell rows, tokens, bytes, minutes.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier job made.")
-@click.option("--allow-env-change", is_flag=True, help="Resume with other versions or threads.")
+@click.option("--allow-env-change", is_flag=True, help="Resume with other versions or devices.")
 @click.option("--progress/--no-progress", default=None, help="[shown on a terminal]")
 @output_options
 def extract(
     corpus: tuple[str, ...],
     out: Path | None,
     pooling: str,
-    keep: str | None,
-    no_header: bool,
     no_text: bool,
     special_tokens: str,
     dry_run: bool,
@@ -186,25 +188,24 @@ def extract(
 ) -> int:
     """Turn a corpus into sentence, word and token vectors in Parquet.
 
-    CORPUS is one or more TSV, CSV, JSONL or Parquet files, also as .gz or .zst, or - for standard
-    input. A run that was interrupted goes on where it stopped when the same command is given again.
+    CORPUS is one or more TSV, CSV, JSONL, Parquet or Arrow files, text files also as .gz or .zst,
+    or - for standard input. A run that was interrupted goes on where it stopped when the same
+    command is given again.
     """
     from embedkit.cli.progress import ProgressBar
     from embedkit.cli.text import json_text, plan_text, result_text, stages_text
-    from embedkit.dataset.extraction import plan_extract, run_plan
+    from embedkit.dataset.extraction import run_plan
+    from embedkit.dataset.planning import ExtractSettings, plan_extract
 
-    notify = notifier(quiet)
-    with plan_extract(
-        corpus,
-        out=out,
+    reading = reading_of(settings)
+    made = ExtractSettings(
         poolings=pooling.split(","),
-        keep=keep.split(",") if keep else (),
-        header=not no_header,
         store_text=not no_text,
         special_tokens=special_tokens == "include",
-        notify=notify,
         **settings,
-    ) as plan:
+    )
+    files = [Path(name) for name in corpus]
+    with plan_extract(files, out=out, reading=reading, settings=made) as plan:
         if verbose:
             click.echo(plan_text(plan), err=True)
         if dry_run:
@@ -215,7 +216,6 @@ def extract(
                 overwrite=overwrite,
                 allow_env_change=allow_env_change,
                 progress=bar.update,
-                notify=notify,
             )
     if verbose:
         click.echo(stages_text(result), err=True)
@@ -397,8 +397,8 @@ def _not_found(path: Path, error: ModelError) -> ModelError:
 
 
 for _command in (
-    split, train, probe, finetune, predict, mteb_protocol,
+    split, train, probe, finetune, predict,
     compare, run, fetch,
-    search, index, similarity, words, map_,
+    search, index, similarity, words, map_, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

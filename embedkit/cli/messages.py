@@ -11,16 +11,24 @@ import click
 from embedkit.display import visible
 from embedkit.errors import EmbedkitError
 
-__all__ = ["Commands", "in_options", "quiet_notes"]
+__all__ = ["Commands", "in_options", "quiet_notes", "show_note"]
 
 _LOGGER = logging.getLogger("embedkit")
 
 
 class _Notes(logging.Handler):
-    """Prints what the library logs on standard error, as ``note: …``."""
+    """Prints what the library logs on standard error, as ``note: …``, in terms of options."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"note: {visible(record.getMessage())}", err=True)
+        show_note(record.getMessage())
+
+
+def show_note(message: str) -> None:
+    """Print a note of the library on standard error, in the terms of the command that runs."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        message = in_options(message, context.command)
+    click.echo(f"note: {visible(message)}", err=True)
 
 
 class Commands(click.Group):

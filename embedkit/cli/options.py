@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from embedkit.cli.messages import quiet_notes
-from embedkit.display import visible
+from embedkit.choices import FORMATS, QUOTINGS, UNICODE_FORMS
+from embedkit.cli.messages import quiet_notes, show_note
+
+if TYPE_CHECKING:
+    from embedkit.corpus import CorpusOptions
 
 __all__ = [
     "SEED",
     "corpus_options",
     "dialect_options",
-    "given",
     "model_options",
     "notifier",
     "output_options",
+    "reading_of",
     "show_progress",
 ]
 
@@ -72,15 +76,15 @@ def dialect_options(command: F) -> F:
     """Options that say how a file is written."""
     return _with(command, (
         click.option("--format", default="auto", show_default=True,
-                     type=click.Choice(["auto", "tsv", "csv", "lines", "jsonl", "parquet"])),
+                     type=click.Choice(["auto", *FORMATS])),
         click.option("--encoding", default="utf-8", show_default=True),
         click.option("--quoting", default="auto", show_default=True,
-                     type=click.Choice(["auto", "none", "csv"]),
+                     type=click.Choice(QUOTINGS),
                      help="auto: .csv files are quoted as CSV, .tsv and .txt files not at all."),
         click.option("--no-header", is_flag=True,
                      help="The first line is data; columns are called 0, 1, 2 …"),
         click.option("--unicode", default="none", show_default=True,
-                     type=click.Choice(["none", "nfc", "nfkc"]), help="Normal form of the texts."),
+                     type=click.Choice(UNICODE_FORMS), help="Normal form of the texts."),
     ))  # fmt: skip
 
 
@@ -91,13 +95,17 @@ def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
     return command
 
 
-def given(*names: str) -> dict[str, Any]:
-    """The options among ``names`` that stand on the command line, with their values."""
-    context = click.get_current_context()
-    typed = click.core.ParameterSource.COMMANDLINE
-    return {
-        name: context.params[name] for name in names if context.get_parameter_source(name) is typed
-    }
+def reading_of(settings: dict[str, Any]) -> CorpusOptions:
+    """How the corpus is read; takes the options of a corpus out of the settings of a command."""
+    from embedkit.corpus import CorpusOptions
+
+    names = [field.name for field in fields(CorpusOptions) if field.name in settings]
+    values = {name: settings.pop(name) for name in names}
+    if "keep" in values:
+        values["keep"] = values["keep"].split(",") if values["keep"] else ()
+    if "no_header" in settings:
+        values["header"] = not settings.pop("no_header")
+    return CorpusOptions(**values)
 
 
 def notifier(quiet: bool) -> Callable[[str], None]:
@@ -105,7 +113,7 @@ def notifier(quiet: bool) -> Callable[[str], None]:
 
     def notify(message: str) -> None:
         if not quiet:
-            click.echo(f"note: {visible(message)}", err=True)
+            show_note(message)
 
     return notify
 

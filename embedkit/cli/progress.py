@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from embedkit.dataset.extraction import Progress
 from embedkit.display import duration_text
-from embedkit.types import Progress as Units
-from embedkit.types import ProgressCallback, no_progress
+from embedkit.types import Progress, ProgressCallback, no_progress
 
 __all__ = ["ProgressBar", "show_lines"]
 
@@ -21,7 +19,7 @@ def show_lines(*, show: bool) -> ProgressCallback:
     if not show:
         return no_progress
 
-    def report(progress: Units) -> None:
+    def report(progress: Progress) -> None:
         total = "" if progress.total is None else f" of {progress.total:,}"
         terminal = sys.stderr.isatty()
         text = f"{progress.stage}: {progress.done:,}{total} {progress.unit}"
@@ -67,15 +65,15 @@ class ProgressBar:
             return
         now = time.monotonic()
         if self._first is None:
-            self._first = (state.tokens_fresh, now)
-        fresh, seconds = state.tokens_fresh - self._first[0], now - self._first[1]
+            self._first = (state.fresh or 0, now)
+        fresh, seconds = (state.fresh or 0) - self._first[0], now - self._first[1]
         rate = fresh / seconds if seconds > 0.5 else 0.0
-        left = (state.tokens_total - state.tokens_done) / rate if rate else 0.0
+        left = ((state.total or state.done) - state.done) / rate if rate else 0.0
         self._bar.update(
             self._task,
-            description=f"shard {state.shard + 1}",
-            completed=state.tokens_done,
-            total=state.tokens_total,
+            description=state.stage,
+            completed=state.done,
+            total=state.total,
             rate=f"{rate:,.0f}/s" if rate else "…",
             left=f"{duration_text(left)} left" if rate else "",
         )

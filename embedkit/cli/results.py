@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, FORMATS, QUOTINGS, TASKS
-from embedkit.cli.options import SEED, corpus_options, given, output_options
+from embedkit.cli.options import SEED, corpus_options, output_options, reading_of
 from embedkit.cli.progress import show_lines
 from embedkit.display import visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
-    from embedkit.corpus import CorpusReader
+    from embedkit.corpus import CorpusOptions, CorpusReader
     from embedkit.predict import Prediction, Predictor
     from embedkit.prediction_files import PredictedRecord
 
-__all__ = ["mteb_protocol", "predict", "probe", "split", "train"]
+__all__ = ["predict", "probe", "split", "train"]
 
 _CHUNK = 1_024
 
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 def split(
     source: Path, out: Path, folds: int, test: float, repeats: int, group: str | None,
     allow_duplicates: bool, overwrite: bool, label: str | None, seed: int, as_json: bool,
-    quiet: bool, verbose: bool, **_reading: Any,
+    quiet: bool, verbose: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Assign records to folds, stratified by label; the same text always shares a fold.
 
@@ -67,12 +67,10 @@ def split(
 
     from embedkit.runs.splits import split as make
 
-    reading = given(*_reading)
-    if "no_header" in reading:
-        reading["header"] = not reading.pop("no_header")
     made = make(
         source, out=out, folds=folds, test=test, repeats=repeats, seed=seed, label=label,
-        group=group, allow_duplicates=allow_duplicates, overwrite=overwrite, **reading,
+        group=group, allow_duplicates=allow_duplicates, overwrite=overwrite,
+        reading=reading_of(settings),
     )  # fmt: skip
     sizes = {name: int((made.folds[:, 0] == fold).sum()) for name, fold in
              [*((str(fold), fold) for fold in range(made.n_folds)), ("test", -1)]}  # fmt: skip
@@ -236,7 +234,7 @@ def probe(
 @click.argument("corpus", required=False)
 @click.option("--text", "single", help="One text, instead of a corpus.")
 @click.option("--pair", help="Second text of a pair, with --text.")
-@click.option("--column", help="Column of the text in the corpus. [guessed by its name]")
+@click.option("--column", "text", help="Column of the text in the corpus. [guessed by its name]")
 @click.option("--text-pair", help="Column of the second text of a pair.")
 @click.option("--id", help="Column of the id. [guessed; else row numbers]")
 @click.option(
@@ -266,7 +264,7 @@ def probe(
 def predict(
     run: Path, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
     label_names: str | None, model: str | None, device: str, as_json: bool, quiet: bool,
-    verbose: bool, **reading: Any,
+    verbose: bool, **settings: Any,
 ) -> int:  # fmt: skip
     """Predict the label of new texts with a run.
 
@@ -295,46 +293,7 @@ def predict(
         return 0
     if corpus == "-":
         return _answer_lines(predictor, as_json)
-    return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading)
-
-
-@click.command(
-    "mteb-protocol",
-    epilog="\b\nExample:\n"
-    "  embedkit mteb-protocol train.vectors test.vectors --samples-per-label 16\n",
-)
-@click.argument("train_dataset", metavar="TRAIN", type=click.Path(path_type=Path))
-@click.argument("test_dataset", metavar="TEST", type=click.Path(path_type=Path))
-@click.option("--view", help="Stored view; several with commas stand side by side. [last mean]")
-@click.option("--samples-per-label", default=8, show_default=True, type=int)
-@click.option("--experiments", default=10, show_default=True, type=int)
-@click.option("--no-normalize", is_flag=True, help="Leave the length of the vectors as it is.")
-@output_options
-def mteb_protocol(
-    train_dataset: Path, test_dataset: Path, view: str | None, samples_per_label: int,
-    experiments: int, no_normalize: bool, as_json: bool, quiet: bool, verbose: bool,
-) -> None:  # fmt: skip
-    """Score two datasets by the classification protocol of MTEB.
-
-    Ten times a few records of every label are drawn from TRAIN, a logistic regression is fitted on
-    them, and TEST is scored: to compare an installation with published figures.
-    """
-    from embedkit.classifiers.mteb import mteb_protocol as run
-
-    result = run(
-        train_dataset, test_dataset, view=_views(view),
-        samples_per_label=samples_per_label, experiments=experiments, normalize=not no_normalize,
-    )  # fmt: skip
-    if as_json:
-        click.echo(json.dumps({"accuracy": result.accuracy, "macro_f1": result.macro_f1,
-                               "experiments": list(result.experiments)}))  # fmt: skip
-        return
-    click.echo(f"accuracy {result.accuracy:.4f}, macro-F1 {result.macro_f1:.4f}")
-    if not quiet:
-        low, high = min(result.experiments), max(result.experiments)
-        click.echo(
-            f"means of {len(result.experiments)} experiments; accuracy {low:.4f} to {high:.4f}"
-        )
+    return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading_of(settings))
 
 
 def _views(text: str | None) -> list[str] | None:
@@ -367,7 +326,7 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
 
 def _predict_corpus(
     predictor: Predictor, corpus: Path, out: Path | None, as_json: bool, quiet: bool,
-    reading: dict[str, Any],
+    reading: CorpusOptions,
 ) -> int:  # fmt: skip
     from embedkit.cli.text import reasons_text
     from embedkit.corpus import CorpusReader, InputFile, plan_corpus
@@ -382,8 +341,7 @@ def _predict_corpus(
         count = write_prediction_file(records, predictor.names, out, as_json=as_json)
         rejected = int(data.manifest.totals["rejected"])
     else:
-        reading = {"text": reading.pop("column"), **reading}
-        plan = plan_corpus([InputFile.of(corpus)], text_option="--column", **reading)
+        plan = plan_corpus([InputFile.of(corpus)], reading)
         for notice in plan.notices:
             if not notice.startswith("label column:"):  # the label is what is predicted
                 logger.info("%s", notice)

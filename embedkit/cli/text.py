@@ -15,8 +15,9 @@ from embedkit.display import bytes_text, duration_text, visible, without_nan
 
 if TYPE_CHECKING:
     from embedkit.dataset.estimate import Estimate
-    from embedkit.dataset.extraction import ExtractPlan, ExtractResult
+    from embedkit.dataset.extraction import ExtractResult
     from embedkit.dataset.inspection import DatasetInfo, ModelInfo
+    from embedkit.dataset.planning import ExtractPlan
     from embedkit.dataset.store import Manifest
 
 __all__ = [

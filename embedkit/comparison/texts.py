@@ -146,10 +146,10 @@ def _stored(path: Path, rows: Collection[int]) -> Texts:
 
 
 def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
-    from embedkit.corpus import CorpusReader, InputFile, Record, plan_corpus
+    from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
 
     wanted = frozenset(rows)
-    plan = plan_corpus([InputFile.of(path)], **reading)
+    plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
     texts = {
         item.row: _joined([item.text, item.text_pair])
         for item in CorpusReader(plan)

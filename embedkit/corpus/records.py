@@ -7,12 +7,13 @@ import unicodedata
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.readers import BadRow, Row, Table, check_encoding, has_surrogate, is_text
+from embedkit.corpus.readers import READERS
+from embedkit.corpus.rows import BadRow, Row, Table, check_encoding, has_surrogate, is_text
 
 __all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
 
@@ -103,14 +104,14 @@ class ReadCounts:
         return (
             f"{self.fields_csv_quoted} of the {self.fields_with_quotes} fields that hold a double "
             'quote are written "so", as CSV writers do; they were taken literally. If the file '
-            "was written by one, use --quoting csv"
+            "was written by one, use quoting='csv'"
         )
 
 
 class CorpusReader:
     """Reads a planned corpus from its beginning; iterating yields records and rejects in order.
 
-    Memory does not grow with the corpus, except by 8 bytes for each record of ``--sample``.
+    Memory does not grow with the corpus, except by 8 bytes for each record of a sample.
     """
 
     def __init__(self, plan: CorpusPlan, *, chosen: np.ndarray | None = None) -> None:
@@ -124,7 +125,7 @@ class CorpusReader:
 
     @property
     def fraction(self) -> float:
-        """Share of the input that has been read, by bytes (rows for Parquet), 0 to 1."""
+        """Fraction of the input that has been read, by bytes, 0 to 1."""
         total = sum(file.size for file in self.plan.files)
         if not total:
             return 1.0
@@ -157,8 +158,8 @@ class CorpusReader:
             self.file_number, self._table = number + 1, None
 
     def _check_encoding(self, table: Table, bad: int, seen: int) -> None:
-        # judged on the first records of a file, or on all of a shorter one; Parquet has no choice
-        if self.plan.dialect.format != "parquet":
+        # judged on the first records of a file, or on all of a shorter one
+        if READERS[self.plan.dialect.format].text:
             check_encoding(table.path, self.plan.dialect.encoding, bad=bad, seen=seen)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
@@ -177,20 +178,27 @@ class CorpusReader:
             return self._reject(
                 Reject(row, name, raw.line, raw.offset, raw.length, reason, detail, excerpt)
             )
-        if self.plan.min_chars > len(self._formed(str(cells[0]))):
+        text = self._formed(str(cells[0]))
+        if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
             return None
         if self._chosen is not None and row not in self._chosen:
             self.counts.left_out["sample"] += 1
             return None
         self.counts.accepted += 1
-        return self._record(raw, cells, row, number)
+        return self._record(raw, cells, text, row, number)
 
-    def _record(self, raw: Row, cells: list[str | None], row: int, number: int) -> Record:
+    def _record(
+        self, raw: Row, cells: list[str | None], text: str, row: int, number: int
+    ) -> Record:
         plan = self.plan
-        rest = iter(cells[1:])
-        text = self._normal(str(cells[0]))
-        pair = self._normal(str(next(rest))) if plan.text_pair is not None else None
+        rest = iter(cells)
+        self._count_form(next(rest))
+        pair = None
+        if plan.text_pair is not None:
+            pair = str(next(rest))
+            self._count_form(pair)
+            pair = self._formed(pair)
         identifier = next(rest) if plan.id is not None else None
         label = next(rest) if plan.label is not None else None
         return Record(
@@ -209,10 +217,9 @@ class CorpusReader:
         self.counts.rejected[reject.reason] += 1
         return reject
 
-    def _normal(self, text: str) -> str:
-        if not unicodedata.is_normalized("NFC", text):
+    def _count_form(self, text: str | None) -> None:
+        if text is not None and not unicodedata.is_normalized("NFC", text):
             self.counts.not_nfc += 1
-        return self._formed(text)
 
     def _formed(self, text: str) -> str:
         if self.plan.unicode == "none":
@@ -220,7 +227,8 @@ class CorpusReader:
         return unicodedata.normalize("NFC" if self.plan.unicode == "nfc" else "NFKC", text)
 
     def _count_quotes(self, cells: list[str | None]) -> None:
-        if self.plan.dialect.quoting == "none" and self.plan.dialect.format in ("tsv", "csv"):
+        dialect = self.plan.dialect
+        if dialect.quoting == "none" and READERS[dialect.format].delimiters:
             for cell in cells:
                 if cell and '"' in cell:
                     self.counts.fields_with_quotes += 1
@@ -249,8 +257,6 @@ def _looks_quoted(cell: str) -> bool:
 
 def _draw(plan: CorpusPlan) -> np.ndarray:
     """Rows of ``plan.sample`` records drawn without replacement among those that qualify."""
-    from dataclasses import replace
-
     everything = CorpusReader(replace(plan, sample=None))
     rows = np.fromiter((r.row for r in everything if isinstance(r, Record)), dtype=np.int64)
     assert plan.sample is not None

@@ -17,10 +17,21 @@ import pyarrow as pa
 
 from embedkit.errors import CorpusError
 
-__all__ = ["MAX_RECORD_BYTES", "Line", "Source", "compression_of", "is_parquet", "is_wide"]
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "PACKED_SUFFIXES",
+    "Line",
+    "Source",
+    "compression_of",
+    "first_bytes",
+    "is_wide",
+]
 
 MAX_RECORD_BYTES = 16 << 20
 """A longer record is rejected and reading goes on at the next line."""
+
+PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
+"""Suffixes of compressed files; the compression itself is told by the first bytes."""
 
 _EXCERPT = 200
 _HEAD = 1 << 16
@@ -58,14 +69,18 @@ class Line:
     too_long: bool = False
 
 
-def compression_of(path: Path) -> str | None:
-    """Name of the compression told by the first bytes, ``None`` for plain files.
+def first_bytes(path: Path, count: int = 8) -> bytes:
+    """The first bytes of a file as they are on disk."""
+    with _opened(path) as stream:
+        return stream.read(count) or b""
+
+
+def compression_of(head: bytes, path: Path) -> str | None:
+    """Name of the compression that the first bytes of a file tell, ``None`` for plain files.
 
     Raises:
         CorpusError: an archive or compression that is not read.
     """
-    with _opened(path) as stream:
-        head = stream.read(6)
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     if kind in ("zip", "xz"):
         raise CorpusError(
@@ -73,12 +88,6 @@ def compression_of(path: Path) -> str | None:
             f"Unpack it first, or pipe it: unpack-command {path.name} | embedkit extract - ..."
         )
     return kind
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether the file begins as Parquet files do."""
-    with _opened(path) as stream:
-        return stream.read(4) == b"PAR1"
 
 
 class Source:
@@ -99,10 +108,11 @@ class Source:
     def __init__(self, path: Path, *, encoding: str = "utf-8") -> None:
         self.path = path
         self.encoding = "utf-8" if is_wide(encoding) else encoding
-        compression = compression_of(path)
         self._file = _opened(path)
         self.size = path.stat().st_size
         try:
+            compression = compression_of(self._file.read(8) or b"", path)
+            self._file.seek(0)
             self._stream = self._readable(compression, encoding)
             self._start = 0
             self._check_head(encoding)
@@ -135,7 +145,7 @@ class Source:
 
     @property
     def fraction(self) -> float:
-        """Share of the file's bytes that has been read, 0 to 1."""
+        """Fraction of the file's bytes that has been read, 0 to 1."""
         return min(1.0, self._file.tell() / self.size) if self.size else 1.0
 
     def lines(self) -> Iterator[Line]:
@@ -178,7 +188,7 @@ class Source:
         except (OSError, EOFError) as error:
             raise CorpusError(
                 f"{self.path}: the file cannot be read to its end ({error}). It may be cut off: "
-                "fetch it again, and add --overwrite if shards of it were already made."
+                "fetch it again, and pass overwrite=True if shards of it were already made."
             ) from error
 
     def _check_head(self, encoding: str) -> None:
@@ -189,13 +199,13 @@ class Source:
         elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             raise CorpusError(
                 f"{self.path} looks like {wide.upper()}, and {encoding} was expected. "
-                f"Use --encoding {wide}."
+                f"Use encoding={wide!r}."
             )
         elif head.count(0) > len(head) / 100:
             raise CorpusError(
                 f"{self.path} holds NUL bytes ({head.count(0)} in the first {len(head)}): it is "
-                "binary, or UTF-16 without a mark. Use --encoding utf-16-le or utf-16-be, or give "
-                "a text file."
+                "binary, or UTF-16 without a mark. Use encoding='utf-16-le' or 'utf-16-be', or "
+                "pass a text file."
             )
 
 
@@ -221,7 +231,7 @@ class _Transcoded(io.RawIOBase):
             except UnicodeError as error:
                 raise CorpusError(
                     f"{self._path} is not valid {self._encoding}: {error}. "
-                    "Give the right --encoding."
+                    "Pass the right encoding=."
                 ) from error
             self._pending = text.encode("utf-8")
             if not data:

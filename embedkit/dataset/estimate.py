@@ -11,7 +11,7 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, Record
-from embedkit.dataset.extraction import ExtractPlan
+from embedkit.dataset.planning import ExtractPlan
 from embedkit.encoding.tokenization import TokenizedText
 
 __all__ = ["Estimate", "estimate"]

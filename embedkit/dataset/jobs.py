@@ -41,7 +41,7 @@ class Job:
 
     Attributes:
         settings: inputs, columns, model and settings: everything that shapes a byte.
-        environment: versions, device and threads, on which the last bits depend.
+        environment: versions, device and what its arithmetic gives, on which the last bits depend.
     """
 
     settings: dict[str, Any]

@@ -120,12 +120,22 @@ def _copy(descriptor: int, page: _Page, rows: Floats) -> None:
     target = rows if rows.flags.c_contiguous else np.empty(rows.shape, np.float32)
     levels = bytearray(page.size - target.nbytes)
     values = target.reshape(-1).view(np.uint8).data
-    if os.preadv(descriptor, [levels, values], page.start) != page.size:
+    if _read(descriptor, levels, values, page.start) != page.size:
         raise ValueError("the file ends inside a page")
     if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != page.crc:
         raise ValueError("a page does not match its checksum")
     if target is not rows:
         rows[:] = target
+
+
+def _read(descriptor: int, levels: bytearray, values: memoryview, start: int) -> int:
+    """Fill both buffers from a place in the file; returns how many bytes there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [levels, values], start)
+    data = os.pread(descriptor, len(levels) + len(values), start)  # macOS before 11
+    if len(data) == len(levels) + len(values):
+        levels[:], values[:] = data[: len(levels)], data[len(levels) :]
+    return len(data)
 
 
 def _pages(descriptor: int, start: int, end: int) -> Iterator[_Page | None]:

@@ -108,7 +108,7 @@ class CudaLink(Link):
         sizes = [len(values) for values in arrays]
         pinned = _pinned((sum(sizes),), torch.int64)
         np.concatenate(arrays, out=pinned.numpy())
-        return list(pinned.to(self.device, non_blocking=True).split(sizes))
+        return list(torch.split(pinned.to(self.device, non_blocking=True), sizes))
 
     def mark(self) -> Mark:
         """As :meth:`Link.mark`."""

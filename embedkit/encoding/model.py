@@ -9,7 +9,7 @@ without any padding for those that it knows.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from embedkit.errors import ModelError, first_line
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_FIRST_TRUSTED = "2.10"
+"""First torch whose restricted reader of pickle files has no known hole."""
 
 OnLayer = Callable[[int, Tensor], None]
 
@@ -177,7 +180,8 @@ def _places(lengths: Sequence[int], longest: int) -> NDArray[np.int64]:
     """
     counts = np.array(lengths)
     before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
-    return np.arange(counts.sum()) + np.repeat(before, counts)
+    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(before, counts)
+    return places
 
 
 class _Mask(Tensor):
@@ -234,6 +238,13 @@ def load_model(
     from transformers import AutoConfig, AutoModel
 
     if checkpoint.is_pickle:
+        if torch.__version__ < _FIRST_TRUSTED:
+            raise ModelError(
+                f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file, and a pickle "
+                f"file can harm the restricted reader of PyTorch {torch.__version__} "
+                f"(CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, or use a "
+                "checkpoint with safetensors."
+            )
         notify(
             f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file; it is read by "
             "PyTorch's restricted reader, which runs no code"
@@ -250,18 +261,18 @@ def load_model(
             ignore_mismatched_sizes=True,  # they are named below
             output_loading_info=True,
         )
-    except pickle.UnpicklingError as error:  # its own message advises to load the file anyway
-        raise ModelError(
-            f"{checkpoint.name}: the weights cannot be loaded: {checkpoint.weights[0]} is damaged, "
-            "or holds something else than tensors, which could run code."
-        ) from error
     except Exception as error:  # the loader raises what its many formats raise
-        raise ModelError(
-            f"{checkpoint.name}: the weights cannot be loaded ({first_line(error)})."
-        ) from error
+        reason = f" ({first_line(error)})"
+        if any(isinstance(cause, pickle.UnpicklingError) for cause in _causes(error)):
+            reason = (  # its own message advises to load the file anyway
+                f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
+                "which could run code"
+            )
+        raise ModelError(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
     missing = set(report["missing_keys"])
     without_pooler = {key for key in missing if not key.startswith("pooler.")}
-    wrong = without_pooler | {str(key[0]) for key in report["mismatched_keys"]}
+    mismatched = report["mismatched_keys"]  # names, or tuples that begin with them
+    wrong = without_pooler | {key if isinstance(key, str) else key[0] for key in mismatched}
     if wrong:
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
@@ -290,6 +301,13 @@ def _usable(pooler: Any, device: torch.device) -> nn.Module | None:
     if isinstance(pooler, nn.Linear):  # ALBERT's, which has the other steps in its forward
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
     return pooler.eval().to(device) if isinstance(pooler, nn.Module) else None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it; older transformers wrap the first one."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _forward_arguments(model: Any) -> set[str]:

@@ -10,8 +10,9 @@ dense view without a mask.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
 product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
-beside it, and so have the vectors of a text. In bf16 the matrix unit of some processors sums in an
-order that depends on the size of the batch; the same batch still gives the same bits.
+beside it, and so have the vectors of a text; a trial at load checks it. In bf16 the matrix unit of
+some processors sums in an order that depends on the size of the batch; the same batch still gives
+the same bits.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
+_QUERIES = 16
+"""On CPU the query of a first token is asked so many times. A single one makes a matrix-vector
+product, whose order of summation depends, on some processors, on which thread computes it."""
+
 _AGREE = {torch.float32: 1e-5}
 _AGREE_IN_HALF = 5e-2
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
@@ -81,12 +86,14 @@ def fastest(
 ) -> PlainModel | PackedModel:
     """The packed forward where it applies and agrees with the plain one, else the plain one.
 
-    The two are compared layer by layer on sequences of several lengths.
+    The two are compared layer by layer on sequences of several lengths. In fp32 on CPU sequences
+    are also compared bit by bit with themselves in other company; where they differ, every one of
+    them attends in a call of its own.
 
     Args:
         plain: the loaded model.
         checkpoint: its configuration.
-        notify: called with a sentence for the user if the two disagree.
+        notify: called with a sentence for the user if one of the comparisons fails.
     """
     if not can_pack(checkpoint):
         return plain
@@ -111,6 +118,12 @@ def fastest(
         if worst <= limit:
             for other, reason in refused:
                 notify(f"the attention kernel {other} {reason}; using {kind}")
+            if _promises_bits(packed) and _company_matters(packed, _trial(checkpoint, plain, 100)):
+                notify(
+                    "on this machine the last bits of a vector would depend on the texts beside "
+                    "it; attention runs sequence by sequence, which is slower"
+                )
+                packed.separate()
             return packed
         refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
     for kind, reason in refused[:-1]:
@@ -149,6 +162,12 @@ class PackedModel:
         form = _GELU[str(config.get("hidden_act", "gelu"))]
         self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
         self.attention = attention or attention_kinds(self.device, self.dtype)[0]
+        self._together = True
+
+    def separate(self) -> None:
+        """From now on every sequence attends in a call of its own, whatever stands beside it."""
+        self._together = False
+        self.name = "packed, sequence by sequence"
 
     @torch.inference_mode()
     def forward(
@@ -184,7 +203,7 @@ class PackedModel:
         highest = max(layers)
         tokens = len(batch.ids)
         attend, attend_first = _KERNELS[self.attention]
-        spans = _Spans(batch, widen=widen)
+        spans = _Spans(batch, widen=widen, together=self._together)
         hidden = self._embed(batch)
         if 0 in layers:
             first = first_only and highest == 0
@@ -235,18 +254,19 @@ class PackedModel:
 class _Spans:
     """Where the sequences of a batch stand, in the forms that attention wants."""
 
-    def __init__(self, batch: PackedBatch, *, widen: bool) -> None:
+    def __init__(self, batch: PackedBatch, *, widen: bool, together: bool) -> None:
         self.widen = widen
         self.offsets = batch.offsets
         self.starts = batch.offsets[:-1]
         self.longest = max(batch.lengths)
         self.tokens = len(batch.ids)
+        self._together = together
         self._lengths = batch.lengths
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
         """As :func:`length_runs`."""
-        return length_runs(self._lengths)
+        return length_runs(self._lengths, together=self._together)
 
     @cached_property
     def ends(self) -> Tensor:
@@ -299,16 +319,19 @@ class _Layer:
         return _add_norm(self._down(self._up(hidden)), hidden, self._norm_output, self._eps)
 
 
-def length_runs(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of neighbouring sequences of equal length: (first token, sequences, length)."""
-    return list(_runs(lengths))
+def length_runs(lengths: Sequence[int], *, together: bool = True) -> list[tuple[int, int, int]]:
+    """Runs of neighbouring sequences of equal length: (first token, sequences, length).
+
+    Unless ``together``, every sequence is a run.
+    """
+    return list(_runs(lengths, together))
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _runs(lengths: Sequence[int], together: bool) -> Iterator[tuple[int, int, int]]:
     start = count = 0
     for i, length in enumerate(lengths):
         count += 1
-        if i + 1 == len(lengths) or lengths[i + 1] != length:
+        if not together or i + 1 == len(lengths) or lengths[i + 1] != length:
             yield start, count, length
             start, count = start + count * length, 0
 
@@ -432,9 +455,10 @@ def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) 
     for start, count, length in spans.runs:
         view = pairs[start : start + count * length].view(count, length, 2, heads, width // heads)
         key, value = view.permute(2, 0, 3, 1, 4).unbind(0)
-        asked = query[sequence : sequence + count].view(count, 1, heads, width // heads)
-        result = scaled_dot_product_attention(asked.transpose(1, 2), key, value)
-        context[sequence : sequence + count] = result.transpose(1, 2).reshape(count, width)
+        asked = query[sequence : sequence + count].view(count, heads, 1, width // heads)
+        times = _QUERIES if query.device.type == "cpu" else 1
+        result = scaled_dot_product_attention(asked.repeat(1, 1, times, 1), key, value)
+        context[sequence : sequence + count] = result[:, :, 0].reshape(count, width)
         sequence += count
     return context
 
@@ -519,10 +543,32 @@ def _has_onednn(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _trial(checkpoint: Checkpoint, plain: PlainModel) -> PackedBatch:
+def _promises_bits(model: PackedModel) -> bool:
+    """Whether a sequence is to have the same bits in any company."""
+    return model.device.type == "cpu" and model.dtype == torch.float32
+
+
+def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
+    """Whether sequences have other bits in a batch than alone, in the first layer."""
+
+    def first_layer(batch: PackedBatch, *, first_only: bool) -> Tensor:
+        found: list[Tensor] = []
+        packed.forward(batch, [1], lambda _, h: found.append(h.clone()), first_only=first_only)
+        return found[0]
+
+    pieces = zip(batch.ids.split(batch.lengths), batch.type_ids.split(batch.lengths), strict=True)
+    alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]
+    for first_only in (False, True):
+        together = first_layer(batch, first_only=first_only)
+        if not together.equal(torch.cat([first_layer(a, first_only=first_only) for a in alone])):
+            return True
+    return False
+
+
+def _trial(checkpoint: Checkpoint, plain: PlainModel, longest: int = 40) -> PackedBatch:
     """Sequences of random ids, of equal and of different lengths."""
-    longest = min(checkpoint.positions, 40)
-    lengths = [length for length in (longest, 17, 17, 5, 3, 3, 1) if length <= longest]
+    longest = min(checkpoint.positions, longest)
+    lengths = [length for length in (longest, 45, 17, 17, 5, 3, 3, 1) if length <= longest]
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(plain.module.config.vocab_size)  # config.json may leave it to transformers
     ids = torch.randint(vocabulary, (sum(lengths),), generator=generator).to(plain.device)

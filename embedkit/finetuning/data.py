@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.corpus import (
+    CorpusOptions,
     CorpusPlan,
     CorpusReader,
     InputFile,
@@ -75,15 +76,17 @@ class TextData:
 
 
 def read_texts(
-    source: str | Path, *, notify: Callable[[str], None] = lambda _: None, **corpus: Any
+    source: str | Path,
+    reading: CorpusOptions | None = None,
+    *,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> TextData:
     """Read a corpus file, or the texts that a dataset holds.
 
     Args:
         source: a corpus file, or a folder that ``extract`` wrote.
+        reading: how the file is read; none for a dataset, which was read with its own.
         notify: called with sentences for the user, such as which columns were guessed.
-        corpus: options of :func:`~embedkit.corpus.plan_corpus`; a dataset takes none, since it
-            was read with its own.
 
     Raises:
         CorpusError: the file cannot be read as asked.
@@ -91,8 +94,8 @@ def read_texts(
     """
     path = Path(source)
     if is_dataset(path) or path.is_dir():
-        return _of_dataset(path, corpus)
-    plan = plan_corpus([InputFile.of(path)], **corpus)
+        return _of_dataset(path, reading or CorpusOptions())
+    plan = plan_corpus([InputFile.of(path)], reading)
     return _of_plan(plan, notify)
 
 
@@ -111,11 +114,12 @@ def read_more_texts(
     names = {name: known[name] for name in ("text", "text_pair", "unicode")}
     file = InputFile.of(Path(source))
     try:
-        plan = plan_corpus([file], **names, **known["dialect"])
+        plan = plan_corpus([file], CorpusOptions(**names, **known["dialect"]))
     except CorpusError:
         if not known["dialect"]["header"]:
             raise
-        plan = plan_corpus([file], **names, encoding=known["dialect"]["encoding"])
+        encoding = known["dialect"]["encoding"]
+        plan = plan_corpus([file], CorpusOptions(**names, encoding=encoding))
     label = known["label"] if known["label"] in plan.columns else None
     identity = known["id"] if known["id"] in plan.columns else None
     return _of_plan(replace(plan, label=label, id=identity, notices=()), notify)
@@ -157,16 +161,17 @@ def _of_plan(plan: CorpusPlan, notify: Callable[[str], None]) -> TextData:
     )  # fmt: skip
 
 
-def _of_dataset(path: Path, corpus: Mapping[str, Any]) -> TextData:
+def _of_dataset(path: Path, reading: CorpusOptions) -> TextData:
     data = load(path)
     settings = data.manifest.job["input"]
-    given = sorted(name for name, value in corpus.items() if value not in _UNSAID.get(name, (None,))
-                   and not (name == "label" and value == settings["label"]))  # fmt: skip
+    given = sorted(reading.given)
+    if given == ["label"] and reading.label == settings["label"]:
+        given = []
     if given:
-        option = given[0].replace("_", "-")
         raise UsageError(
-            f"--{option}: {path} is a dataset, which was read with options of its own "
-            f"(label column {settings['label']!r}). Give the corpus file to read it otherwise."
+            f"{given[0]}={getattr(reading, given[0])!r}: {path} is a dataset, which was "
+            f"read with options of its own (label column {settings['label']!r}). Give the corpus "
+            "file to read it otherwise."
         )
     if not data.manifest.job["storage"]["text"]:
         raise UsageError(f"{path} was made with --no-text. Give the corpus file itself.")
@@ -187,13 +192,6 @@ def _of_dataset(path: Path, corpus: Mapping[str, Any]) -> TextData:
                         for name in ("format", "encoding", "quoting", "header")},
         },
     )  # fmt: skip
-
-
-# what an option is where the user said nothing
-_UNSAID: dict[str, tuple[Any, ...]] = {
-    "format": ("auto",), "encoding": ("utf-8",), "quoting": ("auto",), "header": (True,),
-    "keep": ((), None, []), "unicode": ("none",), "min_chars": (0,), "seed": (0, None),
-}  # fmt: skip
 
 
 def _reasons(rejected: Mapping[str, int]) -> str:

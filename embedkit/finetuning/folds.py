@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.classifiers.test_set import count_seen
+from embedkit.corpus import CorpusOptions
 from embedkit.encoding.checkpoint import (
     DEFAULT_MODEL,
     Checkpoint,
@@ -43,6 +43,7 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.training import Fold, FoldSettings, predict_logits, saving, train_fold
+from embedkit.machine import peak_memory_bytes
 from embedkit.runs.content import (
     Cost,
     DatasetContent,
@@ -154,7 +155,7 @@ def finetune(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     notify: Notify = lambda _: None,
-    reading: Mapping[str, Any] | None = None,
+    reading: CorpusOptions | None = None,
     **training: Any,
 ) -> FinetuneResult:
     """Train an encoder with a head on labelled texts, fold by fold; goes on where it stopped.
@@ -179,7 +180,7 @@ def finetune(
         overwrite: replace a run, or start an unfinished one of other settings over.
         progress: called with a line after every epoch.
         notify: called with sentences for the user.
-        reading: options of :func:`~embedkit.corpus.plan_corpus`.
+        reading: how the corpus is read; the seed of its sample is ``seed``.
         training: fields of :class:`~embedkit.finetuning.training.FoldSettings`.
 
     Raises:
@@ -196,10 +197,9 @@ def finetune(
     settings = FoldSettings(**training, seed=seed, precision=_precision(precision, where))
     settings.check()
     quiet_transformers()
-    options = {name: value for name, value in (reading or {}).items() if name != "seed"}
-    if options.get("sample") is not None:
-        options["seed"] = seed
-    data = read_texts(corpus, notify=notify, **options)
+    reading = reading or CorpusOptions()
+    reading = replace(reading, seed=seed if reading.sample is not None else 0)
+    data = read_texts(corpus, reading, notify=notify)
     if data.labels is None:
         raise UsageError(f"{data.name} has no label column. Name it with --label.")
     target = target_from(data.labels, rows=data.row, name=data.name, task=task)
@@ -603,7 +603,7 @@ def _fingerprint(content: dict[str, Any]) -> str:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()
 
 
 def _nothing(_: str) -> None:

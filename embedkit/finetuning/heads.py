@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 _FILTERS = 100
 
 
-class HeadConfig(PreTrainedConfig):  # type: ignore[misc]
+class HeadConfig(PretrainedConfig):  # type: ignore[misc]
     """What ``config.json`` says of an encoder with a head.
 
     Attributes:

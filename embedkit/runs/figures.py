@@ -19,11 +19,14 @@ from embedkit.runs.predictions import Predictions
 __all__ = [
     "canvas", "draw_confusion", "draw_learning_curves", "draw_precision_recall", "draw_probe",
     "draw_reliability", "draw_run", "draw_similarity", "draw_training", "draw_values",
-    "layer_curve", "render", "shown",
+    "east_asian_fonts", "layer_curve", "render", "shown",
 ]  # fmt: skip
 
-_FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic", "DejaVu Sans")
-_EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic")
+_FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",
+          "Apple SD Gothic Neo", "Hiragino Sans", "DejaVu Sans")  # fmt: skip
+_EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic", "Apple SD Gothic", "Hiragino Sans")
+_FONTS_OF = {"ko": ("Noto Sans CJK", "NanumGothic", "Apple SD Gothic"),
+             "ja": ("Noto Sans CJK", "IPAGothic", "Hiragino Sans")}  # fmt: skip
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
@@ -265,6 +268,15 @@ def _known_fonts() -> set[str]:
         for file in sorted(f for f in files if f.stem in _EAST_ASIAN_FILES):
             manager.addfont(file)
     return {font.name for font in manager.ttflist}
+
+
+def east_asian_fonts() -> dict[str, str | None]:
+    """The font that figures show Korean (``ko``) and Japanese (``ja``) in; ``None`` for boxes."""
+    known = [name for name in _FONTS if name in _known_fonts()]
+    return {
+        language: next((name for name in known if name.startswith(prefixes)), None)
+        for language, prefixes in _FONTS_OF.items()
+    }
 
 
 def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:

@@ -6,6 +6,7 @@ import logging
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -142,22 +143,26 @@ class Reencoder:
             )
         self._views = [parse_view(name, n_layers=encoder.n_layers) for name in views]
 
+    def tokenized(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Any]:
+        """Token ids of texts as the dataset's were tokenized."""
+        from embedkit.encoding.tokenization import TokenizerSettings
+
+        made, form = self._made.vectors or {}, self._made.unicode
+        settings = TokenizerSettings(
+            made["max_length"], made["on_long"], made["stride"], made["prefix"]
+        )
+        first = [normal_form(text, form) for text in texts]
+        second = None if pairs is None else [normal_form(text, form) for text in pairs]
+        return list(self._encoder.tokenizer.encode(first, second, settings=settings))
+
     def vectors(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32, all views side by side, as the dataset would have stored them."""
         from embedkit.dataset.schema import cast_for_storage
         from embedkit.encoding.encoder import l2_normalize
-        from embedkit.encoding.tokenization import TokenizerSettings
 
         made = self._made.vectors or {}
-        settings = TokenizerSettings(
-            made["max_length"], made["on_long"], made["stride"], made["prefix"]
-        )
-        form = self._made.unicode
-        first = [normal_form(text, form) for text in texts]
-        second = None if pairs is None else [normal_form(text, form) for text in pairs]
-        tokenized = self._encoder.tokenizer.encode(first, second, settings=settings)
         shard = self._encoder.encode_shard(
-            tokenized, views=self._views, special_tokens=made["special_tokens"]
+            self.tokenized(texts, pairs), views=self._views, special_tokens=made["special_tokens"]
         )
         parts = []
         for view in self._views:

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.corpus import CorpusReader, InputFile, Record, hash_inputs, plan_corpus
+from embedkit.corpus import (
+    CorpusOptions,
+    CorpusReader,
+    InputFile,
+    Record,
+    hash_inputs,
+    plan_corpus,
+)
 from embedkit.dataset.record_keys import (
     check_labelled,
     has_label,
@@ -79,17 +85,7 @@ def split(
     group: str | None = None,
     allow_duplicates: bool = False,
     overwrite: bool = False,
-    text: str | None = None,
-    text_pair: str | None = None,
-    id: str | None = None,
-    format: str = "auto",
-    encoding: str = "utf-8",
-    quoting: str = "auto",
-    header: bool = True,
-    unicode: str = "none",
-    min_chars: int = 0,
-    limit: int | None = None,
-    sample: int | None = None,
+    reading: CorpusOptions | None = None,
 ) -> Split:
     """Make the split of a dataset or a corpus and write it.
 
@@ -104,18 +100,7 @@ def split(
         group: column whose values must not be divided; of a dataset one that was kept.
         allow_duplicates: allow records of the same text in different folds.
         overwrite: replace the file.
-        text: column of the text in a corpus; this and the following, which are described at
-            :func:`~embedkit.corpus.plan_corpus`, cannot be given with a dataset.
-        text_pair: column of the second text of a pair.
-        id: column of the id.
-        format: format of the corpus.
-        encoding: its character encoding.
-        quoting: how fields are quoted.
-        header: whether the first line names the columns.
-        unicode: normal form of the texts.
-        min_chars: length of the shortest text that is used.
-        limit: use the first records only.
-        sample: use a random sample of this size.
+        reading: how a corpus is read; ``label``, ``keep`` and ``seed`` are taken from above.
 
     Raises:
         UsageError: a column, count or class cannot be used.
@@ -123,22 +108,7 @@ def split(
     """
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
-    reading = {
-        "text": text, "text_pair": text_pair, "id": id, "format": format, "encoding": encoding,
-        "quoting": quoting, "header": header, "unicode": unicode, "min_chars": min_chars,
-        "limit": limit, "sample": sample,
-    }  # fmt: skip
-    given = {name: value for name, value in reading.items() if value != _READING_DEFAULTS[name]}
-    source = Path(source)
-    if is_dataset(source) and given:
-        raise UsageError(
-            f"{next(iter(given))}= says how to read a corpus file; {source} is a dataset, whose "
-            "records are settled."
-        )
-    if is_dataset(source) or source.is_dir():
-        records = records_of(load(source), label, group)
-    else:
-        records = _corpus_records(source, label, group, {**given, "seed": seed})
+    records = _records(Path(source), label, group, reading or CorpusOptions(), seed)
     made = make_split(
         records, folds=folds, test=test, repeats=repeats, seed=seed,
         allow_duplicates=allow_duplicates,
@@ -146,13 +116,6 @@ def split(
     if out is not None:
         write_split(made, Path(out))
     return made
-
-
-_READING_DEFAULTS = {
-    name: (split.__kwdefaults__ or {})[name]
-    for name in ("text", "text_pair", "id", "format", "encoding", "quoting", "header", "unicode",
-                 "min_chars", "limit", "sample")
-}  # fmt: skip
 
 
 def make_split(
@@ -337,18 +300,32 @@ def records_of(data: VectorData, label: str | None = None, group: str | None = N
     )
 
 
-def _corpus_records(
-    source: Path, label: str | None, group: str | None, reading: dict[str, Any]
+def _records(
+    source: Path, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Labelled:
+    if is_dataset(source):
+        if reading.given:
+            name = reading.given[0]
+            raise UsageError(
+                f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
+                f"{source} is a dataset, whose records are settled."
+            )
+        return records_of(load(source), label, group)
+    if source.is_dir():
+        load(source)  # says why it is no dataset
     files = [InputFile.of(source)]
+    options = replace(reading, label=label, keep=())
+    if reading.sample is not None:
+        options = replace(options, seed=seed)
     if group:
-        columns = plan_corpus(files, label=label, **reading).columns
+        columns = plan_corpus(files, options).columns
         if group not in columns:
             raise UsageError(
                 f"group={group!r}: {source} has no such column; it has {', '.join(columns[:20])}."
                 f"{did_you_mean(group, columns)}"
             )
-    plan = hash_inputs(plan_corpus(files, label=label, keep=[group] if group else [], **reading))
+    options = replace(options, keep=(group,) if group else ())
+    plan = hash_inputs(plan_corpus(files, options))
     records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
     return Labelled(
         source=tuple(file.sha256 for file in plan.files),

@@ -1,0 +1,156 @@
+"""What every reader yields, and how it is opened: rows, rejected rows, dialect, table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedkit.corpus.source import MAX_RECORD_BYTES, Line
+from embedkit.errors import CorpusError
+
+__all__ = [
+    "BadRow",
+    "Cell",
+    "Dialect",
+    "NotText",
+    "Row",
+    "Table",
+    "check_encoding",
+    "check_names",
+    "has_surrogate",
+    "is_text",
+    "too_long",
+]
+
+Cell = str | None
+
+_DOUBLE_NAMES = "Rename one, or skip the header line: header=False, with column numbers."
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the files of one corpus are written; the same for all of them.
+
+    Attributes:
+        format: one of :data:`embedkit.choices.FORMATS`.
+        encoding: any Python codec name.
+        delimiter: one byte, for delimited text.
+        quoting: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
+        header: the first line names the columns; otherwise they are named ``0``, ``1``, ….
+    """
+
+    format: str
+    encoding: str = "utf-8"
+    delimiter: str = "\t"
+    quoting: str = "none"
+    header: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A readable record: the wanted cells, and its position in the file."""
+
+    line: int | None
+    offset: int | None
+    length: int
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A record that cannot be read: reason in one word, detail for people, first bytes."""
+
+    line: int | None
+    offset: int | None
+    length: int
+    reason: str
+    detail: str
+    excerpt: bytes
+
+
+class NotText(str):
+    """Literal form of a value that is not a string: a number, a date, a list."""
+
+    __slots__ = ()
+
+
+class Table(ABC):
+    """One open input file.
+
+    Attributes:
+        path: the file.
+        columns: names in file order.
+        blank: blank lines skipped so far.
+    """
+
+    path: Path
+    columns: list[str]
+    blank: int = 0
+
+    @property
+    @abstractmethod
+    def fraction(self) -> float:
+        """Fraction of the file that has been read, 0 to 1."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    @abstractmethod
+    def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the wanted columns of every record, in file order.
+
+        Cells keep their literal form (``007``, ``1e5``); nothing is inferred or dropped.
+        """
+
+    def check_column(self, name: str, *, role: str) -> None:  # noqa: B027 - a default
+        """Raise a :class:`CorpusError` if the type of a column does not suit its role.
+
+        The role is the name of the parameter that chose the column. Columns of text files have no
+        type, and suit every role. May be called after :meth:`close`.
+        """
+
+
+def check_names(names: Sequence[str], path: Path, advice: str = _DOUBLE_NAMES) -> None:
+    """Raise a :class:`CorpusError` if two columns have the same name."""
+    seen: dict[str, int] = {}
+    for position, name in enumerate(names, 1):
+        if name in seen:
+            raise CorpusError(
+                f"{path}: columns {seen[name]} and {position} are both named {name[:100]!r}. "
+                f"{advice}"
+            )
+        seen[name] = position
+
+
+def check_encoding(path: Path, encoding: str, *, bad: int, seen: int) -> None:
+    """Raise a :class:`CorpusError` if most of the records seen are in another encoding."""
+    if bad * 2 > seen:
+        raise CorpusError(
+            f"{path}: {bad} of the first {seen} records are not {encoding}. Pass its encoding, "
+            "for instance encoding='cp949' (Korean) or encoding='shift_jis' (Japanese)."
+        )
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether half of a surrogate pair is in the text, which then cannot be written as UTF-8."""
+    if text.isascii():
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def is_text(cell: Cell) -> bool:
+    """Whether the cell was text in the file, not a number or a boolean."""
+    return isinstance(cell, str) and not isinstance(cell, NotText)
+
+
+def too_long(line: Line) -> BadRow:
+    """The reject for a line over the limit."""
+    detail = f"{line.length} bytes, at most {MAX_RECORD_BYTES} are read"
+    return BadRow(line.number, line.offset, line.length, "record_too_long", detail, line.data[:200])

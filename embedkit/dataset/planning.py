@@ -1,0 +1,362 @@
+"""What an extraction will do: corpus, model, vectors and shards, settled before it starts."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedkit._version import __version__
+from embedkit.choices import DEFAULT_MODEL, ON_LONG, STORAGES, SUBTOKENS, check_choice
+from embedkit.corpus import (
+    CorpusLike,
+    CorpusOptions,
+    CorpusPlan,
+    hash_inputs,
+    input_files,
+    plan_corpus,
+)
+from embedkit.corpus.inputs import paths_of
+from embedkit.corpus.source import PACKED_SUFFIXES
+from embedkit.dataset.jobs import Job, recorded_precision
+from embedkit.dataset.schema import RESERVED
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, parse_poolings, views_of
+from embedkit.errors import UsageError, check_counts
+
+__all__ = ["ExtractPlan", "ExtractSettings", "plan_extract"]
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+"""Raised when the files of a dataset change their meaning."""
+
+_IN_FILES = {"format", "encoding", "quoting", "header"}
+_SHARD_BYTES = 64 << 20
+_MAX_SHARD_ROWS = 16_384
+_TYPICAL_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractSettings:
+    """Which vectors are made, by what, and how they are stored.
+
+    The fields are the parameters of the same names of
+    :func:`~embedkit.dataset.extraction.extract`, which describes them.
+
+    Raises:
+        UsageError: a value cannot be used.
+    """
+
+    model: str = DEFAULT_MODEL
+    revision: str | None = None
+    offline: bool = False
+    layers: str | int = "-1"
+    poolings: str | Sequence[str] = ("mean",)
+    words: str | None = None
+    tokens: bool = False
+    max_length: int | None = None
+    on_long: str = "truncate"
+    stride: int | None = None
+    special_tokens: bool = True
+    normalize: bool = False
+    prefix: str = ""
+    precision: str | None = None
+    storage: str = "float32"
+    device: str = "auto"
+    batch_tokens: int | None = None
+    shard_rows: int | None = None
+    store_text: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice(ON_LONG, on_long=self.on_long)
+        check_choice(STORAGES, storage=self.storage)
+        if self.words is not None:
+            check_choice(SUBTOKENS, words=self.words)
+        check_counts(
+            shard_rows=self.shard_rows, batch_tokens=self.batch_tokens, stride=self.stride,
+            max_length=self.max_length,
+        )  # fmt: skip
+
+    def pooling_kinds(self) -> tuple[Pooling, ...]:
+        """The poolings, in the order in which they were given."""
+        given = self.poolings
+        return tuple(parse_poolings(given.split(",") if isinstance(given, str) else given))
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractPlan:
+    """A job settled in all its details, with the model loaded; nothing is written yet.
+
+    Attributes:
+        corpus: what is read.
+        encoder: what encodes it.
+        out: the folder to be made.
+        views: sentence vectors.
+        token_layers: layers of word and token vectors; empty if neither is asked for.
+        words: how sub-tokens become words, or ``None``.
+        tokens: whether token vectors are written.
+        tokenizer: lengths, windows and prefix.
+        special_tokens: whether ``mean`` and ``max`` count special tokens.
+        normalize: whether sentence vectors are scaled to length 1.
+        storage: one of :data:`embedkit.choices.STORAGES`.
+        shard_rows: records per shard.
+        store_text: whether the texts are written too.
+    """
+
+    corpus: CorpusPlan
+    encoder: Encoder
+    out: Path
+    views: tuple[View, ...]
+    token_layers: tuple[LayerSpec, ...]
+    words: str | None
+    tokens: bool
+    tokenizer: TokenizerSettings
+    special_tokens: bool
+    normalize: bool
+    storage: str
+    shard_rows: int
+    store_text: bool
+
+    @property
+    def needs_offsets(self) -> bool:
+        """Whether character offsets and words are wanted."""
+        return self.tokens or self.words is not None
+
+    def job(self) -> Job:
+        """The identity of the dataset, for its fingerprint."""
+        return Job(settings=_settings(self), environment=_environment(self.encoder))
+
+    def names(self) -> dict[str, Any]:
+        """What inputs and model are called here, which is no part of the identity."""
+        checkpoint = self.encoder.checkpoint
+        return {
+            "inputs": [file.name for file in self.corpus.files],
+            "model": checkpoint.name,
+            "model_source": checkpoint.source,
+            "revision": checkpoint.revision,
+        }
+
+
+@contextmanager
+def plan_extract(
+    corpus: CorpusLike,
+    *,
+    out: str | Path | None = None,
+    reading: CorpusOptions | None = None,
+    settings: ExtractSettings | None = None,
+) -> Iterator[ExtractPlan]:
+    """Settle a job: check the corpus, load the model, resolve layers; write nothing.
+
+    A context manager, because what is read twice (standard input, a corpus in memory) is kept in a
+    temporary file while the plan lives.
+
+    Args:
+        corpus: as for :func:`~embedkit.dataset.extraction.extract`.
+        out: folder to make.
+        reading: how the corpus is read.
+        settings: which vectors are made and stored.
+
+    Raises:
+        UsageError: an option, column, layer or path cannot be used; nothing was written.
+    """
+    reading, settings = reading or CorpusOptions(), settings or ExtractSettings()
+    paths = paths_of(corpus)
+    if paths is None and (given := _IN_FILES & set(reading.given)):
+        name = min(given)
+        raise UsageError(
+            f"{name}={getattr(reading, name)!r}: tells how a file is written; the corpus is a "
+            f"{type(corpus).__name__} in memory. Leave it out."
+        )
+    target = _out_folder(out, paths)
+    poolings = settings.pooling_kinds()
+    with input_files(corpus) as files:
+        plan = plan_corpus(files, reading)
+        _check_kept(plan.keep, RESERVED)
+        for notice in plan.notices:
+            logger.info(notice)
+        yield _with_model(plan, target, settings, poolings)
+
+
+def _with_model(
+    corpus: CorpusPlan, target: Path, settings: ExtractSettings, poolings: Sequence[Pooling]
+) -> ExtractPlan:
+    """The plan, with the model loaded and its layers resolved."""
+    precision = settings.precision
+    if precision == "auto":
+        precision = recorded_precision(target) or precision
+    encoder = Encoder.load(
+        settings.model, revision=settings.revision, device=settings.device, precision=precision,
+        offline=settings.offline, max_length=settings.max_length,
+        batch_tokens=settings.batch_tokens, notify=logger.warning,
+    )  # fmt: skip
+    specs = parse_layers(str(settings.layers), n_layers=encoder.n_layers)
+    if Pooling.POOLER in poolings:
+        encoder.require_pooler()
+    views = views_of(specs, poolings, n_layers=encoder.n_layers)
+    _check_kept(corpus.keep, {view.name for view in views})
+    token_layers = specs if settings.tokens or settings.words else ()
+    length = encoder.max_length
+    stride = length // 4 if settings.stride is None else settings.stride
+    tokenizer = TokenizerSettings(
+        length, settings.on_long, stride if settings.on_long == "window" else 0, settings.prefix
+    )
+    encoder.tokenizer.room(tokenizer, paired=corpus.text_pair is not None)
+    return ExtractPlan(
+        corpus=hash_inputs(corpus),
+        encoder=encoder,
+        out=target,
+        views=views,
+        token_layers=token_layers,
+        words=settings.words,
+        tokens=settings.tokens,
+        tokenizer=tokenizer,
+        special_tokens=settings.special_tokens,
+        normalize=settings.normalize,
+        storage=settings.storage,
+        shard_rows=settings.shard_rows or _shard_rows(views, token_layers, encoder.width, settings),
+        store_text=settings.store_text,
+    )
+
+
+def _shard_rows(
+    views: Sequence[View],
+    token_layers: Sequence[LayerSpec],
+    width: int,
+    settings: ExtractSettings,
+) -> int:
+    """A power of two that makes shards of about 64 MB, by the settings alone."""
+    floats = sum(view.layer.width(width) for view in views)
+    per_token = sum(spec.width(width) for spec in token_layers)
+    tables = int(settings.tokens) + int(settings.words is not None)
+    floats += per_token * _TYPICAL_TOKENS * tables
+    size = floats * (2 if settings.storage == "float16" else 4)
+    rows = max(_SHARD_BYTES // max(size, 1), 1)
+    return int(min(max(1 << (rows.bit_length() - 1), 64), _MAX_SHARD_ROWS))
+
+
+def _settings(plan: ExtractPlan) -> dict[str, Any]:
+    corpus, encoder = plan.corpus, plan.encoder
+    dialect = corpus.dialect
+    return {
+        "format_version": FORMAT_VERSION,
+        "input": {
+            "files": [{"sha256": f.sha256, "bytes": f.size} for f in corpus.files],
+            "format": dialect.format,
+            "encoding": dialect.encoding,
+            "delimiter": dialect.delimiter,
+            "quoting": dialect.quoting,
+            "header": dialect.header,
+            "text": corpus.text,
+            "text_pair": corpus.text_pair,
+            "id": corpus.id,
+            "label": corpus.label,
+            "keep": list(corpus.keep),
+            "unicode": corpus.unicode,
+            "min_chars": corpus.min_chars,
+            "limit": corpus.limit,
+            "sample": corpus.sample,
+            "seed": corpus.seed if corpus.sample is not None else None,
+        },
+        "model": {
+            "type": encoder.checkpoint.model_type,
+            "n_layers": encoder.n_layers,
+            "width": encoder.width,
+            "sha256": dict(sorted(encoder.checkpoint.sha256.items())),
+        },
+        "vectors": {
+            "views": {view.name: view.layer.width(encoder.width) for view in plan.views},
+            "token_layers": {s.name: s.width(encoder.width) for s in plan.token_layers},
+            "words": plan.words,
+            "tokens": plan.tokens,
+            "special_tokens": plan.special_tokens,
+            "normalize": plan.normalize,
+            "max_length": plan.tokenizer.max_length,
+            "on_long": plan.tokenizer.on_long,
+            "stride": plan.tokenizer.stride,
+            "prefix": plan.tokenizer.prefix,
+            "precision": encoder.precision,
+            "batch_tokens": encoder.batch_tokens,
+        },
+        "storage": {
+            "profile": plan.storage,
+            "shard_rows": plan.shard_rows,
+            "text": plan.store_text,
+        },
+    }
+
+
+def _environment(encoder: Encoder) -> dict[str, Any]:
+    import tokenizers
+    import torch
+    import transformers
+
+    device = encoder.model.device
+    cuda = device.type == "cuda"
+    return {
+        "embedkit": __version__,
+        "numpy": np.__version__,
+        "pyarrow": pa.__version__,
+        "tokenizers": tokenizers.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "forward": encoder.model.name,
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+        **({} if cuda else {"arithmetic": _arithmetic(encoder)}),
+    }
+
+
+def _arithmetic(encoder: Encoder) -> str:
+    """Hash of the vectors of some texts: equal where processor and threads give equal bits.
+
+    Which instructions a library uses, and whether its sums depend on the number of threads, cannot
+    be asked; what comes out can. One layer suffices, since all are computed by the same kernels.
+    """
+    texts = ["a " * words for words in (250, 126, 60, 43, 15, 15, 3, 1)]
+    digest = hashlib.sha256()
+    for views in (["mean_1"], ["cls_1"]):
+        for vectors in encoder.encode_views(texts, views).values():
+            digest.update(vectors.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _out_folder(out: str | Path | None, paths: Sequence[Path] | None) -> Path:
+    """The folder to make: as given, else ``corpus.tsv`` → ``corpus.vectors``."""
+    folder = _derived_folder(paths) if out is None else Path(out)
+    if folder.name in ("", ".."):
+        raise UsageError(f"out='{out}': expected the name of a folder to make, as in vectors.")
+    try:
+        str(folder).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"out='{folder}': readers of Parquet open only names in UTF-8. Pass another out=."
+        ) from error
+    return folder
+
+
+def _derived_folder(paths: Sequence[Path] | None) -> Path:
+    if paths is None:
+        raise UsageError("a corpus in memory has no name to derive the output from. Pass out=.")
+    if str(paths[0]) == "-":
+        raise UsageError("standard input has no name to derive the output from. Pass out=.")
+    name = paths[0].name
+    for suffix in PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return Path(Path(name).stem + ".vectors")
+
+
+def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
+    for name in keep:
+        if name in taken:
+            raise UsageError(
+                f"keep={name!r}: embedkit writes a column of this name itself. "
+                "Rename the column in the corpus."
+            )

@@ -1,0 +1,76 @@
+"""The bitwise statements of the README under every set of instructions that can be forced.
+
+Every setting is a process of its own (:mod:`tests.same_bits`). What a processor does not have, the
+libraries pass over in silence: then the setting is checked that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from embedkit.encoding.checkpoint import DEFAULT_MODEL
+from tests.models import save_model, wordpiece_vocabulary
+from tests.processes import ROOT
+
+SETTINGS = [
+    "",
+    *(f"ONEDNN_MAX_CPU_ISA={isa}" for isa in (
+        "SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "AVX512_CORE_AMX")),
+    *(f"ATEN_CPU_CAPABILITY={level}" for level in ("default", "avx2", "avx512")),
+    *(f"MKL_CBWR={branch}" for branch in (
+        "AUTO", "COMPATIBLE", "SSE4_2", "AVX2", "AVX512", "AVX2,STRICT", "AVX512,STRICT")),
+    *(f"MKL_ENABLE_INSTRUCTIONS={level}" for level in ("SSE4_2", "AVX2", "AVX512")),
+    "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2",
+    "ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE",
+]  # fmt: skip
+QUICK = "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=SSE4_2"
+"""Where matrix-vector products, which attention must not make, depend on the thread that runs."""
+
+
+@pytest.fixture(scope="module")
+def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT of 12 layers with 6 heads of width 20: no multiple of any vector's."""
+    from transformers import BertTokenizer
+
+    folder = tmp_path_factory.mktemp("twelve")
+    vocabulary = wordpiece_vocabulary()
+    BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(folder)
+    save_model(
+        folder, "bert", vocab_size=len(vocabulary), hidden_size=120, num_hidden_layers=12,
+        num_attention_heads=6, intermediate_size=200,
+    )  # fmt: skip
+    return str(folder)
+
+
+def wrong_under(setting: str, *models: str) -> list[str]:
+    """What does not hold in a process with these variables."""
+    forced = dict(part.split("=") for part in setting.split())
+    names = [name for name in os.environ if name.startswith(("ONEDNN_", "DNNL_", "ATEN_", "MKL_"))]
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.same_bits", *models],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        # threads that wait must not keep the cores from those that work
+        env={**kept, **forced, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert len(report["forwards"]) == 4 * len(models)
+    assert all(": packed" in forward for forward in report["forwards"])
+    found: list[str] = report["wrong"]
+    return found
+
+
+def test_the_same_bits() -> None:
+    assert wrong_under(QUICK, DEFAULT_MODEL) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting or "as it is")
+def test_the_same_bits_with_every_instruction_set(setting: str, wide_and_deep: str) -> None:
+    assert wrong_under(setting, DEFAULT_MODEL, wide_and_deep) == []
