@@ -690,7 +690,7 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
         ({"threshold": "best"}, "threshold='best': expected a probability"),
         ({"task": "regression", "class_weight": "balanced"}, "--class-weight is for classes"),
         ({"task": "regression", "one_logit": True}, "--one-logit needs two classes; there are 0"),
-        ({"reading": {"label": "nothing"}}, "nothing"),
+        ({"reading": CorpusOptions(label="nothing")}, "nothing"),
         ({"model": "nowhere/at-all", "offline": True}, "not in the cache"),
     ],
 )
