@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.dataset.record_keys import check_labelled
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts
-from embedkit.runs.reencoding import check_alike, made_how
-from embedkit.runs.splits import check_labelled
+from embedkit.runs.reencoding import check_alike, dataset_content
 
 __all__ = ["ProtocolResult", "mteb_protocol"]
 
@@ -90,7 +90,7 @@ def mteb_protocol(
 
     check_counts(samples_per_label=samples_per_label, experiments=experiments)
     train_data, test_data = load(train, view), load(test, view)
-    check_alike(made_how(test_data), made_how(train_data), name=str(test))
+    check_alike(dataset_content(test_data), dataset_content(train_data), name=str(test))
     y, y_test = _labels(train_data), _labels(test_data)
     X, X_test = _scaled(train_data.X, normalize), _scaled(test_data.X, normalize)
     names, counts = np.unique(y, return_counts=True)

@@ -48,7 +48,7 @@ STORAGES = ("float32", "float16", "compact")
 
 TASKS = ("classification", "regression")
 FEATURES = ("vectors", "tfidf")
-ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "lightgbm")
+ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")

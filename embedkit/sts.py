@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from embedkit.corpus import (
 )
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError
+from embedkit.runs.content import Agreement, Checkpoint, Cost, PairCounts, SimilarityRun
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.metrics import Score
 from embedkit.search.exact import unit_rows
@@ -43,21 +44,6 @@ _CHUNK = 1_024
 _SAMPLES = 1_000
 _NUMBERS = 1 << 22
 _NOTHING = 1e-20
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Correlation of the cosines of a view with the gold scores.
-
-    Attributes:
-        view: the view.
-        spearman: rank correlation, with its 95 % interval.
-        pearson: linear correlation, with its 95 % interval.
-    """
-
-    view: str
-    spearman: Score
-    pearson: Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,16 +307,10 @@ def _gold(records: Sequence[Record], column: str) -> Float64:
     return found
 
 
-def _numbers(score: Score) -> dict[str, float | None]:
-    """A score for JSON, which has no NaN."""
-    return {name: x if math.isfinite(x) else None for name, x in asdict(score).items()}
-
-
 def _write(
     folder: Path, found: PairSimilarity, plan: CorpusPlan, encoder: Encoder, settings: Any
 ) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from embedkit import fsio
     from embedkit.runs.figures import draw_similarity
@@ -342,22 +322,16 @@ def _write(
     if found.gold is not None:
         columns["score"] = found.gold
     columns |= {f"cosine_{name}": values for name, values in found.cosines.items()}
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True)
-    fsio.write_durably(folder / "pairs.parquet", memoryview(sink.getvalue()), scratch=folder)
+    fsio.write_parquet(folder / "pairs.parquet", pa.table(columns))
     if found.agreement:
         draw_similarity(folder, found.agreement)
-    write_run(folder, {
-        "kind": "similarity",
-        "corpus": [f.sha256 for f in hash_inputs(plan).files],
-        "model": {"name": found.model, "sha256": encoder.checkpoint.sha256},
-        "settings": settings,
-        "records": {"pairs": len(found.records), "rejected": found.rejected,
-                    "truncated": found.truncated},
-        "agreement": [
-            {"view": a.view, "spearman": _numbers(a.spearman), "pearson": _numbers(a.pearson)}
-            for a in found.agreement
-        ],
-        "cost": {"seconds": found.seconds},
-        "versions": versions(),
-    })  # fmt: skip
+    write_run(folder, SimilarityRun(
+        corpus=tuple(f.sha256 for f in hash_inputs(plan).files),
+        model=Checkpoint(name=found.model, sha256=encoder.checkpoint.sha256),
+        settings=settings,
+        records=PairCounts(pairs=len(found.records), rejected=found.rejected,
+                           truncated=found.truncated),
+        agreement=found.agreement,
+        cost=Cost(seconds=found.seconds),
+        versions=versions(),
+    ))  # fmt: skip

@@ -248,10 +248,11 @@ def info(
     if (path / "run.json").is_file():
         from embedkit.cli.run_text import run_info_text
         from embedkit.cli.text import json_text
+        from embedkit.runs.content import as_json as plain_content
         from embedkit.runs.folder import read_run
 
         content = read_run(path)
-        click.echo(json_text(content) if as_json else run_info_text(path, content))
+        click.echo(json_text(plain_content(content)) if as_json else run_info_text(path, content))
         return
     unfinished = not path.is_dir() and path.with_name(path.name + ".incomplete").is_dir()
     if unfinished or (path.is_dir() and not (path / "config.json").is_file()):

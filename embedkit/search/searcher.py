@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import SEARCH_METRICS, check_choice
+from embedkit.dataset.record_keys import text_key
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts
-from embedkit.runs.reencoding import Reencoder, made_how
-from embedkit.runs.splits import text_key
+from embedkit.runs.reencoding import Reencoder
 from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import load_whitening
@@ -92,15 +92,15 @@ class QueryEncoder:
         device: str = "auto",
         prefix: str | None = None,
     ) -> None:
-        made = made_how(data)
+        made = dataset_content(data)
+        vectors = dict(made.vectors or {})
         self._width = data.width
-        self._like_dataset = made["vectors"]["on_long"] != "error"
-        made["vectors"] = dict(made["vectors"])
+        self._like_dataset = vectors["on_long"] != "error"
         if prefix is not None:
-            made["vectors"]["prefix"] = prefix
+            vectors["prefix"] = prefix
         if not self._like_dataset:  # a long query is no error of the dataset's
-            made["vectors"]["on_long"] = "truncate"
-        self._reencoder = Reencoder(made, data.views, owner=str(data.path), device=device,
+            vectors["on_long"] = "truncate"
+        self._reencoder = Reencoder(replace(made, vectors=vectors), data.views, owner=str(data.path), device=device,
                                     model=model)  # fmt: skip
 
     def __call__(self, texts: Sequence[str]) -> Float32:
