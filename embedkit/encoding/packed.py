@@ -556,8 +556,9 @@ def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
         packed.forward(batch, [1], lambda _, h: found.append(h.clone()), first_only=first_only)
         return found[0]
 
+    lengths = list(batch.lengths)
     pieces = zip(
-        torch.split(batch.ids, batch.lengths), torch.split(batch.type_ids, batch.lengths),
+        torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths),
         strict=True,
     )  # fmt: skip
     alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]

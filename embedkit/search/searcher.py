@@ -15,7 +15,7 @@ from embedkit.choices import SEARCH_METRICS, check_choice
 from embedkit.dataset.record_keys import text_key
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts
-from embedkit.runs.reencoding import Reencoder
+from embedkit.runs.reencoding import Reencoder, dataset_content
 from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import load_whitening
@@ -100,7 +100,8 @@ class QueryEncoder:
             vectors["prefix"] = prefix
         if not self._like_dataset:  # a long query is no error of the dataset's
             vectors["on_long"] = "truncate"
-        self._reencoder = Reencoder(replace(made, vectors=vectors), data.views, owner=str(data.path), device=device,
+        made = replace(made, vectors=vectors)
+        self._reencoder = Reencoder(made, data.views, owner=str(data.path), device=device,
                                     model=model)  # fmt: skip
 
     def __call__(self, texts: Sequence[str]) -> Float32:
