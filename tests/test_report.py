@@ -235,7 +235,7 @@ def test_folds_of_a_column(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=40)
     for path in paths:
         edit_run(path, split={"fingerprint": "s", "source": SOURCE, "column": "part", "folds": 5,
-                              "seed": 0})  # fmt: skip
+                              "repeats": 1, "seed": 0, "stratified": False})  # fmt: skip
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
     assert "5 folds by the column part of the corpus" in text

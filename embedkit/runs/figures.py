@@ -19,8 +19,7 @@ from embedkit.runs.predictions import Predictions
 __all__ = [
     "canvas", "draw_confusion", "draw_learning_curves", "draw_precision_recall", "draw_probe",
     "draw_reliability", "draw_run", "draw_similarity", "draw_training", "draw_values",
-    "east_asian_fonts",
-    "layer_curve", "render", "shown",
+    "east_asian_fonts", "layer_curve", "render", "shown",
 ]  # fmt: skip
 
 _FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",

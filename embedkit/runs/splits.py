@@ -108,17 +108,7 @@ def split(
     """
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
-    source, reading = Path(source), reading or CorpusOptions()
-    if is_dataset(source) and reading.given:
-        name = reading.given[0]
-        raise UsageError(
-            f"{name}={getattr(reading, name)!r} says how to read a corpus file; {source} is a "
-            "dataset, whose records are settled."
-        )
-    if is_dataset(source) or source.is_dir():
-        records = records_of(load(source), label, group)
-    else:
-        records = _corpus_records(source, label, group, reading, seed)
+    records = _records(Path(source), label, group, reading or CorpusOptions(), seed)
     made = make_split(
         records, folds=folds, test=test, repeats=repeats, seed=seed,
         allow_duplicates=allow_duplicates,
@@ -310,9 +300,19 @@ def records_of(data: VectorData, label: str | None = None, group: str | None = N
     )
 
 
-def _corpus_records(
+def _records(
     source: Path, label: str | None, group: str | None, reading: CorpusOptions, seed: int
 ) -> Labelled:
+    if is_dataset(source):
+        if reading.given:
+            name = reading.given[0]
+            raise UsageError(
+                f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
+                f"{source} is a dataset, whose records are settled."
+            )
+        return records_of(load(source), label, group)
+    if source.is_dir():
+        load(source)  # says why it is no dataset
     files = [InputFile.of(source)]
     options = replace(reading, label=label, keep=())
     if reading.sample is not None:

@@ -100,9 +100,10 @@ class QueryEncoder:
             vectors["prefix"] = prefix
         if not self._like_dataset:  # a long query is no error of the dataset's
             vectors["on_long"] = "truncate"
-        made = replace(made, vectors=vectors)
-        self._reencoder = Reencoder(made, data.views, owner=str(data.path), device=device,
-                                    model=model)  # fmt: skip
+        self._reencoder = Reencoder(
+            replace(made, vectors=vectors), data.views, owner=str(data.path), device=device,
+            model=model,
+        )  # fmt: skip
 
     def __call__(self, texts: Sequence[str]) -> Float32:
         """Vectors of query texts, ``(n, width)`` float32, rounded as the dataset stores them.
