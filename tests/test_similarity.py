@@ -17,6 +17,7 @@ from embedkit.cli.run_text import run_info_text
 from embedkit.corpus import CorpusOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
+from embedkit.runs.folder import read_run
 from embedkit.sts import agreement, similarity
 from tests.store_fixtures import load_quickly, tiny_model
 
@@ -91,7 +92,7 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     content = json.loads(text)
     assert content["records"] == {"pairs": 5, "rejected": 1, "truncated": 0}
     assert {one["view"] for one in content["agreement"]} == set(found.cosines)
-    told = run_info_text(tmp_path / "out", content)
+    told = run_info_text(tmp_path / "out", read_run(tmp_path / "out"))
     rank = next(one for one in found.agreement if one.view == "mean_1").spearman
     assert f"{rank.value:.4f} ({rank.low:.4f} to {rank.high:.4f})" in told
     assert "pairs.parquet" in told
