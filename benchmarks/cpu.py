@@ -38,7 +38,7 @@ from embedkit.dataset.planning import ExtractSettings, plan_extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
-from embedkit.system import maxrss_bytes
+from embedkit.machine import maxrss_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIBLING = ROOT.parent / "shared" / "data"

@@ -33,7 +33,7 @@ from embedkit.encoding.tokenization import TokenizerSettings, load_tokenizer
 from embedkit.finetuning.data import TextData, read_texts
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.training import Fold, FoldSettings, train_fold
-from embedkit.runs.predictions import target_from
+from embedkit.runs.targets import target_from
 
 LENGTH, BATCH = 512, 8
 

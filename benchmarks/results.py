@@ -76,9 +76,8 @@ def fitting(corpus: Path, scratch: Path) -> None:
     print(f"\n## Logistic regression on {len(X):,} × {X.shape[1]}, 5 folds\n")
     print(table(("", "seconds", "embedkit / this"),
                 [(n, f"{s:.2f}", f"{base / s:.2f} ×") for n, s in seconds.items()]))  # fmt: skip
-    content = embedkit.runs.folder.read_run(scratch / "run")
-    print(f"\nfits of the 5 folds inside embedkit.train: {content['cost']['fit_seconds']:.2f} s",
-          flush=True)  # fmt: skip
+    cost = embedkit.runs.folder.read_run(scratch / "run").cost
+    print(f"\nfits of the 5 folds inside embedkit.train: {cost.fit_seconds:.2f} s", flush=True)
 
 
 def probing(corpus: Path, scratch: Path) -> None:
@@ -90,7 +89,7 @@ def probing(corpus: Path, scratch: Path) -> None:
         result = embedkit.probe(scratch / "views", out=scratch / "probe")
         rounds.append(time.perf_counter() - started)
         shutil.rmtree(scratch / "probe")
-    print(f"\n## Probe of {len(result.views)} views of 5,000 records: "
+    print(f"\n## Probe of {len(result.content.views)} views of 5,000 records: "
           f"{sorted(rounds)[1]:.0f} s (median of 3)")  # fmt: skip
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
+    "MAP_METHODS",
     "MATCHES",
     "ON_LONG",
     "POOLINGS",
@@ -29,6 +30,7 @@ __all__ = [
     "SUBTOKENS",
     "TASKS",
     "UNICODE_FORMS",
+    "WHITENINGS",
     "check_choice",
 ]
 
@@ -46,13 +48,15 @@ STORAGES = ("float32", "float16", "compact")
 
 TASKS = ("classification", "regression")
 FEATURES = ("vectors", "tfidf")
-ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "lightgbm")
+ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 
 SEARCH_METRICS = ("cosine", "dot", "euclid")
+WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
+MAP_METHODS = ("pca", "umap")
 MATCHES = ("word", "start", "anywhere")
 
 

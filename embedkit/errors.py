@@ -36,6 +36,7 @@ __all__ = [
     "StorageError",
     "UsageError",
     "check_counts",
+    "check_seed",
     "did_you_mean",
     "first_line",
 ]
@@ -104,6 +105,7 @@ class OutputExistsError(EmbedkitError):
     exit_code = 8
 
 
+_LARGEST_SEED = 2**31 - 1
 _LEAST = {"min_chars": 0, "stride": 0, "seed": 0}
 
 
@@ -113,6 +115,12 @@ def check_counts(**given: int | None) -> None:
         least = _LEAST.get(name, 1)
         if value is not None and value < least:
             raise UsageError(f"{name}={value}: expected {least} or more.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise a :class:`UsageError` for a seed that a library refuses."""
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise UsageError(f"seed={seed}: expected a whole number from 0 to {_LARGEST_SEED:,}.")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from embedkit.errors import LockedError, StorageError
 
@@ -35,6 +36,7 @@ __all__ = [
     "storage_errors",
     "sync_tree",
     "write_durably",
+    "write_parquet",
 ]
 
 _CHUNK = 1 << 20
@@ -82,6 +84,27 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> None:
+    """Write an Arrow table as Parquet with zstd and page checksums, as :func:`write_durably` does.
+
+    The same table gives the same bytes.
+
+    Args:
+        path: final name; replaced if it exists.
+        table: ``pyarrow.Table``.
+        scratch: folder for the temporary file; by default the folder of ``path``.
+
+    Raises:
+        StorageError: the file system refused.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    write_durably(path, memoryview(sink.getvalue()), scratch=scratch or path.parent)
 
 
 def publish_file(source: Path, target: Path) -> None:

@@ -1,50 +1,61 @@
-"""A run and new texts → labels and probabilities; texts are encoded as its dataset was."""
+"""Predict labels of new texts with a run; texts are encoded as its dataset was."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
-from embedkit.errors import DamagedError, UsageError
-from embedkit.runs.folder import load_model_of, read_run
+from embedkit.errors import UsageError
+from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
+from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import decide
-from embedkit.runs.reencoding import Reencoder, check_alike, joined_pairs, made_how, normal_form
-from embedkit.runs.splits import stored_texts
+from embedkit.runs.reencoding import (
+    Reencoder,
+    check_alike,
+    dataset_content,
+    joined_pairs,
+    normal_form,
+)
+from embedkit.types import Float64
 
-__all__ = ["Prediction", "Predictor", "parse_label_names"]
-
-Floats = NDArray[np.float64]
+__all__ = ["Prediction", "Predictor", "parse_label_names", "predictions_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a run says of one text.
+    """The prediction for one text.
 
     Attributes:
-        label: the likeliest label, of two the one the run's threshold decides on; or the value of
-            a regression.
-        probabilities: of every label, readable names as keys; empty for a regression.
+        label: the likeliest label, of two the one that the run's threshold decides on; of a
+            regression the value as text.
+        proba: probability of every label by its readable name; empty for a regression.
+        value: value of a regression; ``None`` for labels.
     """
 
     label: str
-    probabilities: dict[str, float]
+    proba: dict[str, float]
+    value: float | None = None
 
 
 class Predictor:
     """A run that is ready to predict.
 
     Args:
-        run: folder that ``embedkit train`` wrote.
+        run: folder that ``train`` or ``finetune`` wrote.
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
-        model: another place of the same checkpoint, if it has moved.
-        notify: called with sentences for the user.
+        model: another location of the same checkpoint, if it was moved.
+
+    Attributes:
+        content: the content of ``run.json``.
+        names: readable names of the classes, by class number.
 
     Raises:
         UsageError: there is no such run, it holds no model, or a label has no such name.
@@ -59,131 +70,178 @@ class Predictor:
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
         model: str | None = None,
-        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.run = Path(run)
-        self.content = read_run(self.run)
-        if self.content["kind"] not in ("frozen", "finetuned"):
+        content = read_run(self.run)
+        if type(content) not in _MODELS:
             raise UsageError(
-                f"{self.run} is a {self.content['kind']} run, which holds no model. "
+                f"{self.run} is a {content.kind} run, which holds no model. "
                 "Give a run of embedkit train or finetune."
             )
-        absent = {"classes", "dataset", "threshold", "views"} - self.content.keys()
-        if absent:
-            raise DamagedError(
-                f"{self.run}/run.json is damaged: it has no {min(absent)}. Make the run again."
-            )
-        self._finetuned: Any = None
-        if self.content["kind"] == "finetuned":
-            from embedkit.finetuning.inference import FinetunedRun
+        assert isinstance(content, PredictionRun)
+        self.content = content
+        self.names = _readable(content.classes, label_names or {})
+        self._model = _MODELS[type(content)](self.run, content, device=device, model=model)
 
-            if model is not None:
-                raise UsageError(
-                    f"--model {model}: {self.run} is a fine-tuned run, which holds its own models."
-                )
-            self._finetuned = FinetunedRun(self.run, self.content, device=device)
-        else:
-            self._apply = load_model_of(self.run)
-        self._classes = list(self.content["classes"])
-        for name in label_names or {}:
-            if name not in self._classes:
-                raise UsageError(
-                    f"--label-names: the run has no label {name!r}; it has "
-                    f"{', '.join(self._classes) or 'values, not labels'}."
-                )
-        self.names = [(label_names or {}).get(name, name) for name in self._classes]
-        if len(set(self.names)) < len(self.names):
-            raise UsageError(
-                f"--label-names: two labels would be called alike: {', '.join(self.names)}."
-            )
-        self._encoder: Reencoder | None = None
-        if self.content["views"]:
-            self._encoder = Reencoder(
-                self.content["dataset"], self.content["views"], owner=str(self.run),
-                device=device, model=model, notify=notify,
-            )  # fmt: skip
+    def __repr__(self) -> str:
+        return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
 
     @property
     def takes_pairs(self) -> bool:
         """Whether the run was made on pairs of texts."""
-        return bool(self.content["dataset"]["pairs"])
+        return self.content.dataset.pairs
 
-    def outputs(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
-        """Probabilities ``(n, classes)``, or values ``(n,)`` of a regression.
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
+        """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
+
+        Args:
+            texts: ``n`` texts.
+            pairs: ``n`` second texts, for a run that was made on pairs.
 
         Raises:
+            TypeError: ``texts`` or ``pairs`` is a single string.
             UsageError: pairs were given or are missing, unlike in the run's dataset.
         """
+        for name, value in (("texts", texts), ("pairs", pairs)):
+            if isinstance(value, str):
+                raise TypeError(f"{name}={value!r} is a string; pass a list of strings.")
         if (pairs is not None) != self.takes_pairs:
             made, wanted = "single texts", "one"
             if self.takes_pairs:
-                made, wanted = "pairs of texts", "a second text too (--text-pair, --pair)"
+                made, wanted = "pairs of texts", "a second text too (pairs=)"
             raise UsageError(f"{self.run} was made on {made}; give {wanted}.")
         if not texts:
-            shape = (0, len(self._classes)) if self._classes else (0,)
-            return np.zeros(shape)
-        if self._finetuned is not None:
-            form = self.content["dataset"]["unicode"]
-            first = [normal_form(text, form) for text in texts]
-            second = None if pairs is None else [normal_form(text, form) for text in pairs]
-            return np.asarray(self._finetuned.outputs(first, second), np.float64)
-        if self._encoder is not None:
-            return np.asarray(self._apply(self._encoder.vectors(texts, pairs)), np.float64)
-        form = self.content["dataset"]["unicode"]
-        joined = [normal_form(text, form) for text in joined_pairs(texts, pairs)]
-        return np.asarray(self._apply(joined), np.float64)
+            return np.zeros((0, len(self.names)) if self.names else (0,))
+        form = self.content.dataset.unicode
+        first = [normal_form(text, form) for text in texts]
+        second = None if pairs is None else [normal_form(text, form) for text in pairs]
+        return np.asarray(self._model.predict_proba(first, second), np.float64)
 
-    def predict(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None
-    ) -> Iterator[Prediction]:
-        """What the run says of each text."""
-        yield from self._said(self.outputs(texts, pairs))
+    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
+        """Return the prediction for each text; arguments and errors as for `predict_proba`."""
+        return self._predictions(self.predict_proba(texts, pairs))
 
-    def predict_stored(self, dataset: str | Path) -> tuple[VectorData, Iterator[Prediction]]:
-        """A dataset, and what the run says of each of its records.
+    def predict_stored(self, dataset: str | Path) -> tuple[VectorData, list[Prediction]]:
+        """Return a dataset and the prediction for each of its records.
 
-        A run on vectors reads those that are stored; nothing is encoded again.
+        A run on vectors reads the stored ones; nothing is encoded again.
 
         Raises:
-            UsageError: it does not hold what the run reads.
-            MismatchError: its vectors were made otherwise than those of the run.
+            UsageError: the dataset does not hold what the run reads.
+            MismatchError: its vectors were made with other settings than those of the run.
         """
-        views = list(self.content["views"])
+        views = list(self.content.views)
         data = load(dataset, views or None)
-        made = made_how(data)
-        check_alike(made, self.content["dataset"], name=str(dataset), vectors=bool(views))
-        if views:
-            return data, self._said(np.asarray(self._apply(data.X), np.float64))
-        texts = stored_texts(data)
-        if texts is None:
-            raise UsageError(f"{dataset} was made with --no-text; give the corpus file itself.")
-        if self._finetuned is not None:
-            pairs = [str(text) for text in data.column("text_pair")] if self.takes_pairs else None
-            return data, self._said(self.outputs(data.text, pairs))
-        features = [text.replace("\x1f", " ") for text in texts]
-        return data, self._said(np.asarray(self._apply(features), np.float64))
+        check_alike(
+            dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
+        )
+        if not views and not data.manifest.job["storage"]["text"]:
+            raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
+        proba = np.asarray(self._model.predict_stored(data), np.float64)
+        return data, self._predictions(proba)
 
-    def _said(self, outputs: Floats) -> Iterator[Prediction]:
-        decided = decide(outputs, threshold=self.content["threshold"])
-        for output, best in zip(outputs, decided, strict=True):
-            if not self._classes:
-                yield Prediction(f"{best:.6g}", {})
-                continue
-            yield Prediction(self.names[best], dict(zip(self.names, output.tolist(), strict=True)))
+    def _predictions(self, proba: Float64) -> list[Prediction]:
+        y_pred = decide(proba, threshold=self.content.threshold)
+        return list(predictions_of(proba, y_pred, self.names))
+
+
+def predictions_of(
+    proba: Float64, y_pred: NDArray[Any], names: Sequence[str]
+) -> Iterator[Prediction]:
+    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``."""
+    for row, decided in zip(proba, y_pred, strict=True):
+        if names:
+            by_name = dict(zip(names, row.tolist(), strict=True))
+            yield Prediction(names[decided], by_name)
+        else:
+            yield Prediction(f"{row:.6g}", {}, float(row))
+
+
+class _Model(Protocol):
+    """A kind of run: texts in normal form, or a dataset, to probabilities or values."""
+
+    def __init__(self, run: Path, content: Any, *, device: str, model: str | None) -> None: ...
+
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any: ...
+
+    def predict_stored(self, data: VectorData) -> Any: ...
+
+
+class _Trained:
+    """A scikit-learn pipeline on vectors or on texts."""
+
+    def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
+        from embedkit.classifiers.saved import load_model
+
+        self._apply = load_model(run)
+        self._encoder: Reencoder | None = None
+        if content.views:
+            self._encoder = Reencoder(
+                content.dataset, content.views, owner=str(run), device=device, model=model
+            )
+
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
+        if self._encoder is None:
+            return self._apply(joined_pairs(texts, pairs))
+        return self._apply(self._encoder.vectors(texts, pairs))
+
+    def predict_stored(self, data: VectorData) -> Any:
+        return self._apply(stored_texts(data, separator=" ") if self._encoder is None else data.X)
+
+
+class _Finetuned:
+    """The fine-tuned encoders of all folds."""
+
+    def __init__(self, run: Path, content: FinetuneRun, *, device: str, model: str | None) -> None:
+        from embedkit.finetuning.inference import FinetunedRun
+
+        if model is not None:
+            raise UsageError(
+                f"model={model!r}: {run} is a fine-tuned run, which holds its own models."
+            )
+        self._pairs = content.dataset.pairs
+        self._run = FinetunedRun(run, content, device=device)
+
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
+        return self._run.predict_proba(texts, pairs)
+
+    def predict_stored(self, data: VectorData) -> Any:
+        pairs = [str(text) for text in data.column("text_pair")] if self._pairs else None
+        return self._run.predict_proba(data.text, pairs)
+
+
+_MODELS: Mapping[type[Run], type[_Model]] = {TrainRun: _Trained, FinetuneRun: _Finetuned}
+"""How each kind of run with a model predicts."""
+
+
+def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
+    for name in label_names:
+        if name not in classes:
+            raise UsageError(
+                f"label_names=: the run has no label {name!r}; it has "
+                f"{', '.join(classes) or 'values, not labels'}."
+            )
+    names = [label_names.get(name, name) for name in classes]
+    if len(set(names)) < len(names):
+        raise UsageError(f"label_names=: two labels have the same name: {', '.join(names)}.")
+    return names
 
 
 def parse_label_names(text: str | None) -> dict[str, str]:
-    """``0=negative,1=positive`` as a mapping.
+    """Return ``0=negative,1=positive`` as a mapping.
+
+    >>> parse_label_names("0=negative,1=positive")
+    {'0': 'negative', '1': 'positive'}
 
     Raises:
         UsageError: it is not of that form.
     """
     names = {}
-    for part in (text or "").split(","):
-        if not part.strip():
+    for item in (text or "").split(","):
+        if not item.strip():
             continue
-        label, equals, name = part.partition("=")
+        label, equals, name = item.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--label-names {text}: expected LABEL=NAME,LABEL=NAME.")
+            raise UsageError(f"label_names={text!r}: expected LABEL=NAME,LABEL=NAME.")
         names[label.strip()] = name.strip()
     return names

@@ -1,4 +1,7 @@
-"""Predictions as TSV, JSON lines or Parquet."""
+"""Prediction files as TSV, JSON lines or Parquet: written by ``predict`` and ``compare``.
+
+row, id, [fold], label, proba_<label> …      of a regression row, id, [fold], value
+"""
 
 from __future__ import annotations
 
@@ -6,73 +9,161 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from embedkit import fsio
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.predict import Prediction
+from embedkit.types import Float64
 
-__all__ = ["kind_of", "write_answers"]
+__all__ = ["PredictedRecord", "file_format", "read_prediction_files", "tsv_field",
+           "write_prediction_file"]  # fmt: skip
 
-Answer = tuple[int, str, Prediction]
-"""Row, id, and what a run says of the text."""
-
-_KINDS = {".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
+_FORMATS = {".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
-def write_answers(
-    answers: Iterable[Answer], names: Sequence[str], out: Path | None, *, as_json: bool = False
+@dataclass(frozen=True, slots=True)
+class PredictedRecord:
+    """One record of a prediction file.
+
+    Attributes:
+        row: record number.
+        id: id of the record.
+        prediction: its prediction.
+        fold: fold that it was held out in; ``None`` for new records.
+    """
+
+    row: int
+    id: str
+    prediction: Prediction
+    fold: str | None = None
+
+
+def write_prediction_file(
+    records: Iterable[PredictedRecord],
+    names: Sequence[str],
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    folds: bool = False,
 ) -> int:
-    """Write ``row``, ``id``, ``label`` and a probability for every label; returns their number.
+    """Write records one after the other; a file appears when it is complete.
 
     Args:
-        answers: row, id and what the run says, for every record.
-        names: labels, in order.
-        out: file; its ending decides the kind. Standard output without.
+        records: what is written.
+        names: readable names of the classes; empty for a regression.
+        out: file; its ending decides the format. Without it standard output.
         as_json: JSON lines on standard output.
+        folds: also write the fold of each record.
+
+    Returns:
+        Number of records.
 
     Raises:
         UsageError: the file has another ending.
     """
     kind = "jsonl" if as_json else "tsv"
     if out is not None:
-        kind = kind_of(out)
+        kind = file_format(out)
         fsio.make_folder(out.parent)
     if kind == "parquet":
-        return _parquet(answers, names, Path(str(out)))
+        return _parquet(records, _columns(names, folds), Path(str(out)))
+    count = 0
     with _sink(out) as sink:
         if kind == "tsv":
-            header = ["row", "id", "label", *(f"proba_{name}" for name in names)]
-            sink.write("\t".join(_field(name) for name in header) + "\n")
-        count = 0
-        for row, identifier, said in answers:
-            count += 1
+            sink.write("\t".join(map(tsv_field, _columns(names, folds))) + "\n")
+        for record in records:
+            fields = _fields(record)
             if kind == "tsv":
-                shares = [f"{p:.6f}" for p in said.probabilities.values()]
-                fields = [str(row), identifier, said.label, *shares]
-                sink.write("\t".join(_field(field) for field in fields) + "\n")
+                line = "\t".join(tsv_field(v) for v in _flat(fields).values())
             else:
-                line = {"row": row, "id": identifier, "label": said.label,
-                        "proba": said.probabilities}  # fmt: skip
-                sink.write(json.dumps(line, ensure_ascii=False) + "\n")
+                line = json.dumps(fields, ensure_ascii=False)
+            sink.write(line + "\n")
+            count += 1
     return count
 
 
-def kind_of(out: Path) -> str:
-    """``tsv``, ``jsonl`` or ``parquet`` by the ending of a file.
+def file_format(out: Path, *, name: str = "out") -> str:
+    """Return ``tsv``, ``jsonl`` or ``parquet`` by the ending of a file.
 
     Raises:
         UsageError: it has another ending.
     """
-    if out.suffix not in _KINDS:
-        raise UsageError(f"--out {out}: expected a name ending in .tsv, .jsonl or .parquet.")
-    return _KINDS[out.suffix]
+    if out.suffix not in _FORMATS:
+        raise UsageError(
+            f"{name}={str(out)!r}: expected a name ending in .tsv, .jsonl or .parquet."
+        )
+    return _FORMATS[out.suffix]
+
+
+def read_prediction_files(
+    paths: Sequence[Path], classes: Sequence[str]
+) -> tuple[list[int], list[str], list[Float64]]:
+    """Read files that ``embedkit predict`` wrote for the same corpus.
+
+    Returns:
+        Rows and ids, and the probabilities ``(n, classes)`` of each file.
+
+    Raises:
+        UsageError: a file is missing or has no probabilities of these classes.
+        MismatchError: the files are about other records.
+    """
+    tables = [_table(path) for path in paths]
+    columns = ["row", "id", *(f"proba_{name}" for name in classes)]
+    for path, table in zip(paths, tables, strict=True):
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            raise UsageError(
+                f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
+                ".tsv or .parquet file, without --label-names."
+            )
+        if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
+            raise MismatchError(
+                f"{path} is about other records than {paths[0]}. Predict the same corpus by every "
+                "run."
+            )
+    proba = [np.stack([table[n].to_numpy() for n in columns[2:]], axis=1) for table in tables]
+    return tables[0]["row"].to_pylist(), tables[0]["id"].to_pylist(), proba
+
+
+def tsv_field(value: object) -> str:
+    """Return a TSV field; characters that would break the line become spaces."""
+    text = f"{value:.6f}" if isinstance(value, float) else str(value)
+    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+
+
+def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
+    """Names and Arrow types of the columns."""
+    columns = {"row": "int64", "id": "string"} | ({"fold": "string"} if folds else {})
+    if not names:
+        return columns | {"value": "float64"}
+    return columns | {"label": "string"} | {f"proba_{name}": "float64" for name in names}
+
+
+def _fields(record: PredictedRecord) -> dict[str, Any]:
+    """A record as JSON lines hold it."""
+    fields: dict[str, Any] = {"row": record.row, "id": record.id}
+    if record.fold is not None:
+        fields["fold"] = record.fold
+    made = record.prediction
+    if made.value is not None:
+        return fields | {"value": made.value}
+    return fields | {"label": made.label, "proba": made.proba}
+
+
+def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """A record as tables hold it: one column per probability."""
+    proba = fields.pop("proba", {})
+    return fields | {f"proba_{name}": value for name, value in proba.items()}
 
 
 @contextmanager
 def _sink(out: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name when all is in it."""
+    """Standard output, or a file that gets its name when it is complete."""
     if out is None:
         yield sys.stdout
         return
@@ -86,25 +177,32 @@ def _sink(out: Path | None) -> Iterator[TextIO]:
             partial.unlink(missing_ok=True)
 
 
-def _field(text: str) -> str:
-    """A TSV field; what would break the line becomes a space."""
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
-
-
-def _parquet(answers: Iterable[Answer], names: Sequence[str], out: Path) -> int:
+def _parquet(records: Iterable[PredictedRecord], columns: dict[str, str], out: Path) -> int:
     import pyarrow as pa
+
+    schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
+    table = pa.Table.from_pylist([_flat(_fields(record)) for record in records], schema)
+    fsio.write_parquet(out, table)
+    return int(table.num_rows)
+
+
+def _table(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv as csv
     import pyarrow.parquet as pq
 
-    rows = list(answers)
-    columns: dict[str, Any] = {
-        "row": pa.array([row for row, _, _ in rows], pa.int64()),
-        "id": pa.array([identifier for _, identifier, _ in rows], pa.string()),
-        "label": pa.array([said.label for _, _, said in rows], pa.string()),
-    }
-    for name in names:
-        shares = [said.probabilities[name] for _, _, said in rows]
-        columns[f"proba_{name}"] = pa.array(shares, pa.float64())
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True)
-    fsio.write_durably(out, memoryview(sink.getvalue()), scratch=out.parent)
-    return len(rows)
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist. Make it with embedkit predict RUN CORPUS --out.")
+    try:
+        if path.suffix == ".parquet":
+            return pq.read_table(path, page_checksum_verification=True)
+        return csv.read_csv(
+            path,
+            parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
+            convert_options=csv.ConvertOptions(
+                column_types={"row": pa.int64(), "id": pa.string(), "label": pa.string()},
+                strings_can_be_null=False,
+            ),
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error

@@ -1,7 +1,7 @@
-"""A map of a view in two dimensions: a figure, and one HTML file to look around in.
+"""A map of a view in two dimensions: a figure and one interactive HTML file.
 
-The HTML file needs nothing but a browser: styles, script and points are in it, a content security
-policy forbids it to load anything, and every text of the corpus reaches the page as data.
+The HTML file contains styles, script and points; a content security policy forbids it to load
+anything, and the texts of the corpus reach the page as data, not as markup.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.choices import MAP_METHODS, check_choice
 from embedkit.dataset.store import VectorData, load
-from embedkit.errors import OutputExistsError, UsageError
+from embedkit.errors import OutputExistsError, UsageError, check_counts
 from embedkit.runs.figures import canvas, render
 from embedkit.search.exact import unit_rows
+from embedkit.types import Float32, Int64
 
-__all__ = ["METHODS", "MapResult", "draw_map", "export_projector", "project"]
+__all__ = ["MapResult", "draw_map", "export_projector", "project"]
 
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
-
-METHODS = ("pca", "umap")
+logger = logging.getLogger(__name__)
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLOURS = (
@@ -43,7 +43,7 @@ _MISSING = "(none)"
 
 @dataclass(frozen=True, slots=True)
 class MapResult:
-    """What was written.
+    """The files of a map and what they show.
 
     Attributes:
         html: the page.
@@ -53,7 +53,7 @@ class MapResult:
         points: number of records shown.
         records: number of records of the dataset.
         labels: (label, records) of the colours, the most frequent first.
-        explained: share of the variance that the two axes of a PCA hold; ``None`` for UMAP.
+        explained: fraction of the variance on each axis of a PCA; ``None`` for UMAP.
     """
 
     html: Path
@@ -76,69 +76,68 @@ def draw_map(
     limit: int = 100_000,
     seed: int = 0,
     overwrite: bool = False,
-    notify: Callable[[str], None] = lambda _: None,
 ) -> MapResult:
     """Project a view to two dimensions and write ``OUT.html`` and ``OUT.png``.
 
     Args:
         dataset: folder that ``extract`` wrote.
-        out: name of the files without their endings.
+        out: name of the files without their extensions.
         view: a stored view; by default the last mean.
         method: ``pca``, or ``umap`` (by cosine; the extra ``umap``).
         color: column whose values give the colours; by default the label.
-        limit: at most so many records, drawn at random.
-        seed: of the draw and of UMAP.
+        limit: largest number of records; of more a random sample is taken.
+        seed: of the sample and of UMAP.
         overwrite: replace the files.
-        notify: called with sentences for the user.
 
     Raises:
         UsageError: a setting cannot be used, or there are too few records.
-        OutputExistsError: a file is in the way.
+        OutputExistsError: a file exists already.
     """
     html, png = Path(f"{out}.html"), Path(f"{out}.png")
     for file in (html, png):
         if file.exists() and not overwrite:
-            raise OutputExistsError(f"{file} is in the way; give --overwrite, or another --out.")
+            raise OutputExistsError(f"{file} exists already; pass overwrite=True or another out.")
     data = load(dataset, view)
-    places = _drawn(data, limit, seed, notify)
-    points, explained = project(data, places, method=method, seed=seed)
-    names, colours, number = _labels(data, places, color)
+    indices = _drawn(data, limit, seed)
+    points, explained = project(data, indices, method=method, seed=seed)
+    names, colours, number = _labels(data, indices, color)
     fsio.make_folder(html.absolute().parent)
     title = f"{data.path.name}: {data.views[0]} by {method.upper()}"
-    page = _page(data, places, points, names, colours, number, title)
+    page = _page(data, indices, points, names, colours, number, title)
     fsio.write_durably(html, page.encode(), scratch=html.parent)
     figure = _figure(points, names, colours, number, title, explained)
     fsio.write_durably(png, figure, scratch=png.parent)
     counts = np.bincount(number, minlength=len(names)).tolist()
     return MapResult(
-        html, png, data.views[0], method, len(places), len(data),
+        html, png, data.views[0], method, len(indices), len(data),
         tuple(zip(names, counts, strict=True)), explained,
     )  # fmt: skip
 
 
 def project(
-    data: VectorData, places: Integers, *, method: str = "pca", seed: int = 0
-) -> tuple[Floats, tuple[float, float] | None]:
-    """Two coordinates for each of some records.
+    data: VectorData, indices: Int64, *, method: str = "pca", seed: int = 0
+) -> tuple[Float32, tuple[float, float] | None]:
+    """Project some records to two dimensions.
 
     Args:
         data: the dataset, with one chosen view.
-        places: ``(m,)`` positions among the records, ascending.
-        method: one of :data:`METHODS`. Axes of a PCA are turned so that the largest weight of
-            each is positive; the same records give the same axes.
+        indices: ``(m,)`` positions among the records, ascending.
+        method: one of :data:`~embedkit.choices.MAP_METHODS`. The sign of each axis of
+            a PCA makes its largest weight positive, so that the same records give the same axes.
         seed: of UMAP.
 
     Returns:
-        ``(m, 2)`` float32, and for a PCA the share of variance of each axis.
+        ``(m, 2)`` float32, and for a PCA the fraction of the variance on each axis.
 
     Raises:
         UsageError: the method is unknown or not installed, or there are fewer than three records.
     """
-    if method not in METHODS:
-        raise UsageError(f"--method {method}: expected {' or '.join(METHODS)}.")
-    if len(places) < 3:
-        raise UsageError(f"{data.path}: {len(places)} records make no map; give three or more.")
-    vectors = data.vectors_at(places)
+    check_choice(MAP_METHODS, method=method)
+    if len(indices) < 3:
+        raise UsageError(
+            f"{data.path}: {len(indices)} records are too few for a map; expected 3 or more."
+        )
+    vectors = data.vectors_at(indices)
     if method == "umap":
         return _umap(vectors, seed), None
     vectors -= vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -147,8 +146,8 @@ def project(
     largest = axes[np.abs(axes).argmax(axis=0), [0, 1]]
     axes = axes * np.where(largest < 0, -1, 1)
     total = max(float(values.sum()), np.finfo(np.float64).tiny)
-    shares = (float(values[-1]) / total, float(values[-2]) / total if data.width > 1 else 0.0)
-    return np.asarray(vectors @ axes.astype(np.float32), np.float32), shares
+    fractions = (float(values[-1]) / total, float(values[-2]) / total if data.width > 1 else 0.0)
+    return np.asarray(vectors @ axes.astype(np.float32), np.float32), fractions
 
 
 def export_projector(
@@ -159,38 +158,34 @@ def export_projector(
     limit: int = 100_000,
     seed: int = 0,
     overwrite: bool = False,
-    notify: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the files of the TensorBoard projector: vectors, metadata and their configuration.
 
     Args:
         dataset: folder that ``extract`` wrote.
-        folder: to be made; give it to ``tensorboard --logdir``.
+        folder: written; open it with ``tensorboard --logdir FOLDER``.
         view: a stored view; by default the last mean.
-        limit: at most so many records, drawn at random.
-        seed: of the draw.
+        limit: largest number of records; of more a random sample is taken.
+        seed: of the sample.
         overwrite: replace the files in the folder.
-        notify: called with sentences for the user.
 
     Returns:
         Number of records.
 
     Raises:
-        OutputExistsError: the folder holds something.
+        OutputExistsError: the folder is not empty.
     """
     target = Path(folder)
     if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
-        raise OutputExistsError(
-            f"{target} is in the way; give --overwrite, or another --projector."
-        )
+        raise OutputExistsError(f"{target} exists already; pass overwrite=True or another folder.")
     data = load(dataset, view)
-    places = _drawn(data, limit, seed, notify)
+    indices = _drawn(data, limit, seed)
     columns = [name for name in data.columns if name not in ("n_tokens", "n_kept", "truncated")]
-    values = data.pick(places, columns)
+    values = data.pick(indices, columns)
     lines = ["\t".join(columns)]
-    lines += ["\t".join(_cell(values[name][i]) for name in columns) for i in range(len(places))]
+    lines += ["\t".join(_cell(values[name][i]) for name in columns) for i in range(len(indices))]
     content = io.StringIO()
-    np.savetxt(content, data.vectors_at(places), fmt="%.6g", delimiter="\t")
+    np.savetxt(content, data.vectors_at(indices), fmt="%.6g", delimiter="\t")
     config = (
         f'embeddings {{\n  tensor_name: "{data.views[0]}"\n  tensor_path: "vectors.tsv"\n'
         '  metadata_path: "metadata.tsv"\n}\n'
@@ -203,24 +198,23 @@ def export_projector(
     }
     for name, text in files.items():
         fsio.write_durably(target / name, text.encode(), scratch=target)
-    return len(places)
+    return len(indices)
 
 
 def _cell(value: Any) -> str:
     return " ".join(str("" if value is None else value).split())
 
 
-def _drawn(data: VectorData, limit: int, seed: int, notify: Callable[[str], None]) -> Integers:
-    if limit < 1:
-        raise UsageError(f"--limit {limit}: expected 1 or more.")
+def _drawn(data: VectorData, limit: int, seed: int) -> Int64:
+    check_counts(limit=limit)
     if len(data) <= limit:
         return np.arange(len(data))
-    notify(f"{limit:,} of {len(data):,} records are shown, drawn at random (--limit)")
+    logger.info("the map shows a random sample of %d of %d records (limit)", limit, len(data))
     random = np.random.default_rng(seed)
     return np.sort(random.choice(len(data), limit, replace=False))
 
 
-def _umap(vectors: Floats, seed: int) -> Floats:
+def _umap(vectors: Float32, seed: int) -> Float32:
     import warnings
 
     try:
@@ -229,7 +223,7 @@ def _umap(vectors: Floats, seed: int) -> Floats:
             from umap import UMAP
     except ImportError as error:
         raise UsageError(
-            "--method umap needs a package: pip install umap-learn. Or use --method pca."
+            "method='umap' needs a package: pip install umap-learn. Or use method='pca'."
         ) from error
     neighbours = min(15, len(vectors) - 1)
     with warnings.catch_warnings():
@@ -240,15 +234,15 @@ def _umap(vectors: Floats, seed: int) -> Floats:
 
 
 def _labels(
-    data: VectorData, places: Integers, color: str | None
-) -> tuple[list[str], list[str], Integers]:
+    data: VectorData, indices: Int64, color: str | None
+) -> tuple[list[str], list[str], Int64]:
     """Names and colours, the most frequent first, and the number of each record's."""
     column = color or ("label" if "label" in data.columns else None)
     if column is None:
-        return ["all"], [_COLOURS[0]], np.zeros(len(places), np.int64)
+        return ["all"], [_COLOURS[0]], np.zeros(len(indices), np.int64)
     if column not in data.columns:
-        raise UsageError(f"--color {color}: {data.path} has {', '.join(data.columns)}.")
-    values = [_MISSING if v is None else str(v) for v in data.pick(places, [column])[column]]
+        raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
+    values = [_MISSING if v is None else str(v) for v in data.pick(indices, [column])[column]]
     common = Counter(values).most_common()
     names = [name for name, _ in sorted(common[: len(_COLOURS)], key=lambda x: (-x[1], x[0]))]
     colours = list(_COLOURS[: len(names)])
@@ -260,15 +254,15 @@ def _labels(
 
 
 def _page(
-    data: VectorData, places: Integers, points: Floats, names: Sequence[str],
-    colours: Sequence[str], number: Integers, title: str,
+    data: VectorData, indices: Int64, points: Float32, names: Sequence[str],
+    colours: Sequence[str], number: Int64, title: str,
 ) -> str:  # fmt: skip
     from jinja2 import Environment, FileSystemLoader
 
     style, script = ((_TEMPLATES / f"map.{kind}").read_text("utf-8") for kind in ("css", "js"))
     columns = [name for name in ("id", "text") if name in data.columns]
-    values = data.pick(places, ["row", *columns])
-    texts = values.get("text") or [""] * len(places)
+    values = data.pick(indices, ["row", *columns])
+    texts = values.get("text") or [""] * len(indices)
     payload = {
         "points": _packed(points, "<f4"),
         "labels": _packed(number, "<u2"),
@@ -280,7 +274,7 @@ def _page(
     }
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
     return environment.get_template("map.html").render(
-        title=title, count=len(places), total=len(data), payload=payload, style=style,
+        title=title, count=len(indices), total=len(data), payload=payload, style=style,
         script=script, style_hash=_hash(style), script_hash=_hash(script),
     )  # fmt: skip
 
@@ -295,7 +289,7 @@ def _hash(text: str) -> str:
 
 
 def _figure(
-    points: Floats, names: Sequence[str], colours: Sequence[str], number: Integers, title: str,
+    points: Float32, names: Sequence[str], colours: Sequence[str], number: Int64, title: str,
     explained: tuple[float, float] | None,
 ) -> memoryview:  # fmt: skip
     figure, axis = canvas(7.5, 6)

@@ -1,20 +1,21 @@
-"""Cosines of sentence pairs at every layer and pooling, and how they agree with human scores.
+"""Cosines of sentence pairs at every layer and pooling, and their correlation with gold scores.
 
 The two sentences of a pair are encoded separately, each once; one forward pass gives all views.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus import (
     CorpusOptions,
     CorpusPlan,
@@ -24,39 +25,25 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
-from embedkit.encoding.checkpoint import DEFAULT_MODEL
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError
+from embedkit.runs.content import Agreement, Checkpoint, Cost, PairCounts, SimilarityRun
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.metrics import Score
 from embedkit.search.exact import unit_rows
+from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
 
 __all__ = ["Agreement", "PairSimilarity", "agreement", "similarity"]
 
-Floats = NDArray[np.float64]
+logger = logging.getLogger(__name__)
 
 _CHUNK = 1_024
 _SAMPLES = 1_000
 _NUMBERS = 1 << 22
 _NOTHING = 1e-20
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How the cosines of a view agree with the scores that people gave.
-
-    Attributes:
-        view: the view.
-        spearman: rank correlation, with its 95 % interval.
-        pearson: linear correlation, with its 95 % interval.
-    """
-
-    view: str
-    spearman: Score
-    pearson: Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +53,17 @@ class PairSimilarity:
     Attributes:
         records: the pairs.
         cosines: ``(n,)`` float64 by view; 0 where a vector is all zeros.
-        gold: ``(n,)`` scores of people, or ``None``.
-        agreement: of every view with ``gold``; empty without.
+        gold: ``(n,)`` gold scores, or ``None``.
+        agreement: of every view with ``gold``; empty without gold scores.
         rejected: records that could not be used.
         truncated: texts that were cut at the model's length.
         model: name of the checkpoint.
-        seconds: how long it took.
+        seconds: wall time.
     """
 
     records: tuple[Record, ...]
-    cosines: dict[str, Floats]
-    gold: Floats | None
+    cosines: dict[str, Float64]
+    gold: Float64 | None
     agreement: tuple[Agreement, ...]
     rejected: int
     truncated: int
@@ -105,8 +92,7 @@ def similarity(
     out: str | Path | None = None,
     overwrite: bool = False,
     seed: int = 0,
-    notify: Callable[[str], None] = lambda _: None,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: ProgressCallback = no_progress,
 ) -> PairSimilarity:
     """Compare the two texts of every record, at every layer and pooling in one pass.
 
@@ -114,7 +100,7 @@ def similarity(
         corpus: a file.
         text: column of the first text.
         text_pair: column of the second.
-        score: column of the score that people gave.
+        score: column of the gold score.
         id: column of the id.
         reading: how the file is read; its columns are those named above.
         model: hub id or folder of the checkpoint.
@@ -130,12 +116,11 @@ def similarity(
         out: folder for the cosines, the table and the figure.
         overwrite: replace such a folder.
         seed: of the bootstrap.
-        notify: called with sentences for the user.
-        progress: called with what is being done, pairs done and pairs in all.
+        progress: called with the pairs done.
 
     Raises:
-        UsageError: a column or setting cannot be used, a score is no number, or all are the same.
-        OutputExistsError: ``out`` is there already.
+        UsageError: a column or setting cannot be used, a score is not a number, or all are equal.
+        OutputExistsError: ``out`` exists already.
     """
     from embedkit.encoding.encoder import Encoder
 
@@ -148,12 +133,12 @@ def similarity(
     )
     for notice in plan.notices:
         if score is not None or not notice.startswith("label"):
-            notify(notice)
+            logger.info(notice)
     records, rejected = _read(plan)
     gold = None if score is None else _gold(records, score)
     encoder = Encoder.load(
         model, revision=revision, offline=offline, device=device, precision=precision,
-        max_length=max_length, notify=notify,
+        max_length=max_length,
     )  # fmt: skip
     kinds = parse_poolings(poolings)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
@@ -175,11 +160,11 @@ def similarity(
 
 
 def agreement(
-    cosines: dict[str, Floats], gold: Floats, *, seed: int = 0, samples: int = _SAMPLES
+    cosines: dict[str, Float64], gold: Float64, *, seed: int = 0, samples: int = _SAMPLES
 ) -> tuple[Agreement, ...]:
     """Spearman's and Pearson's correlation of every view with the gold scores.
 
-    Intervals are those of a bootstrap over pairs; ranks are those of the whole.
+    Intervals come from a bootstrap over pairs, with the ranks of the whole sample.
 
     Args:
         cosines: ``(n,)`` by view.
@@ -188,25 +173,25 @@ def agreement(
         samples: number of bootstrap samples.
 
     Raises:
-        UsageError: there are fewer than three pairs, or all scores are the same.
+        UsageError: there are fewer than three pairs, or all scores are equal.
     """
     from scipy.stats import rankdata
 
     _check_gold(gold)
     values = np.stack(list(cosines.values()), axis=1)
     ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
-    parts = [
+    chunks = [
         (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
         for weights in _weights(len(gold), samples, seed)
     ]
-    ranks, linear = (np.concatenate(part) for part in zip(*parts, strict=True))
+    ranks, linear = (np.concatenate(chunk) for chunk in zip(*chunks, strict=True))
     return tuple(
         Agreement(view, _score(ranks[:, i]), _score(linear[:, i])) for i, view in enumerate(cosines)
     )
 
 
-def _weights(count: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each pair counts, in parts ``(m, count)``: once, then in bootstrap samples."""
+def _weights(count: int, samples: int, seed: int) -> Iterator[Float64]:
+    """Weights of the pairs in chunks ``(m, count)``: ones, then those of the bootstrap samples."""
     yield np.ones((1, count))
     random = np.random.default_rng(seed)
     at_once = max(1, _NUMBERS // count)
@@ -217,7 +202,7 @@ def _weights(count: int, samples: int, seed: int) -> Iterator[Floats]:
         ])  # fmt: skip
 
 
-def _correlations(weights: Floats, x: Floats, y: Floats) -> Floats:
+def _correlations(weights: Float64, x: Float64, y: Float64) -> Float64:
     """Weighted correlation of every column with ``y``: ``(samples, columns)``.
 
     Args:
@@ -239,7 +224,7 @@ def _correlations(weights: Floats, x: Floats, y: Floats) -> Floats:
     return np.asarray(both / spread)
 
 
-def _score(values: Floats) -> Score:
+def _score(values: Float64) -> Score:
     if len(values) == 1 or not np.isfinite(values).any():
         return Score(float(values[0]), math.nan, math.nan)
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
@@ -258,17 +243,16 @@ class _Pairs:
         self._settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
         self.truncated = 0
 
-    def all(
-        self, records: Sequence[Record], progress: Callable[[str, int, int], None]
-    ) -> dict[str, Floats]:
+    def all(self, records: Sequence[Record], progress: ProgressCallback) -> dict[str, Float64]:
         """Cosine of every pair, by view."""
         parts = []
         for start in range(0, len(records), _CHUNK):
             parts.append(self._cosines(records[start : start + _CHUNK]))
-            progress("comparing", min(start + _CHUNK, len(records)), len(records))
+            done = min(start + _CHUNK, len(records))
+            progress(Progress("comparing", done, len(records), "pairs"))
         return {view.name: np.concatenate([p[view.name] for p in parts]) for view in self._views}
 
-    def _cosines(self, records: Sequence[Record]) -> dict[str, Floats]:
+    def _cosines(self, records: Sequence[Record]) -> dict[str, Float64]:
         texts = [r.text for r in records] + [str(r.text_pair) for r in records]
         tokenized = self._encoder.tokenizer.encode(texts, settings=self._settings)
         self.truncated += sum(t.cut for t in tokenized)
@@ -284,7 +268,7 @@ class _Pairs:
 
 
 def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
-    """All pairs, and how many records could not be used.
+    """All pairs, and the number of rejected records.
 
     Raises:
         UsageError: there is no pair.
@@ -292,19 +276,19 @@ def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
     reader = CorpusReader(plan)
     records = [item for item in reader if isinstance(item, Record)]
     if not records:
-        raise UsageError(f"{plan.files[0].name} holds no pair of texts.")
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
     return records, reader.counts.n_rejected
 
 
-def _check_gold(gold: Floats) -> None:
+def _check_gold(gold: Float64) -> None:
     if len(gold) < 3 or np.ptp(gold) == 0:
         raise UsageError(
             f"{len(gold)} pairs, {len(np.unique(gold))} different scores: a correlation needs "
-            "three pairs or more, and scores that differ."
+            "at least three pairs and two different scores."
         )
 
 
-def _gold(records: Sequence[Record], column: str) -> Floats:
+def _gold(records: Sequence[Record], column: str) -> Float64:
     values = []
     for record in records:
         try:
@@ -316,23 +300,17 @@ def _gold(records: Sequence[Record], column: str) -> Floats:
     if len(bad):
         first = records[int(bad[0])]
         raise UsageError(
-            f"--score {column}: {len(bad)} records have no number there, the first in row "
+            f"score={column!r}: {len(bad)} records have no number there, the first in row "
             f"{first.row} ({first.label!r})."
         )
     _check_gold(found)
     return found
 
 
-def _numbers(score: Score) -> dict[str, float | None]:
-    """A score for JSON, which has no NaN."""
-    return {name: x if math.isfinite(x) else None for name, x in asdict(score).items()}
-
-
 def _write(
     folder: Path, found: PairSimilarity, plan: CorpusPlan, encoder: Encoder, settings: Any
 ) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from embedkit import fsio
     from embedkit.runs.figures import draw_similarity
@@ -344,22 +322,16 @@ def _write(
     if found.gold is not None:
         columns["score"] = found.gold
     columns |= {f"cosine_{name}": values for name, values in found.cosines.items()}
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd", write_page_checksum=True)
-    fsio.write_durably(folder / "pairs.parquet", memoryview(sink.getvalue()), scratch=folder)
+    fsio.write_parquet(folder / "pairs.parquet", pa.table(columns))
     if found.agreement:
         draw_similarity(folder, found.agreement)
-    write_run(folder, {
-        "kind": "similarity",
-        "corpus": [f.sha256 for f in hash_inputs(plan).files],
-        "model": {"name": found.model, "sha256": encoder.checkpoint.sha256},
-        "settings": settings,
-        "records": {"pairs": len(found.records), "rejected": found.rejected,
-                    "truncated": found.truncated},
-        "agreement": [
-            {"view": a.view, "spearman": _numbers(a.spearman), "pearson": _numbers(a.pearson)}
-            for a in found.agreement
-        ],
-        "cost": {"seconds": found.seconds},
-        "versions": versions(),
-    })  # fmt: skip
+    write_run(folder, SimilarityRun(
+        corpus=tuple(f.sha256 for f in hash_inputs(plan).files),
+        model=Checkpoint(name=found.model, sha256=encoder.checkpoint.sha256),
+        settings=settings,
+        records=PairCounts(pairs=len(found.records), rejected=found.rejected,
+                           truncated=found.truncated),
+        agreement=found.agreement,
+        cost=Cost(seconds=found.seconds),
+        versions=versions(),
+    ))  # fmt: skip

@@ -11,9 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedkit.runs.content import (
+    Cost,
+    DatasetContent,
+    Names,
+    RecordCounts,
+    SplitContent,
+    TrainRun,
+)
 from embedkit.runs.folder import write_run
 
-SOURCE = ["ab" * 32]
+SOURCE = ("ab" * 32,)
 
 
 def write_fake_run(
@@ -49,23 +57,23 @@ def write_fake_run(
     pq.write_table(pa.table(columns), folder / "predictions.parquet")
     (folder / "model").mkdir()
     (folder / "model" / "weights").write_bytes(b"x" * 1_000)
-    write_run(
-        folder,
-        {
-            "kind": "frozen",
-            "learner": {"classifier": "logreg", "features": "vectors"},
-            "views": ["mean_2"],
-            "classes": list(classes),
-            "dataset": {"fingerprint": "f", "source": SOURCE},
-            "split": {"fingerprint": split, "source": SOURCE, "folds": int(max(folds)) + 1,
-                      "test": 0.0, "repeats": 1, "seed": 0, "stratified": True, "grouped": False,
-                      "allow_duplicates": False},
-            "cost": {"fit_seconds": 2.0, "predict_seconds": 0.5, "peak_memory_bytes": 10**8,
-                     "parameters": 17, "device": "cpu"},
-            "versions": {"embedkit": "0"},
-            **content,
-        },
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "estimator": "logreg", "features": "vectors", "task": "classification", "settings": {},
+        "best_params": None, "threshold": None, "test_set": None, "scores": {},
+        "views": ("mean_2",), "classes": tuple(classes),
+        "records": RecordCounts(folds=n, test=0),
+        "dataset": DatasetContent(
+            fingerprint="f", source=SOURCE, path="", model={}, unicode="none", pairs=False,
+            names=Names(model="m", revision=None, inputs=()),
+        ),
+        "split": SplitContent(
+            fingerprint=split, source=SOURCE, folds=int(max(folds)) + 1, repeats=1, seed=0,
+            stratified=True,
+        ),
+        "cost": Cost(fit_seconds=2.0, predict_seconds=0.5, peak_memory_bytes=10**8, parameters=17),
+        "versions": {"embedkit": "0"},
+    }  # fmt: skip
+    write_run(folder, TrainRun(**(fields | content)))
     return folder
 
 

@@ -68,9 +68,9 @@ def test_the_majority_is_learnt_on_the_other_folds(tmp_path: Path) -> None:
     output = np.full((6, 2), 0.5)
     write_fake_run(tmp_path / "a", "110100", output, [0, 0, 0, 1, 1, 1])
     compared = compare([tmp_path / "a"])
-    majority = compared.outcomes["majority"]
-    assert np.allclose(majority.output[:3], [2 / 3, 1 / 3])  # fold 1 holds 1 0 0
-    assert np.allclose(majority.output[3:], [1 / 3, 2 / 3])
+    majority = compared.predictions["majority"]
+    assert np.allclose(majority.proba[:3], [2 / 3, 1 / 3])  # fold 1 holds 1 0 0
+    assert np.allclose(majority.proba[3:], [1 / 3, 2 / 3])
     assert row_of(compared.table, "majority").kind == "majority"
 
 
@@ -78,7 +78,7 @@ def test_order_follows_the_measure(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["weak", "middle", "strong"], n=300)
     names = [row.name for row in compare(paths).table.rows if row.kind == "frozen"]
     assert names == ["strong", "middle", "weak"]
-    by_loss = compare(paths, measure="log_loss").table
+    by_loss = compare(paths, metric="log_loss").table
     losses = [row.scores["log_loss"].value for row in by_loss.rows]
     assert losses == sorted(losses)
     assert by_loss.rows[-1].to_best is not None
@@ -160,12 +160,12 @@ def test_mean_blend(tmp_path: Path) -> None:
     paths, _, outputs = random_runs(tmp_path, ["a", "b"], test=30)
     compared = compare(paths)
     order = np.argsort(compared.runs.records.row)
-    assert np.allclose(compared.outcomes["blend: mean"].output[order], sum(outputs) / 2)
+    assert np.allclose(compared.predictions["blend: mean"].proba[order], sum(outputs) / 2)
 
 
 def test_stacked_blend_is_that_of_scikit_learn(tmp_path: Path) -> None:
     paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
-    found = compare(paths).outcomes["blend: stacked"].output
+    found = compare(paths).predictions["blend: stacked"].proba
     X = np.stack([np.log(o[:, 0] / o[:, 1]) for o in outputs], axis=1)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
     folds = PredefinedSplit(np.arange(150) % 5)
@@ -181,7 +181,7 @@ def stacked_in_fold(tmp_path: Path, name: str, flipped: bool, fold: int = 2) -> 
     paths = [write_fake_run(tmp_path / name / n, list(map(str, y)), o, folds.tolist())
              for n, o in zip("ab", outputs, strict=True)]  # fmt: skip
     compared = compare(paths)
-    return compared.outcomes["blend: stacked"].output[compared.runs.records.fold == fold]
+    return compared.predictions["blend: stacked"].proba[compared.runs.records.fold == fold]
 
 
 def test_a_fold_does_not_learn_from_its_own_labels(tmp_path: Path) -> None:
@@ -212,15 +212,16 @@ def test_threshold_of_rare_positives(tmp_path: Path) -> None:
     paths = [write_fake_run(tmp_path / n, list(map(str, y)), output, folds, threshold=0.25)
              for n in "ab"]  # fmt: skip
     runs = read_runs(paths)
-    plain = blend("mean", runs.records, runs.outcomes)
-    cut = blend("mean", runs.records, runs.outcomes, cut=True)
+    found = [run.predictions for run in runs.runs]
+    plain = blend("mean", found)
+    cut = blend("mean", found, choose_threshold=True)
     assert plain.threshold is None
     assert 0.15 < float(cut.threshold or 0) < 0.35
-    f1 = [metrics.f1_score(y, made.outcome.decided) for made in (plain, cut)]
+    f1 = [metrics.f1_score(y, made.predictions.y_pred) for made in (plain, cut)]
     assert f1[1] > f1[0]
     known = np.arange(400) % 5 != 0
     expected = best_threshold(y[known], positive[known], beta=1)
-    assert np.array_equal(cut.outcome.decided[~known], positive[~known] >= expected)
+    assert np.array_equal(cut.predictions.y_pred[~known], positive[~known] >= expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9])),
@@ -236,20 +237,20 @@ def test_blends_are_written(tmp_path: Path) -> None:
     paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
     compared = compare(paths)
     made = compared.chosen_blend("mean")
-    assert write_blend(made, compared.runs.records, tmp_path / "b.tsv") == 60
+    assert write_blend(made, tmp_path / "b.tsv") == 60
     table = pd.read_csv(tmp_path / "b.tsv", sep="\t", dtype={"label": str, "fold": str})
     assert list(table.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
     table = table.set_index("row").sort_index()
     assert np.allclose(table[["proba_0", "proba_1"]], sum(outputs) / 2, atol=1e-6)
     assert (table["fold"] == "test").sum() == 10
-    with pytest.raises(OutputExistsError, match="Choose another name, or give --overwrite"):
-        write_blend(made, compared.runs.records, tmp_path / "b.tsv")
-    with pytest.raises(UsageError, match=r"expected a name ending in \.tsv or \.parquet"):
-        write_blend(made, compared.runs.records, tmp_path / "b.csv")
+    with pytest.raises(OutputExistsError, match="Choose another name, or pass overwrite=True"):
+        write_blend(made, tmp_path / "b.tsv")
+    with pytest.raises(UsageError, match=r"expected a name ending in \.tsv, \.jsonl or \.parquet"):
+        write_blend(made, tmp_path / "b.csv")
     with pytest.raises(UsageError, match="one run cannot be blended"):
         compare(paths[:1]).chosen_blend("mean")
-    with pytest.raises(UsageError, match="expected mean or stacked"):
-        blend("best", compared.runs.records, compared.runs.outcomes)
+    with pytest.raises(UsageError, match="blend='best': expected mean, stacked"):
+        blend("best", [run.predictions for run in compared.runs.runs])
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
@@ -268,28 +269,28 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: st
         else:
             frame.to_parquet(files[-1])
     made = compared.chosen_blend(kind)
-    write_blend(made, compared.runs.records, tmp_path / "s.parquet", answers=files)
+    write_blend(made, tmp_path / "s.parquet", answers=files)
     found = pd.read_parquet(tmp_path / "s.parquet")
     assert list(found["id"]) == [f"n{i}" for i in range(40)]
     place = {int(r): i for i, r in enumerate(compared.runs.records.row)}
     held = compared.runs.records.test  # these were predicted by the model of all folds
-    wanted = made.outcome.output[held]
+    wanted = made.predictions.proba[held]
     rows = [int(compared.runs.records.row[i]) for i in held]
     assert np.allclose(found.loc[rows, ["proba_0", "proba_1"]], wanted, atol=1e-6)
     assert len(place) == 40
     files[1].unlink()
     with pytest.raises(UsageError, match=r"does not exist\. Make it with embedkit predict"):
-        write_blend(made, compared.runs.records, tmp_path / "t.tsv", answers=files)
+        write_blend(made, tmp_path / "t.tsv", answers=files)
     frame.assign(row=range(1, 41)).to_parquet(tmp_path / "o.parquet")
     with pytest.raises(MismatchError, match="is about other records than"):
-        write_blend(made, compared.runs.records, tmp_path / "t.tsv",
+        write_blend(made, tmp_path / "t.tsv",
                     answers=[files[0], tmp_path / "o.parquet"])  # fmt: skip
     frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
     with pytest.raises(UsageError, match="has no column 'proba_1'"):
-        write_blend(made, compared.runs.records, tmp_path / "t.tsv",
+        write_blend(made, tmp_path / "t.tsv",
                     answers=[tmp_path / "o.parquet"] * 2)  # fmt: skip
-    with pytest.raises(UsageError, match=r"--answers is given 1 times for 2 runs\. Give one file"):
-        write_blend(made, compared.runs.records, tmp_path / "t.tsv", answers=files[:1])
+    with pytest.raises(UsageError, match=r"answers= has 1 files for 2 runs\. Give one file"):
+        write_blend(made, tmp_path / "t.tsv", answers=files[:1])
 
 
 # what may be compared
@@ -320,7 +321,9 @@ def test_mixtures_are_refused(tmp_path: Path) -> None:
 def test_a_probe_is_no_row(tmp_path: Path) -> None:
     (path,), _, _ = random_runs(tmp_path, ["a"], n=50)
     _, _, _ = random_runs(tmp_path / "p", ["probe"], n=50)
-    edit_run(tmp_path / "p/probe", kind="probe")
+    score = {"value": 0.9, "low": 0.8, "high": 1.0}
+    edit_run(tmp_path / "p/probe", kind="probe", metric="accuracy", majority=0.5, views=[],
+             nested=score, random_weights={})  # fmt: skip
     compared = compare([path, tmp_path / "p/probe"])
     assert [run.name for run in compared.runs.probes] == ["probe"]
     assert [row.name for row in compared.table.rows if row.path] == ["a"]
@@ -333,12 +336,12 @@ def test_names_and_measures(tmp_path: Path) -> None:
     more, _, _ = random_runs(tmp_path / "y", ["a"], n=50)
     table = compare([*paths, *more]).table
     assert {str(paths[0]), str(more[0]), "b"} < {row.name for row in table.rows}
-    with pytest.raises(UsageError, match=r"--measure acuracy: .*Did you mean 'accuracy'"):
-        compare(paths, measure="acuracy")
-    with pytest.raises(UsageError, match=r"--baseline c: expected one of a, b, majority"):
+    with pytest.raises(UsageError, match=r"metric='acuracy': .*Did you mean 'accuracy'"):
+        compare(paths, metric="acuracy")
+    with pytest.raises(UsageError, match=r"baseline='c': expected one of a, b, majority"):
         compare(paths, baseline="c")
     assert compare(paths, baseline=str(paths[1])).table.baseline == "b"
-    edit_run(paths[1], learner={"features": "tfidf"})
+    edit_run(paths[1], features="tfidf")
     assert compare(paths).table.baseline == "b"
     reserved, _, _ = random_runs(tmp_path / "z", ["majority"], n=50)
     with pytest.raises(UsageError, match="Rename its folder"):
@@ -363,7 +366,7 @@ def test_values(tmp_path: Path) -> None:
         for name, noise in (("coarse", 1.0), ("fine", 0.3))
     ]  # fmt: skip
     table = compare(paths).table
-    assert table.measure == "rmse"
+    assert table.metric == "rmse"
     assert table.agreement == ()
     assert table.tests == 0
     names = [row.name for row in table.rows]
@@ -381,7 +384,7 @@ def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
     folds = [i % 4 for i in range(40)]
     flat = write_fake_run(tmp_path / "flat", y, np.zeros(40), folds, classes=())
     good = write_fake_run(tmp_path / "good", y, y + 0.1 * np.sign(y), folds, classes=())
-    table = compare([flat, good], measure="spearman").table
+    table = compare([flat, good], metric="spearman").table
     assert table.rows[-1].name == "flat"
     assert np.isnan(table.rows[-1].scores["spearman"].value)
     for text in (comparison_text(table), comparison_markdown(table)):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ from embedkit.errors import (
 from embedkit.finetuning.folds import FinetuneResult, finetune
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.predict import Predictor
+from embedkit.runs.content import FinetuneRun, TrainRun, as_json
 from embedkit.runs.folder import read_run, resumable_run
 from embedkit.runs.metrics import classification_scores
-from embedkit.runs.splits import TEST, Split, read_split, split, write_split
+from embedkit.runs.split_files import TEST, Split, SplitSettings, read_split, write_split
+from embedkit.runs.splits import split
 from tests.processes import Process, command
 from tests.store_fixtures import load_quickly, tiny_model
 
@@ -75,6 +78,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def settings_of(source: str) -> SplitSettings:
+    return SplitSettings(source=(source,), folds=2, repeats=1, seed=0, stratified=False)
+
+
+def finetuned(run: Path) -> FinetuneRun:
+    content = read_run(run)
+    assert isinstance(content, FinetuneRun)
+    return content
+
+
 def tuned(corpus: Path, out: Path, **settings: Any) -> FinetuneResult:
     return finetune(corpus, out=out, **{**TINY, **settings})
 
@@ -100,9 +113,9 @@ def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
 
 
 def test_it_learns_and_the_scores_are_of_the_predictions(shared: Path) -> None:
-    content = read_run(shared / "run")
-    scores = content["scores"]["cross_validation"]
-    assert scores["accuracy"]["value"] > scores["accuracy"]["majority"] + 0.15
+    content = finetuned(shared / "run")
+    scores = content.scores["cross_validation"]
+    assert scores["accuracy"].value > scores["accuracy"].majority + 0.15
     found = predictions(shared / "run")
     for part, rows in (("cross_validation", found[found["fold"] != "test"]),
                        ("test", found[found["fold"] == "test"])):  # fmt: skip
@@ -111,19 +124,18 @@ def test_it_learns_and_the_scores_are_of_the_predictions(shared: Path) -> None:
             rows["y_pred"].astype(int).to_numpy(), samples=0,
         )  # fmt: skip
         for name, score in wanted.items():
-            assert content["scores"][part][name]["value"] == pytest.approx(score.value)
+            assert content.scores[part][name].value == pytest.approx(score.value)
 
 
 def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
     train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
     frozen, ours = read_run(tmp_path / "frozen"), read_run(shared / "run")
-    assert set(frozen) <= set(ours)
-    assert set(frozen["cost"]) <= set(ours["cost"])
-    assert set(frozen["dataset"]["names"]) & {"model", "revision"} <= set(ours["dataset"]["names"])
-    assert ours["kind"] == "finetuned"
-    assert ours["split"] == frozen["split"]
-    assert ours["dataset"]["source"] == frozen["dataset"]["source"]
-    assert ours["classes"] == frozen["classes"]
+    assert isinstance(frozen, TrainRun)
+    assert isinstance(ours, FinetuneRun)
+    assert set(as_json(frozen)) <= set(as_json(ours))
+    assert ours.split == frozen.split
+    assert ours.dataset.source == frozen.dataset.source
+    assert ours.classes == frozen.classes
     assert predictions(tmp_path / "frozen").columns.tolist() == \
         predictions(shared / "run").columns.tolist()  # fmt: skip
     assert sorted(p.name for p in (shared / "run").iterdir()) == [
@@ -133,7 +145,7 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
     told = run_info_text(shared / "run", ours)
     assert "a finetuned run" in told
     assert "cls head" in told
-    assert f"{ours['scores']['test']['accuracy']['value']:.4f}" in told
+    assert f"{ours.scores['test']['accuracy'].value:.4f}" in told
 
 
 def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:
@@ -144,7 +156,7 @@ def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:
     ]
     learnt = [line for line in log if "loss" in line]
     assert {"repeat", "fold", "step", "epoch", "loss", "learning_rate"} == set(learnt[0])
-    kept = read_run(shared / "run")["epochs"]
+    kept = finetuned(shared / "run").epochs
     for fold in range(3):
         losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
         assert kept[fold] == 1 + int(np.argmin(losses))
@@ -156,8 +168,8 @@ def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path
         tuned(shared / source, tmp_path / source, split=tmp_path / "split.parquet", epochs=1)
         for source in ("corpus.tsv", "data")
     ]
-    assert results[0].content["split"]["fingerprint"] == results[1].content["split"]["fingerprint"]
-    assert results[0].content["split"] == read_run(shared / "run")["split"]
+    assert results[0].content.split.fingerprint == results[1].content.split.fingerprint
+    assert results[0].content.split == finetuned(shared / "run").split
     first, second = ((tmp_path / s / "predictions.parquet").read_bytes()
                      for s in ("corpus.tsv", "data"))  # fmt: skip
     assert first == second
@@ -192,12 +204,14 @@ def test_settings_make_runs_that_predict(
                    epochs=1, **settings)  # fmt: skip
     loaded = EncoderWithHead.from_pretrained(str(tmp_path / "run/model/fold-0"))
     moving = sum(p.numel() for p in loaded.parameters())
-    parameters = result.content["cost"]["parameters"]
+    parameters = result.content.cost.parameters
     assert parameters < moving if "freeze_layers" in settings else parameters == moving
     found = predictions(tmp_path / "run")
     tested = found[found["fold"] == "test"]
     texts = embedkit.load(shared / "data").text
-    outputs = Predictor(tmp_path / "run", device="cpu").outputs([texts[r] for r in tested["row"]])
+    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(
+        [texts[r] for r in tested["row"]]
+    )
     assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
 
 
@@ -217,12 +231,14 @@ def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Pa
         assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
     shapes = [before[name].shape for name in changed]
     head = sum(p.numel() for n, p in loaded.named_parameters() if not n.startswith("encoder."))
-    assert result.content["cost"]["parameters"] == 2 * sum(a + b for a, b in shapes) + head
-    assert result.content["scores"]["cross_validation"]["accuracy"]["value"] > 0.6
+    assert result.content.cost.parameters == 2 * sum(a + b for a, b in shapes) + head
+    assert result.content.scores["cross_validation"]["accuracy"].value > 0.6
     found = predictions(tmp_path / "run")
     tested = found[found["fold"] == "test"]
     texts = embedkit.load(shared / "data").text
-    outputs = Predictor(tmp_path / "run", device="cpu").outputs([texts[r] for r in tested["row"]])
+    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(
+        [texts[r] for r in tested["row"]]
+    )
     assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
     for wrong, message in (
         ({"lora": 0}, "--lora 0: expected a rank"),
@@ -262,15 +278,15 @@ def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path)
     result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
                    threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
     content, found = result.content, predictions(tmp_path / "run")
-    assert "f2" in content["scores"]["cross_validation"]
-    thresholds = {str(i): value for i, value in enumerate(content["thresholds"])}
-    thresholds["test"] = content["threshold"]
+    assert "f2" in content.scores["cross_validation"]
+    thresholds = {str(i): value for i, value in enumerate(content.thresholds)}
+    thresholds["test"] = content.threshold
     assert len(set(thresholds.values())) > 1
     reached = found["proba_1"] >= found["fold"].map(thresholds)
     assert (found["y_pred"] == np.where(reached, "1", "0")).all()
     predictor = Predictor(tmp_path / "run", device="cpu")
     for told in predictor.predict(["the movie good was 1", "the movie bad was 0"]):
-        wanted = "1" if told.probabilities["1"] >= content["threshold"] else "0"
+        wanted = "1" if told.proba["1"] >= (content.threshold or 1.0) else "0"
         assert told.label == wanted
 
     # other labels in the held-out records: other scores, but the same thresholds
@@ -282,13 +298,13 @@ def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path)
     (tmp_path / "other.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     known = read_split(shared / "split.parquet")
     renamed = embedkit.fsio.file_sha256(tmp_path / "other.tsv")
-    made = Split(known.row, known.group, known.folds, known.settings | {"source": [renamed]})
+    made = Split(known.row, known.group, known.folds, replace(known.settings, source=(renamed,)))
     write_split(made, tmp_path / "other.parquet")
     other = tuned(tmp_path / "other.tsv", tmp_path / "other", split=tmp_path / "other.parquet",
                   threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
-    assert other.content["thresholds"] == content["thresholds"]
-    assert other.content["threshold"] == content["threshold"]
-    assert other.content["scores"]["test"] != content["scores"]["test"]
+    assert other.content.thresholds == content.thresholds
+    assert other.content.threshold == content.threshold
+    assert other.content.scores["test"] != content.scores["test"]
 
 
 def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
@@ -297,16 +313,17 @@ def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
     found = predictions(tmp_path / "run")
     found = found[found["fold"] == "test"]
     assert found["row"].tolist() == list(range(12))
-    assert "test" in result.content["scores"]
-    assert result.content["records"]["test"] == 12
-    assert result.content["test"]["known_texts"] > 0
+    assert "test" in result.content.scores
+    assert result.content.records.test == 12
+    assert result.content.test_set is not None
+    assert (result.content.test_set.seen_texts or 0) > 0
     texts = [line.split("\t")[0] for line in more.read_text("utf-8").splitlines()[1:]]
-    outputs = Predictor(tmp_path / "run", device="cpu").outputs(texts)
+    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(texts)
     assert np.allclose(outputs, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
 
     unlabelled = corpus_of(tmp_path / "new.tsv", count=12, label=False)
     result = tuned(shared / "corpus.tsv", tmp_path / "new", test=unlabelled, epochs=1)
-    assert set(result.content["scores"]) == {"cross_validation"}
+    assert set(result.content.scores) == {"cross_validation"}
     found = predictions(tmp_path / "new")
     assert found["y_true"].isna().sum() == 12
     assert (found["y_true"].isna() == (found["fold"] == "test")).all()
@@ -343,7 +360,7 @@ def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: 
     assert "Test part" not in comparison_text(found.table)
     for kind in ("mean", "stacked"):
         file = tmp_path / f"{kind}.parquet"
-        count = write_blend(found.chosen_blend(kind), found.runs.records, file)
+        count = write_blend(found.chosen_blend(kind), file)
         table = pd.read_parquet(file)
         assert count == len(table)
         assert (table["fold"] == "test").sum() == 12
@@ -352,7 +369,7 @@ def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: 
     assert {case.held for case in disputed(found, 1_000)} <= {"0", "1"}
 
     train(shared / "data", out=tmp_path / "vectors", test=other, **given)
-    with pytest.raises(MismatchError, match="has another test part than"):
+    with pytest.raises(MismatchError, match="has another test set than"):
         compare([tmp_path / "tuned", tmp_path / "vectors"])
 
 
@@ -367,12 +384,12 @@ def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:
     assert made.n_folds == 2
     result = tuned(corpus, tmp_path / "run", task="regression", epochs=6,
                    split=tmp_path / "split.parquet", head="mean")  # fmt: skip
-    assert result.content["scores"]["cross_validation"]["r2"]["value"] > 0.3
+    assert result.content.scores["cross_validation"]["r2"].value > 0.3
     found = predictions(tmp_path / "run")["y_pred"]
     assert found.between(80, 170).all()
     value = next(iter(Predictor(tmp_path / "run", device="cpu").predict(["movie good"])))
     assert 80 < float(value.label) < 170
-    assert value.probabilities == {}
+    assert value.proba == {}
 
 
 def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
@@ -384,14 +401,14 @@ def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
     corpus.write_text("\n".join(lines) + "\n", "utf-8")
     result = tuned(corpus, tmp_path / "run", epochs=1, folds=2,
                    reading=CorpusOptions(text="a", text_pair="b"))  # fmt: skip
-    cut = result.content["truncated"]
-    assert cut["limit"] == 24  # positions of the model
-    assert 0 < cut["records"] < 40
-    assert 0 < cut["tokens"] < cut["tokens_all"]
+    cut = result.content.truncated
+    assert cut.limit == 24  # positions of the model
+    assert 0 < cut.records < 40
+    assert 0 < cut.tokens < cut.tokens_all
     predictor = Predictor(tmp_path / "run", device="cpu")
     assert predictor.takes_pairs
-    there = predictor.outputs(["good movie"], ["bad bus"])
-    swapped = predictor.outputs(["bad bus"], ["good movie"])
+    there = predictor.predict_proba(["good movie"], ["bad bus"])
+    swapped = predictor.predict_proba(["bad bus"], ["good movie"])
     assert not np.allclose(there, swapped)
     with pytest.raises(UsageError, match="--max-length 25"):
         tuned(
@@ -407,7 +424,7 @@ def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> No
         losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
         assert len(losses) == 30 or len(losses) - 1 - int(np.argmin(losses)) == 2
     assert len(watched) < 90
-    assert max(result.content["epochs"]) < 30
+    assert max(result.content.epochs) < 30
 
 
 def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
@@ -576,8 +593,8 @@ def test_other_settings_are_named_and_not_mixed_in(
     with pytest.raises(OutputExistsError, match="holds an unfinished run of another kind"):
         train(shared / "data", out=tmp_path / "run")
     tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=4e-3, overwrite=True, epochs=1)
-    assert read_run(tmp_path / "run")["learner"]["learning_rate"] == 4e-3
-    with pytest.raises(OutputExistsError, match="give --overwrite to replace it"):
+    assert finetuned(tmp_path / "run").settings["learning_rate"] == 4e-3
+    with pytest.raises(OutputExistsError, match="pass overwrite=True to replace it"):
         tuned(shared / "corpus.tsv", tmp_path / "run")
 
 
@@ -625,9 +642,9 @@ def test_a_label_that_only_the_test_part_has(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", count=24, labels=[*["0", "1"] * 10, "2", "2", "2", "2"])
     source = embedkit.fsio.file_sha256(corpus)
     folds = np.array([[i // 2 % 2] for i in range(20)] + [[TEST]] * 4, np.int64)
-    made = Split(np.arange(24), np.arange(24), folds, {"source": [source]})
+    made = Split(np.arange(24), np.arange(24), folds, settings_of(source))
     write_split(made, tmp_path / "split.parquet")
-    message = "label '2' does not occur in the training part of fold 0"
+    message = "label '2' does not occur in the training records of fold 0"
     with pytest.raises(UsageError, match=message):
         tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet")
     assert not (tmp_path / "run.incomplete").exists()
@@ -639,7 +656,7 @@ def test_a_fold_whose_texts_are_empty(tmp_path: Path) -> None:
     corpus.write_text("\n".join(lines) + "\n", "utf-8")
     source = embedkit.fsio.file_sha256(corpus)
     folds = np.array([[i % 3] for i in range(24)], np.int64)
-    made = Split(np.arange(24), np.arange(24), folds, {"source": [source]})
+    made = Split(np.arange(24), np.arange(24), folds, settings_of(source))
     write_split(made, tmp_path / "split.parquet")
     message = r"fold 1 of the split holds no record of .*c.tsv that has a text"
     with pytest.raises(UsageError, match=message):
@@ -670,7 +687,7 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
         ({"seed": -1}, "--seed -1: expected 0 or more"),
         ({"precision": "fp16"}, "fp16 trains on CUDA only"),
         ({"threshold": "f2", "validation": 0}, "--threshold f2 is chosen on records that watch"),
-        ({"threshold": "best"}, "--threshold best: expected a probability"),
+        ({"threshold": "best"}, "threshold='best': expected a probability"),
         ({"task": "regression", "class_weight": "balanced"}, "--class-weight is for classes"),
         ({"task": "regression", "one_logit": True}, "--one-logit needs two classes; there are 0"),
         ({"reading": {"label": "nothing"}}, "nothing"),
@@ -701,8 +718,8 @@ def test_on_a_gpu(shared: Path, tmp_path: Path) -> None:
         pytest.skip("there is no CUDA device")
     result = tuned(shared / "corpus.tsv", tmp_path / "run", device="cuda", precision="auto",
                    split=shared / "split.parquet", epochs=4)  # fmt: skip
-    assert result.content["learner"]["precision"] in ("bf16", "fp16")
-    scores = result.content["scores"]["cross_validation"]["accuracy"]
-    assert scores["value"] > scores["majority"] + 0.1
-    outputs = Predictor(tmp_path / "run", device="cpu").outputs(["the movie good was 1"])
+    assert result.content.precision in ("bf16", "fp16")
+    scores = result.content.scores["cross_validation"]["accuracy"]
+    assert scores.value > scores.majority + 0.1
+    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(["the movie good was 1"])
     assert outputs.shape == (1, 2)

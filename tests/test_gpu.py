@@ -170,5 +170,5 @@ def test_fine_tuning_of_one_epoch(tiny_bert: Path, tmp_path: Path, precision: st
                                device=CUDA.type, precision=precision, epochs=1, folds=2, seed=0,
                                batch_size=16, max_length=32)  # fmt: skip
     chosen = choose_precision(precision, CUDA)
-    assert result.content["learner"]["precision"] == chosen
-    assert 0 <= result.content["scores"]["cross_validation"]["accuracy"]["value"] <= 1
+    assert result.content.precision == chosen
+    assert 0 <= result.content.scores["cross_validation"]["accuracy"].value <= 1

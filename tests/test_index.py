@@ -14,13 +14,15 @@ from click.testing import CliRunner
 
 import embedkit
 from embedkit import fsio
+from embedkit.choices import INDEX_KINDS
 from embedkit.cli.main import cli
 from embedkit.dataset.store import Layout
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.exact import nearest
-from embedkit.search.index import KINDS, build_index, open_index
+from embedkit.search.index import build_index, open_index
+from embedkit.search.kinds import KINDS
 from embedkit.search.searcher import Searcher
 from tests.store_fixtures import load_quickly, tiny_model, tree, write_tsv
 
@@ -51,7 +53,11 @@ def index_folder(dataset: Path, name: str) -> Path:
     return Layout(dataset).private / "index" / name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_a_choice() -> None:
+    assert tuple(KINDS) == INDEX_KINDS
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
 def test_an_index_with_all_its_effort_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:
     info = build_index(copy, kind=kind, metric=metric, recall=0.9 if kind != "ivfpq" else 0.3)
@@ -61,11 +67,11 @@ def test_an_index_with_all_its_effort_is_near_the_truth(copy: Path, kind: str, m
     found = open_index(data, kind=kind, metric=metric)(data.X[:50], 10)
     truth = nearest(data, data.X[:50], k=10, metric=metric)
     shared = np.mean(
-        [len(set(a) & set(b)) for a, b in zip(found.places, truth.places, strict=True)]
+        [len(set(a) & set(b)) for a, b in zip(found.indices, truth.indices, strict=True)]
     )
     assert shared >= (2.5 if kind == "ivfpq" else 8.5)  # four bytes a vector
     if kind != "ivfpq":
-        both = found.places[:, 0] == truth.places[:, 0]
+        both = found.indices[:, 0] == truth.indices[:, 0]
         assert both.mean() > 0.9
         assert np.allclose(found.scores[both, 0], truth.scores[both, 0], atol=5e-3, rtol=1e-3)
 
@@ -75,7 +81,7 @@ def test_a_flat_index_is_exact_and_every_record_is_in_it(copy: Path) -> None:
     assert [p.recall for p in info.curve] == [1.0]
     data = embedkit.load(copy)
     found = open_index(data, kind="flat")(data.X, N)
-    assert (np.sort(found.places, axis=1) == np.arange(N)).all()
+    assert (np.sort(found.indices, axis=1) == np.arange(N)).all()
 
 
 def test_tuning_counts_recall_of_records_left_out(copy: Path) -> None:
@@ -86,16 +92,16 @@ def test_tuning_counts_recall_of_records_left_out(copy: Path) -> None:
     chosen = next(p for p in info.curve if p.setting == info.setting)
     assert chosen.recall >= 0.95
     assert all(p.recall < 0.95 for p in info.curve if p.setting < info.setting)
-    places = np.load(index_folder(copy, "mean_2.ivf.cosine") / "places.npy")
-    assert sorted(places.tolist()) == list(range(N))
-    assert not np.array_equal(places, np.arange(N))
+    order = np.load(index_folder(copy, "mean_2.ivf.cosine") / "order.npy")
+    assert sorted(order.tolist()) == list(range(N))
+    assert not np.array_equal(order, np.arange(N))
     data = embedkit.load(copy)
     asked = open_index(data, kind="ivf", recall=info.curve[0].recall)
     assert asked.setting == info.curve[0].setting
     file = index_folder(copy, "mean_2.ivf.cosine") / "index.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "curve": [{**content["curve"][0], "recall": 0.5}]}))
-    with pytest.raises(UsageError, match=r"--recall 0.9: this ivf index reaches 0.500 at most"):
+    with pytest.raises(UsageError, match=r"recall=0.9: this ivf index reaches 0.500 at most"):
         open_index(data, kind="ivf", recall=0.9)
 
 
@@ -106,7 +112,7 @@ def test_the_dataset_stays_whole(copy: Path) -> None:
     assert {name: after[name] for name in before} == before
     assert {name for name in after if name not in before} == {
         f"_embedkit/index/mean_2.hnsw.cosine/{name}"
-        for name in ("index.faiss", "index.json", "places.npy")
+        for name in ("index.faiss", "index.json", "order.npy")
     }
     assert verify(copy).ok
     assert len(embedkit.load(copy)) == N
@@ -123,17 +129,17 @@ def test_search_through_an_index(copy: Path) -> None:
     shared = [len({h.row for h in a.hits} & {h.row for h in b.hits})
               for a, b in zip(exact, quick, strict=True)]  # fmt: skip
     assert min(shared) >= 3
-    with pytest.raises(UsageError, match="--where needs exact search"):
+    with pytest.raises(UsageError, match="where needs exact search"):
         Searcher(copy, finder=finder, where="true")
 
 
 def test_an_index_of_mapped_vectors(copy: Path) -> None:
-    build_index(copy, kind="flat", isotropy="whiten")
+    build_index(copy, kind="flat", whitening="whiten")
     data = embedkit.load(copy)
-    found = open_index(data, kind="flat", isotropy="whiten")(data.X[:5], 4)
-    exact = Searcher(copy, isotropy="whiten", keep_duplicates=True)
+    found = open_index(data, kind="flat", whitening="whiten")(data.X[:5], 4)
+    exact = Searcher(copy, whitening="whiten", keep_duplicates=True)
     wanted = [[h.row for h in a.hits] for a in exact.vectors(data.X[:5], k=4)]
-    assert data.row[found.places].tolist() == wanted
+    assert data.row[found.indices].tolist() == wanted
 
 
 def test_a_stale_index_is_refused(copy: Path, dataset: Path) -> None:
@@ -143,7 +149,7 @@ def test_a_stale_index_is_refused(copy: Path, dataset: Path) -> None:
     file.write_text(json.dumps({**content, "fingerprint": "f" * 64}))
     with pytest.raises(MismatchError, match=r"another dataset or another state.*--overwrite"):
         open_index(embedkit.load(copy), kind="flat")
-    with pytest.raises(OutputExistsError, match="give --overwrite to build it again"):
+    with pytest.raises(OutputExistsError, match="pass overwrite=True to build it again"):
         build_index(copy, kind="flat")
     build_index(copy, kind="flat", overwrite=True)
     assert open_index(embedkit.load(copy), kind="flat").info.records == N
@@ -182,9 +188,9 @@ def test_a_damaged_index_is_named(copy: Path, damage: bytes) -> None:
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"\x93NUMPY", "short"])
-def test_a_tuned_index_needs_its_places(copy: Path, damage: bytes | str | None) -> None:
+def test_a_tuned_index_needs_its_order(copy: Path, damage: bytes | str | None) -> None:
     build_index(copy, kind="flat", tune=True)
-    file = index_folder(copy, "mean_2.flat.cosine") / "places.npy"
+    file = index_folder(copy, "mean_2.flat.cosine") / "order.npy"
     if damage is None:
         file.unlink()
     elif damage == "short":
@@ -198,9 +204,9 @@ def test_a_tuned_index_needs_its_places(copy: Path, damage: bytes | str | None) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "tree"}, "index 'tree': expected flat, hnsw, ivf, ivfpq"),
-        ({"metric": "near"}, "--metric near"),
-        ({"recall": 1.5}, "--recall 1.5: expected more than 0"),
+        ({"kind": "tree"}, "kind='tree': expected flat, hnsw, ivf, ivfpq"),
+        ({"metric": "near"}, "metric='near': expected cosine"),
+        ({"recall": 1.5}, "recall=1.5: expected more than 0"),
         ({"view": "mean_0"}, "has no view 'mean_0'"),
     ],
 )

@@ -370,15 +370,17 @@ def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     assert out.read_bytes() == CONTENT
     assert not fetch(f"{address}/corpus.tsv", sha256=right, out=out)
     assert asked == ["/corpus.tsv"]
-    with pytest.raises(MismatchError, match=r"gave other bytes than expected .*nothing was"):
+    with pytest.raises(MismatchError, match=r"has another hash .*nothing was kept"):
         fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
-    with pytest.raises(StorageError, match=r"cannot be fetched: it ended after 90,005 of 180,011"):
+    with pytest.raises(
+        StorageError, match=r"cannot be downloaded: it ended after 90,005 of 180,011"
+    ):
         fetch(f"{address}/cut", sha256=right, out=tmp_path / "other")
-    with pytest.raises(StorageError, match=r"cannot be fetched: .*Check the network, or put"):
+    with pytest.raises(StorageError, match=r"cannot be downloaded: .*Check the network, or put"):
         fetch(f"{address}/missing", sha256=right, out=tmp_path / "other")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
     out.write_bytes(b"mine")
-    with pytest.raises(MismatchError, match="is there with another hash"):
+    with pytest.raises(MismatchError, match="exists with another hash"):
         fetch(f"{address}/corpus.tsv", sha256=right, out=out)
     assert out.read_bytes() == b"mine"
 
@@ -389,7 +391,7 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
     for url in ("file:///etc/hostname", "example.org/x", "https:///x", "http://[x/y"):
         with pytest.raises(UsageError, match="begins with https://"):
             fetch(url, sha256="0" * 64, out=tmp_path / "x")
-    with pytest.raises(StorageError, match=r"cannot be fetched: .*refused"):
+    with pytest.raises(StorageError, match=r"cannot be downloaded: .*refused"):
         fetch("http://127.0.0.1:9/x", sha256="0" * 64, out=tmp_path / "x")
 
 
@@ -400,7 +402,7 @@ def test_fetch_takes_addresses_and_names_as_people_write_them(
     right = hashlib.sha256(CONTENT).hexdigest()
     assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "x")
     assert asked == ["/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
-    with pytest.raises(UsageError, match=r"is a folder\. Name the file in it"):
+    with pytest.raises(UsageError, match="is a folder; expected a file name"):
         fetch(f"{address}/x", sha256=right, out=tmp_path)
 
 

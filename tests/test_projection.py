@@ -57,10 +57,10 @@ def browser() -> Iterator[Any]:
 
 def test_the_axes_are_those_of_a_pca(dataset: Path) -> None:
     data = embedkit.load(dataset)
-    places = np.arange(5, N)
-    points, explained = project(data, places)
-    pca = PCA(2).fit(data.X[places])
-    wanted = pca.transform(data.X[places])
+    indices = np.arange(5, N)
+    points, explained = project(data, indices)
+    pca = PCA(2).fit(data.X[indices])
+    wanted = pca.transform(data.X[indices])
     wanted *= np.sign((wanted * points).sum(axis=0))
     assert np.allclose(points, wanted, atol=1e-4)
     assert explained == pytest.approx(tuple(pca.explained_variance_ratio_), abs=1e-5)
@@ -75,7 +75,7 @@ def test_the_same_map_twice(dataset: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (first.points, first.records) == (40, N)
     assert sum(n for _, n in first.labels) == 40
-    with pytest.raises(OutputExistsError, match=r"a.html is in the way; give --overwrite"):
+    with pytest.raises(OutputExistsError, match=r"a.html exists already; pass overwrite=True"):
         draw_map(dataset, out=tmp_path / "a")
 
 
@@ -96,7 +96,7 @@ def test_many_labels_share_a_colour(dataset: Path, tmp_path: Path) -> None:
     found = draw_map(dataset, out=tmp_path / "m", color="id")
     assert len(found.labels) == 17
     assert found.labels[-1] == ("44 others", 44)
-    with pytest.raises(UsageError, match=r"--color shape: .* has row, id, text, label"):
+    with pytest.raises(UsageError, match=r"color='shape': .* has row, id, text, label"):
         draw_map(dataset, out=tmp_path / "n", color="shape")
 
 
@@ -116,11 +116,11 @@ def test_fonts_newer_than_the_list_of_fonts_are_found(monkeypatch: pytest.Monkey
 
 
 def test_maps_that_cannot_be_drawn(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="2 records make no map"):
+    with pytest.raises(UsageError, match="2 records are too few for a map"):
         draw_map(dataset, out=tmp_path / "m", limit=2)
-    with pytest.raises(UsageError, match="--method tsne: expected pca or umap"):
+    with pytest.raises(UsageError, match="method='tsne': expected pca, umap"):
         draw_map(dataset, out=tmp_path / "m", method="tsne")
-    with pytest.raises(UsageError, match="--limit 0"):
+    with pytest.raises(UsageError, match="limit=0: expected 1 or more"):
         draw_map(dataset, out=tmp_path / "m", limit=0)
 
 
@@ -142,7 +142,7 @@ def test_files_of_the_projector(dataset: Path, tmp_path: Path) -> None:
     assert len(lines) == count + 2
     assert lines[1].split("\t") == [str(data.row[0]), data.ids[0], data.text[0], data.y[0]]
     assert 'tensor_path: "vectors.tsv"' in (tmp_path / "logs/projector_config.pbtxt").read_text()
-    with pytest.raises(OutputExistsError, match="logs is in the way"):
+    with pytest.raises(OutputExistsError, match="logs exists already"):
         export_projector(dataset, tmp_path / "logs")
 
 
@@ -151,7 +151,7 @@ def test_the_command_and_other_viewers(dataset: Path, tmp_path: Path) -> None:
         return CliRunner().invoke(cli, [str(a) for a in arguments], standalone_mode=False)
 
     shown = run("map", dataset, "--out", tmp_path / "m").output
-    assert f"{N} records, mean_2 by PCA; its axes hold" in shown
+    assert f"{N} records, mean_2 by PCA; its axes explain" in shown
     assert run("map", dataset, "--projector", tmp_path / "p").exit_code == 0
     line = atlas_line(dataset, read_manifest(dataset))
     assert line.endswith("/sentences/*.parquet --text text --vector mean_2")
@@ -177,7 +177,7 @@ def opened(browser: Any, file: Path) -> tuple[Any, list[str]]:
 
 def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
     """The value of a script once it is as it should be; the page allows no ``eval`` of its own."""
-    for _ in range(200):
+    for _ in range(2_400):
         if holds(value := page.evaluate(script)):
             return value
         page.wait_for_timeout(25)
@@ -316,7 +316,7 @@ def test_a_hundred_thousand_points(browser: Any, dataset: Path, tmp_path: Path) 
         def __len__(self) -> int:
             return count
 
-        def pick(self, places: Any, names: Any) -> Any:
+        def pick(self, indices: Any, names: Any) -> Any:
             return {"row": list(range(count)), "id": [str(i) for i in range(count)],
                     "text": [f"text number {i} of many" for i in range(count)]}  # fmt: skip
 

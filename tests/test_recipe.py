@@ -83,7 +83,7 @@ def test_the_command_understands_what_a_stage_says(tmp_path: Path) -> None:
 
 def test_values_from_the_command_line(tmp_path: Path) -> None:
     stages = read(tmp_path, GOOD, "corpus=c d.tsv", "folds=7", "train.a.tune=true",
-                  "train.a.classifier=svm", "split.label=genre", "extract.words=true",
+                  "train.a.estimator=svm", "split.label=genre", "extract.words=true",
                   "extract.keep=['p', 'q']", "name=a=b")  # fmt: skip
     extract, train, split, last = stages
     assert extract.arguments[0] == "c d.tsv"
@@ -92,7 +92,7 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
     assert train.arguments[2] == "7"
     assert "--label" in split.arguments
     assert last.arguments == (
-        "../a=b/out/v", "--out", "../a=b/out/a", "--tune", "--classifier", "svm"
+        "../a=b/out/v", "--out", "../a=b/out/a", "--tune", "--estimator", "svm"
     )  # fmt: skip
 
 
@@ -113,8 +113,8 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (('dataset = "{out}/v"\nout = "{out}/a"', 'out = "{out}/a"'),
          r"toml:30: \[train.a\] embedkit train needs 'dataset'"),
         (('layers = "-1"', "layers = [1.5, true]"), r"toml:11: .*expected text, not true"),
-        (('test = 0.2', 'test = 0.2\nclassifier = "svm"'), "has no option 'classifier'"),
-        (('folds = "{folds}"', 'classifier = "svn"'), r"toml:21: .*'svn' is not one of"),
+        (('test = 0.2', 'test = 0.2\nestimator = "svm"'), "has no option 'estimator'"),
+        (('folds = "{folds}"', 'estimator = "svn"'), r"toml:21: .*'svn' is not one of"),
         (('dataset = "{out}/v"\nout = "{out}/a"', 'dataset = ["p", "q"]'),
          r"toml:31: .*expected one value, not 2"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),

@@ -53,8 +53,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options: dict[str, Any] = {"split": folder / "s.parquet"}
     train(folder / "data", out=folder / "runs/tfidf", features="tfidf", **options)
     train(folder / "data", out=folder / "runs/logreg", **options)
-    train(folder / "data", out=folder / "runs/svm", classifier="svm", view="mean_0", **options)
-    probe(folder / "data", out=folder / "runs/probe", jobs=1, **options)
+    train(folder / "data", out=folder / "runs/svm", estimator="svm", view="mean_0", **options)
+    probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
     log = [{"repeat": 0, "fold": f, "step": e, "epoch": float(e), "loss": 1 / e,
             "learning_rate": 1e-4} for f in range(3) for e in (1, 2)]  # fmt: skip
     log += [{"repeat": 0, "fold": 0, "step": 2, "epoch": 2.0, "valid_loss": 0.6,
@@ -199,7 +199,7 @@ def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
         write_report(compared, tmp_path / "r.html", texts=other)
     with pytest.raises(UsageError, match=r"does not exist\. Give the dataset or the corpus"):
         write_report(compared, tmp_path / "r.html", texts=tmp_path / "none")
-    with pytest.raises(OutputExistsError, match="give --overwrite"):
+    with pytest.raises(OutputExistsError, match="pass overwrite=True"):
         write_report(compared, shared / "report.html")
     with pytest.raises(UsageError, match=r"expected a name ending in \.html"):
         write_report(compared, tmp_path / "report.pdf")
@@ -235,7 +235,7 @@ def test_folds_of_a_column(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=40)
     for path in paths:
         edit_run(path, split={"fingerprint": "s", "source": SOURCE, "column": "part", "folds": 5,
-                              "seed": 0})  # fmt: skip
+                              "repeats": 1, "seed": 0, "stratified": False})  # fmt: skip
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
     assert "5 folds by the column part of the corpus" in text
@@ -253,7 +253,7 @@ def test_words_fit_the_number_of_runs_and_the_score(tmp_path: Path) -> None:
     write_report(compare([tmp_path / "good"]), tmp_path / "one.html")
     one = Seen((tmp_path / "one.html").read_text("utf-8")).text
     assert "Comparison of 1 run\n" in one
-    assert "runs decide the same" not in one
+    assert "runs predict the same" not in one
 
 
 def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
@@ -269,7 +269,8 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     for path in paths:
         content = json.loads((path / "run.json").read_text("utf-8"))
         edit_run(path, split={**content["split"], "source": source},
-                 dataset={"path": "../../c.dat", "source": source, "reading": reading})  # fmt: skip
+                 dataset={**content["dataset"], "path": "../../c.dat", "source": source,
+                          "reading": reading})  # fmt: skip
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
     assert "Texts from column 'b' and 'c' of c.dat" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import embedkit
-from embedkit.classifiers.estimators import CLASSIFIERS, LearnerSettings, build_learner
+from embedkit.choices import ESTIMATORS
+from embedkit.classifiers.estimators import EstimatorSettings, build_estimator
+from embedkit.classifiers.folds import cross_validate
 from embedkit.classifiers.probe import probe
-from embedkit.classifiers.train import ThresholdRule, cross_validate, split_for, target_of, train
+from embedkit.classifiers.saved import load_model, save_model
+from embedkit.classifiers.train import split_for, target_of, train
 from embedkit.cli.run_text import run_info_text
+from embedkit.dataset.record_keys import text_key
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
@@ -32,9 +37,12 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.fsio import exclusive
-from embedkit.predict import Prediction, Predictor, parse_label_names
-from embedkit.prediction_files import write_answers
-from embedkit.runs.splits import split, text_key
+from embedkit.predict import Prediction, Predictor, _Trained, parse_label_names
+from embedkit.prediction_files import PredictedRecord, write_prediction_file
+from embedkit.runs.folder import read_run
+from embedkit.runs.metrics import Threshold
+from embedkit.runs.reencoding import Reencoder
+from embedkit.runs.splits import split
 from tests.processes import command
 from tests.store_fixtures import build_tiny, load_quickly, tiny_model
 
@@ -106,7 +114,7 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path) -> None:
 
 
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"split": shared / "split.parquet", "classifier": "mlp"}
+    options: dict[str, Any] = {"split": shared / "split.parquet", "estimator": "mlp"}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(shared / "data", out=tmp_path / name, seed=seed, **options)
     first, second, other = (
@@ -149,7 +157,7 @@ def test_the_baseline_is_no_straw_man() -> None:
     texts = [" ".join(random.choice(words, 8, p=lean[c] / lean[c].sum())) for c in y]
     loss = {}
     for name in ("logreg", "svm", "ridge"):
-        learner = build_learner(LearnerSettings(name, "tfidf")).fit(texts[:2_000], y[:2_000])
+        learner = build_estimator(EstimatorSettings(name, "tfidf")).fit(texts[:2_000], y[:2_000])
         loss[name] = metrics.log_loss(y[2_000:], learner.predict_proba(texts[2_000:]))
     assert max(loss["svm"], loss["ridge"]) < 0.95 * loss["logreg"]
 
@@ -163,7 +171,7 @@ def test_info_of_a_run(shared: Path, tmp_path: Path) -> None:
     content = json.loads((shared / "run/run.json").read_text("utf-8"))
     score = content["scores"]["test"]["accuracy"]
     assert f"accuracy           test      {score['value']:.4f}" in done.stdout
-    for words in ("a frozen run", "logreg on mean_2", "4 folds, 1 deal, stratified, seed 0",
+    for words in ("a frozen run", "logreg on mean_2", "4 folds, 1 repeat, stratified, seed 0",
                   "pd.read_parquet(", "embedkit predict", "confusion.png"):  # fmt: skip
         assert words in done.stdout
     as_json = command("info", shared / "run", "--json", cwd=tmp_path)
@@ -174,7 +182,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     """Whether what is decided of half of a fold changes with the vectors of its other half."""
     data = embedkit.load(shared / "data")
     target = target_of(data, "classification")
-    rule = options.pop("rule", None)
+    threshold = options.pop("threshold", None)
     made = split_for(data, shared / "split.parquet", folds=0, seed=0)
     tune = options.pop("tune", False)
     held = np.flatnonzero(made.folds[:, 0] == 2)
@@ -182,15 +190,17 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
     outputs = []
     for X in (data.X, changed):
-        found, _ = cross_validate(X, target, made, LearnerSettings(**options), rule=rule, tune=tune)
-        mine = np.isin(found.place, held[1::2])
-        outputs.append(np.column_stack([found.output[mine], found.decided[mine]]))
+        found, _ = cross_validate(
+            X, target, made, EstimatorSettings(**options), threshold=threshold, tune=tune
+        )
+        mine = np.isin(found.row, data.row[held[1::2]])
+        outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
     first, second = outputs
     return not np.array_equal(first, second)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"pca": 5}, {"tune": True}, {"rule": ThresholdRule(None, 7.0)}], ids=str
+    "options", [{}, {"pca": 5}, {"tune": True}, {"threshold": Threshold(None, 7.0)}], ids=str
 )
 def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
     assert not moved_by_other_held_out_records(shared, **options)
@@ -200,16 +210,16 @@ def test_a_scaler_fitted_on_all_records_is_noticed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leak that the test above is for, planted."""
-    from embedkit.classifiers import train as classify
+    from embedkit.classifiers import folds
 
-    honest = classify.fit
+    honest = folds.fit
 
     def leaking(features: Any, *rest: Any, **options: Any) -> Any:
         learner = honest(features, *rest, **options)
         learner.named_steps["scale"].fit(features)
         return learner
 
-    monkeypatch.setattr(classify, "fit", leaking)
+    monkeypatch.setattr(folds, "fit", leaking)
     assert moved_by_other_held_out_records(shared)
 
 
@@ -230,67 +240,69 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
     corpus = corpus_of(tmp_path / "c.tsv", labels)
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()), layers="all",
                      poolings=["cls", "mean", "max"])  # fmt: skip
-    result = probe(tmp_path / "data", out=tmp_path / "probe", folds=4, jobs=1)
-    luckiest = max(view.score.value for view in result.views)
-    assert result.nested.value < luckiest
-    assert sum(view.chosen for view in result.views) == 4
+    result = probe(tmp_path / "data", out=tmp_path / "probe", folds=4, threads=1)
+    luckiest = max(view.score.value for view in result.content.views)
+    assert result.content.nested.value < luckiest
+    assert sum(view.chosen for view in result.content.views) == 4
 
 
 # all learners
 
 
-@pytest.mark.parametrize("classifier", CLASSIFIERS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("features", ["vectors", "tfidf"])
-def test_every_classifier_is_saved_and_predicts_again(
-    shared: Path, tmp_path: Path, classifier: str, features: str
+def test_every_estimator_is_saved_and_predicts_again(
+    shared: Path, tmp_path: Path, estimator: str, features: str
 ) -> None:
-    if (classifier, features) == ("knn", "tfidf"):
-        with pytest.raises(UsageError, match="knn needs vectors"):
-            train(shared / "data", out=tmp_path / "run", classifier="knn", features="tfidf")
+    if (estimator, features) == ("knn", "tfidf"):
+        with pytest.raises(UsageError, match="estimator='knn' needs vectors"):
+            train(shared / "data", out=tmp_path / "run", estimator="knn", features="tfidf")
         return
     train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet",
-          classifier=classifier, features=features, view=["mean_2", "cls_1"])  # fmt: skip
+          estimator=estimator, features=features, view=["mean_2", "cls_1"])  # fmt: skip
     found = predictions(tmp_path / "run")
     found = found[found["fold"] == "test"].set_index("row")
     data = embedkit.load(shared / "data")
     texts = [t for t, r in zip(data.text, data.row, strict=True) if r in found.index]
-    said = Predictor(tmp_path / "run", device="cpu").outputs(texts)
+    said = Predictor(tmp_path / "run", device="cpu").predict_proba(texts)
     assert np.allclose(said, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-5)
     names = {p.name for p in (tmp_path / "run/model").iterdir()}
-    assert names == {"pipeline.skops"} | ({"booster.txt"} if classifier == "lightgbm" else set())
+    assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
-@pytest.mark.parametrize("classifier", [c for c in CLASSIFIERS if c != "logreg"])
-def test_regression(tmp_path: Path, classifier: str, shared: Path) -> None:
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e != "logreg"])
+def test_regression(tmp_path: Path, estimator: str, shared: Path) -> None:
     values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
     corpus = corpus_of(tmp_path / "c.tsv", values)
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     result = train(tmp_path / "data", out=tmp_path / "run", task="regression",
-                   classifier=classifier)  # fmt: skip
-    assert set(result.content["scores"]["cross_validation"]) == {"rmse", "r2", "spearman"}
+                   estimator=estimator)  # fmt: skip
+    assert set(result.content.scores["cross_validation"]) == {"rmse", "r2", "spearman"}
     found = predictions(tmp_path / "run")
     assert found["y_true"].dtype == found["y_pred"].dtype == np.float64
     said = list(Predictor(tmp_path / "run", device="cpu").predict(["the good movie"]))
-    assert float(said[0].label) == pytest.approx(float(said[0].label))
+    assert float(said[0].label) == pytest.approx(said[0].value, rel=1e-5)
     assert (tmp_path / "run/figures/values.png").is_file()
 
 
 def test_tuning_and_weights(shared: Path, tmp_path: Path) -> None:
     result = train(shared / "data", out=tmp_path / "a", tune=True, class_weight="balanced")
-    assert set(result.content["tuned"]) == {"learner__C"}
-    for classifier in ("svm", "ridge", "lightgbm"):
-        train(shared / "data", out=tmp_path / classifier, classifier=classifier, tune=True)
+    assert set(result.content.best_params or {}) == {"estimator__C"}
+    for estimator in ("svm", "ridge", "lightgbm"):
+        train(shared / "data", out=tmp_path / estimator, estimator=estimator, tune=True)
 
 
 def test_a_threshold_chosen_on_the_held_out_fold_is_noticed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Leaky(ThresholdRule):
-        def inside(self, features: Any, target: Any, split: Any, *rest: Any, **more: Any) -> float:
-            held = np.flatnonzero(split.folds[:, 0] == 2)
-            return float(np.median(features[held, 0]) % 1)
+    from embedkit.classifiers import folds
 
-    assert moved_by_other_held_out_records(shared, rule=Leaky(None, 1.0))
+    def leaking(_: Any, features: Any, target: Any, split: Any, *rest: Any, **more: Any) -> float:
+        held = np.flatnonzero(split.folds[:, 0] == 2)
+        return float(np.median(features[held, 0]) % 1)
+
+    monkeypatch.setattr(folds, "inner_threshold", leaking)
+    assert moved_by_other_held_out_records(shared, threshold=Threshold(None, 1.0))
 
 
 # thresholds, test parts and given folds
@@ -301,17 +313,17 @@ def test_decisions_follow_the_threshold(shared: Path, tmp_path: Path) -> None:
     fixed = train(shared / "data", out=tmp_path / "fixed", threshold="0.9", **options)
     found = predictions(tmp_path / "fixed")
     assert (found["y_pred"] == np.where(found["proba_1"] >= 0.9, "1", "0")).all()
-    assert fixed.content["threshold"] == 0.9
+    assert fixed.content.threshold == 0.9
     assert found["proba_1"].equals(predictions(shared / "run")["proba_1"])
     eager = train(shared / "data", out=tmp_path / "f7", threshold="f7", **options)
-    scores = eager.content["scores"]["cross_validation"]
+    scores = eager.content.scores["cross_validation"]
     plain = predictions(shared / "run")
     plain = plain[plain["fold"] != "test"]
     usual = metrics.fbeta_score(plain["y_true"], plain["y_pred"], beta=7, pos_label="1")
-    assert scores["f7"]["value"] > usual  # nothing but a low threshold favours recall so much
+    assert scores["f7"].value > usual  # nothing but a low threshold favours recall so much
     said = list(Predictor(tmp_path / "f7", device="cpu").predict(["the boring movie", "great"]))
-    cut = eager.content["threshold"]
-    assert [one.label for one in said] == ["01"[one.probabilities["1"] >= cut] for one in said]
+    cut = eager.content.threshold or 1.0
+    assert [one.label for one in said] == ["01"[one.proba["1"] >= cut] for one in said]
 
 
 def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
@@ -326,33 +338,35 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
         "utf-8",
     )
     embedkit.extract(corpus, out=tmp_path / "test", model=str(tiny_model()), layers="all")
-    runs = {}
+    runs, found = {}, {}
     for name, test in (("file", corpus), ("folder", tmp_path / "test"), ("bare", bare)):
         runs[name] = train(shared / "data", out=tmp_path / name, test=test).content
-        found = predictions(tmp_path / name)
-        runs[name]["found"] = found[found["fold"] == "test"].reset_index(drop=True)
-    assert len(runs["file"]["found"]) == runs["file"]["records"]["test"] == N
-    shares = [runs[name]["found"]["proba_1"] for name in runs]
-    assert np.allclose(shares[0], shares[1], atol=1e-5)
-    assert shares[0].equals(shares[2])
-    assert runs["bare"]["found"]["y_true"].isna().all()
-    assert set(runs["bare"]["scores"]) == {"cross_validation"}
-    file = runs["file"]["found"]
-    accuracy = runs["file"]["scores"]["test"]["accuracy"]["value"]
+        table = predictions(tmp_path / name)
+        found[name] = table[table["fold"] == "test"].reset_index(drop=True)
+    assert len(found["file"]) == runs["file"].records.test == N
+    proba = [found[name]["proba_1"] for name in runs]
+    assert np.allclose(proba[0], proba[1], atol=1e-5)
+    assert proba[0].equals(proba[2])
+    assert found["bare"]["y_true"].isna().all()
+    assert set(runs["bare"].scores) == {"cross_validation"}
+    file = found["file"]
+    accuracy = runs["file"].scores["test"]["accuracy"].value
     assert accuracy == pytest.approx((file["y_true"] == file["y_pred"]).mean())
     trained = {text_key(text) for text in embedkit.load(shared / "data").text}
     texts = embedkit.load(tmp_path / "test").text
-    assert runs["file"]["test"]["known_texts"] == sum(text_key(t) in trained for t in texts) > 0
+    test_set = runs["file"].test_set
+    assert test_set is not None
+    assert test_set.seen_texts == sum(text_key(t) in trained for t in texts) > 0
     tfidf = train(shared / "data", out=tmp_path / "t", test=corpus, features="tfidf").content
     again = train(shared / "data", out=tmp_path / "u", test=tmp_path / "test", features="tfidf")
-    assert tfidf["scores"]["test"] == again.content["scores"]["test"]
+    assert tfidf.scores["test"] == again.content.scores["test"]
 
 
 def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", ["0", "new"] * (N // 2))
     with pytest.raises(UsageError, match="row 1 has the label 'new', which no training record has"):
         train(shared / "data", out=tmp_path / "run", test=corpus)
-    with pytest.raises(UsageError, match="the split holds a test part already"):
+    with pytest.raises(UsageError, match="the split has a test set already"):
         train(shared / "data", out=tmp_path / "run", test=corpus, split=shared / "split.parquet")
     half = corpus_of(tmp_path / "h.tsv", ["0", ""] * (N // 2))
     with pytest.raises(UsageError, match="row 1 has no label while others have one"):
@@ -372,15 +386,17 @@ def test_stored_vectors_are_predicted_without_encoding(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = Predictor(shared / "run", device="cpu")
-    encoded = predictor.outputs(embedkit.load(shared / "data").text)
-    monkeypatch.setattr(predictor, "_encoder", None)
+    encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
+    monkeypatch.setattr(Reencoder, "vectors", None)
     data, said = predictor.predict_stored(shared / "data")
-    found = [one.probabilities["1"] for one in said]
+    found = [one.proba["1"] for one in said]
     assert len(found) == len(data.row)
     assert np.allclose(found, encoded[:, 1], atol=1e-5)
 
 
-def test_folds_from_a_column(shared: Path, tmp_path: Path) -> None:
+def test_folds_from_a_column(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
     for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "test"])):
         marks = ["part", *(values[i % 3] for i in range(N))]
@@ -396,14 +412,17 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path) -> None:
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
-        assert "1 deal" in run_info_text(run, json.loads((run / "run.json").read_text("utf-8")))
-    told: list[str] = []
-    train(tmp_path / "named", out=tmp_path / "told", split_column="part", notify=told.append)
+        assert "1 repeat" in run_info_text(run, read_run(run))
+    caplog.clear()
+    train(tmp_path / "named", out=tmp_path / "told", split_column="part")
     parts = pd.Series(np.arange(N) % 3)
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
-    assert f"{shared_texts.sum()} records share their text with one in another part" in told[0]
-    with pytest.raises(UsageError, match="give --split or --split-column, not both"):
+    assert caplog.messages == [
+        f"{shared_texts.sum()} records have duplicates in another fold of column 'part'; scores "
+        "may be inflated by leakage"
+    ]
+    with pytest.raises(UsageError, match="pass split= or split_column=, not both"):
         train(tmp_path / "named", out=tmp_path / "r", split_column="part",
               split=shared / "split.parquet")  # fmt: skip
 
@@ -419,8 +438,9 @@ def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) 
     train(tmp_path / "data", out=tmp_path / "run")
     predictor = Predictor(tmp_path / "run", device="cpu")
     data = embedkit.load(tmp_path / "data")
-    assert predictor._encoder is not None
-    assert np.allclose(predictor._encoder.vectors(data.text), data.X, atol=1e-3)
+    assert isinstance(predictor._model, _Trained)
+    assert predictor._model._encoder is not None
+    assert np.allclose(predictor._model._encoder.vectors(data.text), data.X, atol=1e-3)
 
 
 def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:
@@ -434,30 +454,63 @@ def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:
 def test_label_names(shared: Path) -> None:
     names = parse_label_names("0=부정, 1=긍정")
     said = list(Predictor(shared / "run", label_names=names, device="cpu").predict(["good"]))
-    assert set(said[0].probabilities) == {"부정", "긍정"}
+    assert set(said[0].proba) == {"부정", "긍정"}
     assert said[0].label in ("부정", "긍정")
     with pytest.raises(UsageError, match="the run has no label '7'; it has 0, 1"):
         Predictor(shared / "run", label_names={"7": "x"}, device="cpu")
-    with pytest.raises(UsageError, match="two labels would be called alike: 1, 1"):
+    with pytest.raises(UsageError, match="two labels have the same name: 1, 1"):
         Predictor(shared / "run", label_names={"0": "1"}, device="cpu")
     with pytest.raises(UsageError, match="expected LABEL=NAME"):
         parse_label_names("positive")
 
 
+def test_a_single_string_is_refused(shared: Path) -> None:
+    predictor = Predictor(shared / "run", device="cpu")
+    with pytest.raises(TypeError, match="texts='good' is a string; pass a list of strings"):
+        predictor.predict("good")
+    with pytest.raises(TypeError, match="views='mean_2' is a string; pass a list of views"):
+        probe(shared / "data", out=shared / "no", views="mean_2")
+
+
 def test_no_texts(shared: Path) -> None:
-    assert Predictor(shared / "run", device="cpu").outputs([]).shape == (0, 2)
+    assert Predictor(shared / "run", device="cpu").predict_proba([]).shape == (0, 2)
     with pytest.raises(UsageError, match="was made on single texts"):
-        Predictor(shared / "run", device="cpu").outputs(["a"], ["b"])
+        Predictor(shared / "run", device="cpu").predict_proba(["a"], ["b"])
+
+
+def test_trees_that_point_outside_are_never_applied(shared: Path, tmp_path: Path) -> None:
+    from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+    from sklearn.pipeline import make_pipeline
+
+    X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+
+    def forest(kind: Any = ExtraTreesClassifier) -> Any:
+        return make_pipeline(kind(2, random_state=0).fit(X, np.arange(40) % 2))
+
+    run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    save_model(run, honest := forest())
+    assert np.array_equal(load_model(run)(X), honest.predict_proba(X))
+    far, loop, wide, narrow = (forest() for _ in range(4))
+    far[-1].estimators_[1].tree_.children_right[0] = 10**6
+    loop[-1].estimators_[0].tree_.children_left[0] = 0
+    wide[-1].estimators_[0].tree_.feature[0] = 3
+    narrow[-1].n_features_in_ = 2
+    for damaged, message in (
+        (far, "a child that is no node of it"), (loop, "a child that is no node of it"),
+        (wide, "a feature that there is not"), (narrow, "a feature that there is not"),
+        (forest(RandomForestClassifier), "trees outside of an extra_trees estimator"),
+    ):  # fmt: skip
+        save_model(run, damaged)
+        with pytest.raises(DamagedError, match=message):
+            load_model(run)
 
 
 def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: Path) -> None:
-    from sklearn.ensemble import RandomForestClassifier
     from skops.io import dumps
 
     run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
-    forest = RandomForestClassifier(2).fit([[0.0], [1.0]], [0, 1])
-    (run / "model/pipeline.skops").write_bytes(dumps(forest))
-    with pytest.raises(UsageError, match=r"holds sklearn\.tree.*which is never loaded"):
+    (run / "model/pipeline.skops").write_bytes(dumps(Threshold(0.5, None)))
+    with pytest.raises(UsageError, match=r"holds embedkit\.runs.*which is never loaded"):
         Predictor(run, device="cpu")
     (run / "model/pipeline.skops").write_bytes(b"PK no")
     with pytest.raises(DamagedError, match="cannot be read"):
@@ -465,7 +518,7 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
 
 
 def test_a_run_that_holds_no_model(shared: Path, tmp_path: Path) -> None:
-    probe(shared / "data", out=tmp_path / "probe", views=["mean_2"], jobs=1)
+    probe(shared / "data", out=tmp_path / "probe", views=["mean_2"], threads=1)
     with pytest.raises(UsageError, match=r"is a probe run, which holds no model\. Give a run of"):
         Predictor(tmp_path / "probe", device="cpu")
 
@@ -473,13 +526,13 @@ def test_a_run_that_holds_no_model(shared: Path, tmp_path: Path) -> None:
 def test_a_run_with_damage(shared: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
     content = json.loads((run / "run.json").read_text("utf-8"))
-    for name in ("kind", "classes", "views"):
+    for name in ("kind", "classes", "views", "dataset"):
         less = {key: value for key, value in content.items() if key != name}
         (run / "run.json").write_text(json.dumps(less), "utf-8")
         with pytest.raises(DamagedError, match=rf"run\.json is damaged: .*{name}"):
             Predictor(run, device="cpu")
     trees = tmp_path / "trees"
-    train(shared / "data", out=trees, classifier="lightgbm")
+    train(shared / "data", out=trees, estimator="lightgbm")
     (trees / "model/booster.txt").write_bytes(b"\xff\xfe no tree")
     with pytest.raises(DamagedError, match=r"booster\.txt cannot be read"):
         Predictor(trees, device="cpu")
@@ -514,13 +567,13 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
 
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    def answers() -> Iterator[tuple[int, str, Prediction]]:
-        yield 0, "a", Prediction("1", {"0": 0.25, "1": 0.75})
+    def answers() -> Iterator[PredictedRecord]:
+        yield PredictedRecord(0, "a", Prediction("1", {"0": 0.25, "1": 0.75}))
         raise RuntimeError("in the middle")
 
     for name in ("a.tsv", "a.jsonl", "a.parquet"):
         with pytest.raises(RuntimeError, match="in the middle"):
-            write_answers(answers(), ["0", "1"], tmp_path / name)
+            write_prediction_file(answers(), ["0", "1"], tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -554,7 +607,7 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
     corpus = corpus_of(tmp_path / "words.tsv", ["a", "2.5"] * (N // 2))
     embedkit.extract(corpus, out=tmp_path / "words", model=str(tiny_model()))
     with pytest.raises(UsageError, match="the label 'a' of row 0 is no number"):
-        train(tmp_path / "words", out=tmp_path / "run", task="regression", classifier="ridge")
+        train(tmp_path / "words", out=tmp_path / "run", task="regression", estimator="ridge")
     assert not (tmp_path / "run").exists()
 
 
@@ -564,12 +617,12 @@ def test_a_class_that_no_other_fold_has(shared: Path, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", labels)
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     made = split(corpus, folds=2, out=tmp_path / "s.parquet")
-    from embedkit.runs.splits import Split, write_split
+    from embedkit.runs.split_files import Split, write_split
 
     folds = made.folds.copy()
     folds[[0, 10]] = 1
     write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
-    with pytest.raises(UsageError, match="label 'rare' does not occur in the training part"):
+    with pytest.raises(UsageError, match="label 'rare' does not occur in the training records"):
         train(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
 
 
@@ -588,20 +641,20 @@ def few_of_a_class(folder: Path, count: int) -> Path:
 def test_a_class_that_inner_folds_lack(shared: Path, tmp_path: Path) -> None:
     """One rare record in every training part: two of three inner parts may have none of it."""
     data = few_of_a_class(tmp_path, 2)
-    found = probe(data, out=tmp_path / "probe", folds=2, seed=1, jobs=1)
-    assert all(0 <= view.shuffled <= 1 for view in found.views)
+    found = probe(data, out=tmp_path / "probe", folds=2, seed=1, threads=1)
+    assert all(0 <= view.shuffled <= 1 for view in found.content.views)
     tuned = train(data, out=tmp_path / "tuned", folds=2, tune=True)
     shares = predictions(tmp_path / "tuned")[["proba_0", "proba_1", "proba_rare"]]
     assert np.allclose(shares.sum(axis=1), 1)
-    assert tuned.content["tuned"]["learner__C"] < 10
+    assert (tuned.content.best_params or {})["estimator__C"] < 10
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classifier": "svm"}, r"--classifier svm cannot be fitted on 60 training records: "),
+        ({"estimator": "svm"}, r"estimator='svm' cannot be fitted on 60 training records: "),
         ({"pca": 1_000}, r"cannot be fitted on 60 training records: n_components=1000 must be"),
-        ({"seed": -1}, r"--seed -1: expected a whole number"),
+        ({"seed": -1}, r"seed=-1: expected a whole number"),
     ],
 )
 def test_what_cannot_be_fitted(
@@ -616,27 +669,29 @@ def test_fewer_records_than_neighbours(shared: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "c.tsv"
     corpus.write_text("text\tlabel\n" + "".join(f"movie {i}\t{i % 2}\n" for i in range(20)))
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
-    with pytest.raises(UsageError, match=r"--classifier knn asks the 15 nearest of 10 training"):
-        train(tmp_path / "data", out=tmp_path / "run", folds=2, classifier="knn")
+    with pytest.raises(
+        UsageError, match=r"estimator='knn' needs 15 training records or more; there are 10"
+    ):
+        train(tmp_path / "data", out=tmp_path / "run", folds=2, estimator="knn")
 
 
 @pytest.mark.filterwarnings("error")
 def test_tuning_tries_what_there_are_records_for(shared: Path, tmp_path: Path) -> None:
-    found = train(shared / "data", out=tmp_path / "run", classifier="knn", tune=True)
-    assert found.content["tuned"]["learner__n_neighbors"] in (5, 15, 45)
+    found = train(shared / "data", out=tmp_path / "run", estimator="knn", tune=True)
+    assert (found.content.best_params or {})["estimator__n_neighbors"] in (5, 15, 45)
 
 
 def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
     """Records of a part of the corpus that the split was made of."""
     corpus_of(tmp_path / "c.tsv")
     made = split(tmp_path / "c.tsv", folds=3)
-    from embedkit.runs.splits import Split, write_split
+    from embedkit.runs.split_files import Split, write_split
 
     folds = np.where(np.arange(N) < 40, made.folds[:, 0] // 2 * 2, 1)[:, None]
     write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
     embedkit.extract(tmp_path / "c.tsv", out=tmp_path / "data", model=str(tiny_model()), limit=40)
     for make in (train, probe):
-        with pytest.raises(UsageError, match=r"fold 1 of the split has no record in it among"):
+        with pytest.raises(UsageError, match=r"fold 1 of the split has no held-out record among"):
             make(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
 
 
@@ -651,22 +706,25 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
     data = shared / "data"
     with pytest.raises(UsageError, match=r"has no view 'max_1'; it has cls_0, mean_0"):
         train(data, out=tmp_path / "run", view="max_1")
-    with pytest.raises(UsageError, match=r"--classifier svn: expected .*Did you mean 'svm'"):
-        train(data, out=tmp_path / "run", classifier="svn")
-    with pytest.raises(UsageError, match="logreg classifies"):
+    with pytest.raises(UsageError, match=r"estimator='svn': expected .*Did you mean 'svm'"):
+        train(data, out=tmp_path / "run", estimator="svn")
+    with pytest.raises(
+        UsageError,
+        match="estimator='logreg' is a classifier; for task='regression' take one of svm, ridge",
+    ):
         train(data, out=tmp_path / "run", task="regression")
     with pytest.raises(UsageError, match="knn takes no class weights"):
-        train(data, out=tmp_path / "run", classifier="knn", class_weight="balanced")
-    with pytest.raises(OutputExistsError, match="give --overwrite to replace it"):
+        train(data, out=tmp_path / "run", estimator="knn", class_weight="balanced")
+    with pytest.raises(OutputExistsError, match="pass overwrite=True to replace it"):
         train(data, out=shared / "run")
     with pytest.raises(OutputExistsError, match="it is not a run of embedkit"):
         train(data, out=data, overwrite=True)
     with pytest.raises(UsageError, match=r"is not a run\. Make one with embedkit train"):
         Predictor(data)
     train(data, out=tmp_path / "run")
-    assert train(data, out=tmp_path / "run", overwrite=True, view="cls_0").content["views"] == [
-        "cls_0"
-    ]
+    assert train(data, out=tmp_path / "run", overwrite=True, view="cls_0").content.views == (
+        "cls_0",
+    )
 
 
 def test_a_failed_run_leaves_nothing_under_its_name(
@@ -721,13 +779,13 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
     embedkit.extract(values, out=tmp_path / "values", model=str(tiny_model()))
     split(tmp_path / "values", out=tmp_path / "s.parquet", test=0.2)
     done = command("train", "values", "--split", "s.parquet", "--task", "regression",
-                   "--classifier", "ridge", "--out", "run", "--json", cwd=tmp_path)  # fmt: skip
+                   "--estimator", "ridge", "--out", "run", "--json", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     test = strictly(done.stdout)["scores"]["test"]
     assert test["spearman"]["majority"] is None  # the mean ranks nothing
     content = strictly((tmp_path / "run/run.json").read_text("utf-8"))
     assert content["scores"]["test"] == test
-    assert "–" in run_info_text(tmp_path / "run", content)
+    assert "–" in run_info_text(tmp_path / "run", read_run(tmp_path / "run"))
 
 
 @pytest.mark.figures
@@ -750,25 +808,25 @@ def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
 @pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     result = probe(shared / "data", out=tmp_path / "probe", split=shared / "split.parquet",
-                   control="random-weights", jobs=1)  # fmt: skip
-    assert [v.name for v in result.views] == [
+                   control="random-weights", threads=1)  # fmt: skip
+    content = result.content
+    assert [v.name for v in content.views] == [
         "cls_0", "mean_0", "cls_1", "mean_1", "cls_2", "mean_2"
     ]  # fmt: skip
-    best = max(result.views, key=lambda view: view.score.value)
-    assert best.score.value > result.majority
+    best = max(content.views, key=lambda view: view.score.value)
+    assert best.score.value > content.majority
     assert abs(best.shuffled - 0.5) < 0.2
-    assert set(result.random) == {v.name for v in result.views}
-    content = json.loads((tmp_path / "probe/run.json").read_text("utf-8"))
-    assert content["kind"] == "probe"
+    assert set(content.random_weights) == {v.name for v in content.views}
+    assert read_run(tmp_path / "probe") == replace(content, command=None)
     assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
     told = run_info_text(tmp_path / "probe", content)
     assert f"{best.score.value:.4f}" in told
-    assert f"accuracy {result.nested.value:.4f}" in told
+    assert f"accuracy {content.nested.value:.4f}" in told
     single = train(shared / "data", out=tmp_path / "run", view="mean_1",
                    split=shared / "split.parquet")  # fmt: skip
-    accuracy = single.content["scores"]["cross_validation"]["accuracy"]["value"]
-    assert accuracy == next(v.score.value for v in result.views if v.name == "mean_1")
-    with pytest.raises(UsageError, match="--control noise: expected random-weights"):
+    accuracy = single.content.scores["cross_validation"]["accuracy"].value
+    assert accuracy == next(v.score.value for v in content.views if v.name == "mean_1")
+    with pytest.raises(UsageError, match="control='noise': expected random-weights"):
         probe(shared / "data", out=tmp_path / "other", control="noise")
 
 
@@ -800,8 +858,8 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "logreg on mean_0 + mean_2" in text
     assert "accuracy" in text
     found = json.loads(run("train", "v", "--features", "tfidf", "--out", "t", "--json"))
-    assert found["learner"]["features"] == "tfidf"
-    text = run("probe", "v", "--split", "s.parquet", "--out", "p", "--jobs", "1")
+    assert found["features"] == "tfidf"
+    text = run("probe", "v", "--split", "s.parquet", "--out", "p", "--threads", "1")
     assert "report this, not the highest row" in text
     said = run("predict", "r", "--text", "the good movie", "--label-names", "0=부정,1=긍정")
     assert said.split("\t")[0] in ("부정", "긍정")
@@ -819,8 +877,6 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [o["label"] for o in objects] == table["label"].tolist() == shares["label"].tolist()
     run("predict", "r", "v", "--out", "b.tsv", "-q")
     assert Path("b.tsv").read_bytes().splitlines()[0] == Path("a.tsv").read_bytes().splitlines()[0]
-    found = json.loads(run("mteb-protocol", "v", "v", "--json", "--experiments", "2"))
-    assert len(found["experiments"]) == 2
     message = run("train", "v", "--view", "mean_9", "--out", "x", code=2)
     assert len(message.splitlines()) == 1
     assert "mean_9" in message

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import embedkit
 from embedkit.cli.main import cli
-from embedkit.dataset.store import Layout
+from embedkit.dataset.schema import cast_for_storage
+from embedkit.dataset.store import Block, Layout, VectorData
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
-from embedkit.search.coarse import CoarseProduct
 from embedkit.search.exact import nearest, unit_rows
-from embedkit.search.searcher import Searcher, read_queries, search
-from embedkit.search.topk import TopK
+from embedkit.search.searcher import QueryEncoder, Searcher, read_queries
 from embedkit.search.where import chosen_records
-from embedkit.search.whitening import isotropy_of, learn_isotropy
+from embedkit.search.whitening import fit_whitening, load_whitening
 from tests.processes import ROOT
 from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
 
@@ -61,9 +60,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the tiny model once, not for every search."""
+def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Load the tiny model once, not for every search; see what is logged, also after a command."""
     monkeypatch.setattr(Encoder, "load", load_quickly)
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="embedkit")
 
 
 def plain(X: Any, queries: Any, metric: str) -> Any:
@@ -77,61 +78,38 @@ def plain(X: Any, queries: Any, metric: str) -> Any:
     return q @ X.T / lengths
 
 
-def holding(vectors: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A dataset of some shards whose vectors ``(n, 16)`` are these."""
-    rows = [(str(i), "the movie", "1") for i in range(len(vectors))]
-    made = embedkit.extract(write_tsv(folder / "c.tsv", rows), out=folder / "d",
-                            model=str(tiny_model()), shard_rows=60)  # fmt: skip
-    data = embedkit.load(made.out)
+class Held(VectorData):
+    """Vectors ``(n, width)`` as a dataset with row groups of ``step`` rows."""
 
-    def read(block: Any, target: Any) -> None:
-        target[:] = vectors[block.start : block.stop]
+    def __init__(self, vectors: Any, step: int = 60) -> None:
+        self._vectors = vectors
+        starts = range(0, len(vectors), step)
+        self.blocks = [
+            Block(i, 0, start, min(step, len(vectors) - start), None)
+            for i, start in enumerate(starts)
+        ]
 
-    monkeypatch.setattr(data, "read_block", read)
-    return data
+    def __len__(self) -> int:
+        return len(self._vectors)
 
+    @property
+    def width(self) -> int:
+        return int(self._vectors.shape[1])
 
-# the running k best
-
-
-@given(
-    rows=st.integers(1, 60), queries=st.integers(1, 5), k=st.integers(1, 70),
-    step=st.integers(1, 25), parts=st.integers(1, 3), seed=st.integers(0, 1_000),
-)  # fmt: skip
-def test_top_k_is_a_stable_sort(
-    rows: int, queries: int, k: int, step: int, parts: int, seed: int
-) -> None:
-    random = np.random.default_rng(seed)
-    scores = random.integers(-3, 4, (queries, rows)).astype(np.float32)  # many ties
-    scores[random.random(scores.shape) < 0.1] = -np.inf
-    bar = np.full(queries, -np.inf, np.float32)
-    several = [TopK(queries, k, bar=bar) for _ in range(parts)]
-    for number, start in enumerate(range(0, rows, step)):
-        places = np.arange(start, min(start + step, rows))
-        for first in range(0, queries, 2):
-            part = scores[first : first + 2, places]
-            several[number % parts].offer(np.ascontiguousarray(part), places, first=first)
-    best = several[0]
-    for other in several[1:]:
-        best.merge(other)
-    best.finish()
-    for q in range(queries):
-        order = np.argsort(-scores[q], kind="stable")
-        wanted = [int(p) for p in order if scores[q, p] > -np.inf][:k]
-        assert [int(p) for p in best.places[q] if p >= 0] == wanted
-        assert best.scores[q, : len(wanted)].tolist() == scores[q, wanted].tolist()
-        assert (best.places[q, len(wanted) :] == -1).all()
+    def read_block(self, block: Block, target: Any) -> None:
+        target[:] = self._vectors[block.start : block.stop]
 
 
-def test_top_k_settles_on_the_way() -> None:
-    random = np.random.default_rng(0)
-    scores = random.normal(size=(300, 2_000)).astype(np.float32)
-    best = TopK(300, 20)
-    for start in range(0, 2_000, 100):
-        places = np.arange(start, start + 100)
-        best.offer(np.ascontiguousarray(scores[:, places]), places)
-    best.finish()
-    assert np.array_equal(best.places, np.argsort(-scores, axis=1)[:, :20])
+def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
+    """Hits of some texts, a list for each."""
+    return [a.hits for a in Searcher(dataset, **settings).texts(queries, k=k)]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged, which is forgotten."""
+    messages = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return messages
 
 
 # exact search
@@ -147,70 +125,59 @@ def test_nearest_is_a_sort_of_all_scores(dataset: Path, metric: str, threads: in
     wanted = -np.sort(-scores, axis=1)[:, :12]
     sign = -1 if metric == "euclid" else 1
     assert np.allclose(sign * found.scores, wanted, atol=2e-5)
-    assert np.allclose(np.take_along_axis(scores, found.places, 1), wanted, atol=2e-5)
+    assert np.allclose(np.take_along_axis(scores, found.indices, 1), wanted, atol=2e-5)
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot"])
-@pytest.mark.parametrize("spread", [1.0, 0.02, 1e-4])
-def test_rough_products_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, spread: float
-) -> None:
-    """Whether records lie far apart or closer together than bfloat16 can tell."""
-    random = np.random.default_rng(3)
-    vectors = 1 + spread * random.normal(size=(700, 16)).astype(np.float32)
-    vectors[100:] *= random.uniform(0.1, 3, (600, 1)).astype(np.float32)
-    data = holding(vectors, tmp_path, monkeypatch)
-    queries = 1 + spread * random.normal(size=(40, 16)).astype(np.float32)
-    plainly = nearest(data, queries, k=7, metric=metric, threads=2)
-    ruled_out = []
-    kept = TopK.take
-
-    def count(self: TopK, query: Any, scores: Any, places: Any) -> None:
-        ruled_out.append(len(query))
-        kept(self, query, scores, places)
-
-    monkeypatch.setattr(TopK, "take", count)
-    monkeypatch.setattr("embedkit.search.exact.coarse_product", lambda q: CoarseProduct(torch, q))
-    monkeypatch.setattr("embedkit.search.exact._WORTH_ROUGH", 1)
-    monkeypatch.setattr("embedkit.search.topk._LEAST", 1)
-    roughly = nearest(data, queries, k=7, metric=metric, threads=2)
-    assert ruled_out
-    assert sum(ruled_out) < 700 * 40
-    assert np.allclose(plainly.scores, roughly.scores, rtol=1e-6)
-    scores = plain(vectors, queries, metric)
-    found = np.take_along_axis(scores, roughly.places, 1)
-    assert np.allclose(found, -np.sort(-scores, axis=1)[:, :7], rtol=1e-6)
+@given(
+    rows=st.integers(1, 300), k=st.integers(1, 320), step=st.integers(1, 90),
+    threads=st.integers(1, 3), seed=st.integers(0, 1_000),
+    metric=st.sampled_from(["dot", "euclid"]), filtered=st.booleans(),
+)  # fmt: skip
+def test_equal_scores_are_in_the_order_of_the_records(
+    dataset: Path, rows: int, k: int, step: int, threads: int, seed: int, metric: str,
+    filtered: bool,
+) -> None:  # fmt: skip
+    """A stable sort, in any row groups and threads; products of small integers are exact."""
+    random = np.random.default_rng(seed)
+    vectors = random.integers(-1, 2, (rows, 16)).astype(np.float32)
+    queries = random.integers(-1, 2, (4, 16)).astype(np.float32)
+    chosen = random.random(rows) < 0.5 if filtered else None
+    found = nearest(Held(vectors, step), queries, k=k, metric=metric, chosen=chosen,
+                    threads=threads)  # fmt: skip
+    among = np.arange(rows) if chosen is None else np.flatnonzero(chosen)
+    for q, scores in enumerate(plain(vectors, queries, metric)):
+        wanted = among[np.argsort(-scores[among], kind="stable")][:k]
+        assert found.indices[q][: len(wanted)].tolist() == wanted.tolist()
+        assert np.allclose(
+            found.scores[q][: len(wanted)],
+            np.abs(scores[wanted]) if metric == "euclid" else scores[wanted],
+        )
+        assert (found.indices[q][len(wanted) :] == -1).all()
+        assert np.isinf(found.scores[q][len(wanted) :]).all()
 
 
-def test_the_error_of_rough_products_is_bounded() -> None:
+def test_many_queries_are_compared_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
-    for scale in (1e-3, 1.0, 1e4):
-        queries = (scale * random.standard_cauchy((200, 48))).astype(np.float32)
-        vectors = random.standard_cauchy((300, 48)).astype(np.float32)
-        coarse = CoarseProduct(torch, queries)
-        rough = np.empty((200, 300), np.float32)
-        coarse.scores(coarse.rounded(vectors), 0, rough)
-        exact = queries.astype(np.float64) @ vectors.T.astype(np.float64)
-        for column, vector in enumerate(vectors):
-            slack = coarse.slack(0, 200, float(np.linalg.norm(vector)))
-            assert (np.abs(rough[:, column] - exact[:, column]) <= slack).all()
-        assert np.abs(rough - exact).max() > 0
+    vectors, queries = (random.normal(size=(n, 16)).astype(np.float32) for n in (400, 33))
+    whole = nearest(Held(vectors, 100), queries, k=7)
+    monkeypatch.setattr("embedkit.search.exact._TILE", 250)
+    tiles = nearest(Held(vectors, 100), queries, k=7)
+    assert np.array_equal(whole.indices, tiles.indices)
+    assert np.allclose(whole.scores, tiles.scores, atol=1e-6)
 
 
 def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_2")
     found = nearest(data, data.X, k=1, metric="euclid")
     assert (found.scores[:, 0] == 0).all()
-    assert np.array_equal(data.X[found.places[:, 0]], data.X)
+    assert np.array_equal(data.X[found.indices[:, 0]], data.X)
     cosines = nearest(data, np.concatenate([data.X, -data.X]), k=len(data)).scores
     assert np.abs(cosines).max() == 1
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-3])
-@pytest.mark.parametrize("least", [1, 4_096])
-def test_distances_hold_far_from_the_origin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: float, least: int
-) -> None:
+@pytest.mark.parametrize("step", [5, 60, 1_000])
+def test_distances_hold_far_from_the_origin(spread: float, step: int) -> None:
     """There the squares of the lengths are millions of times those of the distances."""
     random = np.random.default_rng(4)
     centre = 10 * random.normal(size=16)
@@ -218,21 +185,17 @@ def test_distances_hold_far_from_the_origin(
         (centre + spread * random.normal(size=(n, 16))).astype(np.float32) for n in (700, 30)
     )
     vectors[::50] = 0
-    monkeypatch.setattr("embedkit.search.topk._LEAST", least)
-    data = holding(vectors, tmp_path, monkeypatch)
-    found = nearest(data, queries, k=9, metric="euclid", threads=2)
+    found = nearest(Held(vectors, step), queries, k=9, metric="euclid", threads=2)
     scores = -plain(vectors, queries, "euclid")
     assert np.allclose(found.scores, np.sort(scores, axis=1)[:, :9], rtol=1e-5)
-    assert np.allclose(np.take_along_axis(scores, found.places, 1), found.scores, rtol=1e-5)
+    assert np.allclose(np.take_along_axis(scores, found.indices, 1), found.scores, rtol=1e-5)
 
 
-def test_cosines_of_very_short_and_very_long_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cosines_of_very_short_and_very_long_vectors() -> None:
     random = np.random.default_rng(4)
     vectors = random.normal(size=(200, 16))
     lengths = 10.0 ** random.integers(-30, 31, (200, 1))
-    data = holding((lengths * vectors).astype(np.float32), tmp_path, monkeypatch)
+    data = Held((lengths * vectors).astype(np.float32))
     queries = random.normal(size=(3, 16))
     for scale in (1e-25, 1.0, 1e25):
         found = nearest(data, (scale * queries).astype(np.float32), k=200)
@@ -245,11 +208,11 @@ def test_more_than_there_are(dataset: Path) -> None:
     chosen = np.zeros(len(data), bool)
     chosen[[3, 50, 88]] = True
     found = nearest(data, data.X[:2], k=5, chosen=chosen)
-    assert found.places.shape == (2, 5)
-    assert sorted(found.places[0, :3].tolist()) == [3, 50, 88]
-    assert (found.places[:, 3:] == -1).all()
+    assert found.indices.shape == (2, 5)
+    assert sorted(found.indices[0, :3].tolist()) == [3, 50, 88]
+    assert (found.indices[:, 3:] == -1).all()
     whole = nearest(data, data.X[:2], k=1_000)
-    assert sorted(whole.places[1].tolist()) == list(range(len(data)))
+    assert sorted(whole.indices[1].tolist()) == list(range(len(data)))
 
 
 def test_vectors_of_zeros_have_cosine_zero() -> None:
@@ -288,9 +251,9 @@ def test_damage_is_named(dataset: Path, tmp_path: Path) -> None:
 def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_1")
     X = data.X.astype(np.float64)
-    center = learn_isotropy(data, "center")
+    center = fit_whitening(data, "center")
     assert np.allclose(center.mean, X.mean(0), atol=1e-6)
-    white = learn_isotropy(data, "whiten").apply(data.X).astype(np.float64)
+    white = fit_whitening(data, "whiten").apply(data.X).astype(np.float64)
     covariance = np.cov(white.T, bias=True)
     assert np.allclose(white.mean(0), 0, atol=1e-3)
     # a layer norm without a shift leaves one direction without variance
@@ -299,8 +262,8 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
 
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_1")
-    learnt = learn_isotropy(data, "center")
-    found = nearest(data, data.X[:4], k=6, isotropy=learnt)
+    learnt = fit_whitening(data, "center")
+    found = nearest(data, data.X[:4], k=6, whitening=learnt)
     X = data.X - data.X.mean(0)
     assert np.allclose(found.scores, -np.sort(-plain(X, X[:4], "cosine"))[:, :6], atol=1e-4)
 
@@ -310,16 +273,16 @@ def test_a_map_is_stored_and_belongs_to_its_dataset(dataset: Path, tmp_path: Pat
 
     copy = shutil.copytree(dataset, tmp_path / "copy")
     data = embedkit.load(copy, "mean_2")
-    first = isotropy_of(data, "whiten")
-    file = Layout(copy).private / "isotropy" / "mean_2.whiten.safetensors"
+    first = load_whitening(data, "whiten")
+    file = Layout(copy).private / "whitening" / "mean_2.whiten.safetensors"
     written = file.read_bytes()
-    again = isotropy_of(data, "whiten")
+    again = load_whitening(data, "whiten")
     assert np.array_equal(first.matrix, again.matrix)  # type: ignore[arg-type]
     file.write_bytes(written.replace(data.manifest.fingerprint.encode(), b"0" * 64))
-    assert np.array_equal(isotropy_of(data, "whiten").mean, first.mean)
+    assert np.array_equal(load_whitening(data, "whiten").mean, first.mean)
     assert file.read_bytes() == written
     file.write_bytes(b"no tensors")
-    assert np.array_equal(isotropy_of(data, "whiten").mean, first.mean)
+    assert np.array_equal(load_whitening(data, "whiten").mean, first.mean)
     assert verify(copy).ok
 
 
@@ -344,7 +307,7 @@ def test_conditions_choose_records(dataset: Path) -> None:
                   "row IN (SELECT 1 FROM read_csv('/etc/passwd'))"],
 )  # fmt: skip
 def test_conditions_that_cannot_be_used(dataset: Path, condition: str) -> None:
-    with pytest.raises(UsageError, match=r"--where .*The columns are row, id, text, label"):
+    with pytest.raises(UsageError, match=r"where=.*The columns are row, id, text, label"):
         chosen_records(embedkit.load(dataset), condition)
 
 
@@ -353,7 +316,7 @@ def test_conditions_that_cannot_be_used(dataset: Path, condition: str) -> None:
 
 def test_a_stored_text_finds_itself(dataset: Path) -> None:
     data = embedkit.load(dataset)
-    answers = search(dataset, data.text[:3], k=4)
+    answers = Searcher(dataset).texts(data.text[:3], k=4)
     for answer, text in zip(answers, data.text, strict=False):
         assert answer.query == text
         assert answer.hits[0].text == text
@@ -376,7 +339,7 @@ def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     rows += [("a", "bus home", "0"), ("b", "rain", "0")]
     made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
                             model=str(tiny_model()), shard_rows=50)  # fmt: skip
-    hits = search(made.out, "the movie was good", k=3)[0].hits
+    hits = search(made.out, "the movie was good", k=3)[0]
     assert hits[0].text == "the movie was good"
     assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
 
@@ -389,54 +352,83 @@ def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
         assert (hit.text, hit.id, hit.label) == (
             data.text[place], data.ids[place], data.y[place],
         )  # fmt: skip
-    with pytest.raises(UsageError, match=r"--like 40: .*no such row; rows go from 0 to 89"):
+    with pytest.raises(UsageError, match=r"has no row 40; rows go from 0 to 89"):
         Searcher(dataset).like([40])
 
 
 def test_conditions_hold_for_what_is_found(dataset: Path) -> None:
-    found = search(dataset, "the bus", k=10, where="label = '2'")[0].hits
+    found = search(dataset, "the bus", where="label = '2'")[0]
     assert {hit.label for hit in found} == {"2"}
-    with pytest.raises(UsageError, match=r"no record of .* is like that"):
+    with pytest.raises(UsageError, match=r"where=.* no record of .* matches"):
         Searcher(dataset, where="label = '9'")
 
 
 def test_queries_get_the_prefix_of_the_dataset(tmp_path: Path) -> None:
     made = embedkit.extract(write_tsv(tmp_path / "c.tsv", ROWS), out=tmp_path / "d",
                             model=str(tiny_model()), prefix="movie ")  # fmt: skip
-    own = search(made.out, "a", keep_duplicates=True)[0].hits[0]
+    own = search(made.out, "a", keep_duplicates=True)[0][0]
     assert own.text == "a"
     assert own.score == pytest.approx(1, abs=1e-5)
-    other = search(made.out, "a", prefix="", keep_duplicates=True)[0].hits
+    other = search(made.out, "a", prefix="", keep_duplicates=True)[0]
     assert next(hit.score for hit in other if hit.text == "a") < 0.9999
 
 
-def test_what_the_user_is_told(dataset: Path) -> None:
-    told: list[str] = []
-    searcher = Searcher(dataset, notify=told.append)
+def test_warnings(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searcher = Searcher(dataset)
     searcher.texts(["뷁쀍 Ωμέγα"], k=1)
-    assert any("does not know" in note and "[UNK]" in note for note in told)
-    told.clear()
+    assert any("are unknown to the model ([UNK])" in note for note in told(caplog))
     searcher.texts(["good " * 50], k=1)
-    assert told == [
+    assert told(caplog) == [
         f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count, as in the dataset"
     ]
-    told.clear()
     searcher.texts(["good"], k=1_000)
-    assert told == ["-k 1000: there are only 89 records to choose from"]
+    assert told(caplog) == ["k=1000, but there are only 89 records to choose from"]
+
+
+@pytest.mark.parametrize("texts", ["film", ""])
+def test_a_single_string_is_refused(dataset: Path, texts: str) -> None:
+    with pytest.raises(TypeError, match="a single string was given; expected a list of texts"):
+        Searcher(dataset).texts(texts)
+    with pytest.raises(TypeError, match="a single string was given; expected a list of texts"):
+        QueryEncoder(embedkit.load(dataset))(texts)
+
+
+@pytest.mark.parametrize("view", ["mean_2", "cls_1"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("storage", ["float32", "float16", "compact"])
+def test_queries_are_encoded_as_the_dataset_stores_them(
+    tmp_path: Path, storage: str, normalize: bool, view: str
+) -> None:
+    """Scaled to length 1 and rounded to the storage type where the dataset is."""
+    made = embedkit.extract(
+        write_tsv(tmp_path / "c.tsv"), out=tmp_path / "d", model=str(tiny_model()), storage=storage,
+        normalize=normalize, layers="all", poolings=["cls", "mean"], unicode="nfkc",
+    )  # fmt: skip
+    data = embedkit.load(made.out, view)
+    vectors = QueryEncoder(data)(data.text)
+    assert np.allclose(vectors, data.X, rtol=2e-3 if storage != "float32" else 1e-5, atol=1e-5)
+    rounded = cast_for_storage(vectors, storage, name=view, rows=np.arange(len(vectors)))
+    assert np.array_equal(rounded.astype(np.float32), vectors)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda d: search(d, "  "), r"the query is empty"),
-        (lambda d: search(d, ["good", ""]), r"the query \(number 2\) is empty"),
+        (lambda d: search(d, "good", ""), r"the query \(number 2\) is empty"),
         (lambda d: search(d, "good", view="mean_9"), r"has no view 'mean_9'; it has"),
-        (lambda d: search(d, "good", k=0), r"-k 0: expected 1 or more"),
-        (lambda d: search(d, "good", metric="near"), r"--metric near: expected cosine"),
-        (lambda d: search(d, np.ones((1, 5))), r"mean_2 is 16 wide"),
-        (lambda d: search(d, np.full((1, 16), np.nan)), r"NaN or infinity"),
-        (lambda d: search(d, np.array([["a"] * 16])), r"query vectors of <U1: give numbers"),
-        (lambda d: search(d, "good", isotropy="round"), r"expected center or whiten"),
+        (lambda d: search(d, "good", k=0), r"k=0: expected 1 or more"),
+        (lambda d: search(d, "good", metric="near"), r"metric='near': expected cosine"),
+        (lambda d: Searcher(d).vectors(np.ones((1, 5))), r"mean_2 is 16 wide"),
+        (lambda d: Searcher(d).vectors(np.full((1, 16), np.nan)), r"NaN or infinity"),
+        (
+            lambda d: Searcher(d).vectors(np.array([["a"] * 16])),
+            r"query vectors of <U1: expected numbers",
+        ),
+        (
+            lambda d: search(d, "good", whitening="round"),
+            r"whitening='round': expected center, whiten",
+        ),
     ],
 )
 def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
@@ -444,7 +436,7 @@ def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str)
         call(dataset)
 
 
-@pytest.mark.parametrize(("query", "k", "message"), [(" ", 1, "is empty"), ("good", 0, "-k 0")])
+@pytest.mark.parametrize(("query", "k", "message"), [(" ", 1, "is empty"), ("good", 0, "k=0")])
 def test_mistakes_are_found_before_the_model_is_loaded(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, query: str, k: int, message: str
 ) -> None:
@@ -453,29 +445,31 @@ def test_mistakes_are_found_before_the_model_is_loaded(
         search(dataset, query, k=k)
 
 
-def test_the_prefix_is_not_taken_for_the_query(dataset: Path) -> None:
-    told: list[str] = []
-    Searcher(dataset, prefix="the movie was good ", notify=told.append).texts(["뷁쀍"], k=1)
-    assert any("does not know 1 of its 1 tokens" in note for note in told)
-    told.clear()
-    Searcher(dataset, prefix="뷁쀍 ", notify=told.append).texts(["good"], k=1)
-    assert told == []
-    Searcher(dataset, notify=told.append).texts(["\u200b"], k=1)
-    assert any("has no token that the model sees" in note for note in told)
+def test_the_prefix_is_not_taken_for_the_query(
+    dataset: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Searcher(dataset, prefix="the movie was good ").texts(["뷁쀍"], k=1)
+    assert any("1 of its 1 tokens are unknown" in note for note in told(caplog))
+    Searcher(dataset, prefix="뷁쀍 ").texts(["good"], k=1)
+    assert told(caplog) == []
+    Searcher(dataset).texts(["\u200b"], k=1)
+    assert any("contains no tokens" in note for note in told(caplog))
 
 
-def test_a_long_query_is_cut_where_long_texts_were_refused(tmp_path: Path) -> None:
+def test_a_long_query_is_cut_where_long_texts_were_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     corpus = write_tsv(tmp_path / "c.tsv", [("1", "the movie", "1")])
     made = embedkit.extract(corpus, out=tmp_path / "d", model=str(tiny_model()), on_long="error")
-    told: list[str] = []
-    assert Searcher(made.out, notify=told.append).texts(["good " * 50], k=1)[0].hits
-    assert told[0].endswith("has 52 tokens; only the first 24 count")
+    caplog.clear()
+    assert search(made.out, "good " * 50, k=1)[0]
+    assert told(caplog)[0].endswith("has 52 tokens; only the first 24 count")
 
 
 def test_another_model_is_refused(dataset: Path) -> None:
     from embedkit.errors import MismatchError
 
-    with pytest.raises(MismatchError, match="not the checkpoint that made this dataset"):
+    with pytest.raises(MismatchError, match=r"is not the checkpoint that .* was made with"):
         search(dataset, "good", model=str(tiny_model(seed=2)))
 
 
@@ -526,7 +520,7 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
         ((), "give a QUERY, or --queries FILE"),
         (("good", "--like", 3), "give a QUERY, or --queries FILE"),
         (("good", "--recall", 0.9), "--recall needs --index"),
-        (("good", "--center", "--whiten"), "whitening centres too"),
+        (("good", "--center", "--whiten"), "whitening centers too"),
         (("good", "--index", "hnsw", "--where", "true"), "has no index|needs exact search"),
         (("--vector", "none.npy"), "cannot be read"),
         (("--vector", ROOT / "data/homonyms.tsv"), "cannot be read: .* Give a .npy file"),

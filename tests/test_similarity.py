@@ -123,7 +123,7 @@ def test_scores_that_are_no_numbers(corpus: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="3 pairs, 1 different scores"):
         compare(corpus, score="score")
     corpus.write_text("one\ttwo\tscore\n\t\t1\n", "utf-8")
-    with pytest.raises(UsageError, match="holds no pair of texts"):
+    with pytest.raises(UsageError, match="contains no pair of texts"):
         compare(corpus)
 
 

@@ -18,9 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import embedkit
-from embedkit.classifiers.mteb import mteb_protocol
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import DamagedError, MismatchError, StorageError, UsageError
+from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.sklearn import StoredVectors, TextEncoder
 from tests.store_fixtures import load_quickly, run, tiny_model
 
@@ -191,44 +190,3 @@ def test_what_is_not_there(data: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "twice")
     with pytest.raises(UsageError, match=r"has id 'x' more than once; use by='row'"):
         StoredVectors(tmp_path / "twice").fit([]).transform(["x"])
-
-
-def test_protocol(data: Path) -> None:
-    found = mteb_protocol(data, data, samples_per_label=8, experiments=3)
-    assert len(found.experiments) == 3
-    assert found.accuracy == pytest.approx(np.mean(found.experiments))
-    assert found.accuracy > 0.6
-    again = mteb_protocol(data, data, samples_per_label=8, experiments=3)
-    assert again == found
-    with pytest.raises(UsageError, match=r"label '0' has 30 records, fewer than the 40"):
-        mteb_protocol(data, data, samples_per_label=40)
-
-
-def test_protocol_of_what_does_not_fit(data: Path, tmp_path: Path) -> None:
-    def made(name: str, labels: list[str], **settings: Any) -> Path:
-        corpus = tmp_path / f"{name}.tsv"
-        lines = [f"movie {i}\t{label}\n" for i, label in enumerate(labels)]
-        corpus.write_text("text\tlabel\n" + "".join(lines))
-        run(corpus, tmp_path / name, **settings)
-        return tmp_path / name
-
-    with pytest.raises(UsageError, match=r"all records have the label '1'"):
-        mteb_protocol(made("same", ["1"] * 20), data)
-    with pytest.raises(UsageError, match=r"5 records have no label \(rows 0, 2"):
-        mteb_protocol(made("gaps", ["", "1"] * 5), data)
-    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected"):
-        mteb_protocol(data, made("cut", ["0", "1"] * 20, max_length=4))
-    with pytest.raises(UsageError, match=r"expected 1 or more"):
-        mteb_protocol(data, data, experiments=0)
-    with pytest.raises(UsageError, match=r"expected 1 or more"):
-        mteb_protocol(data, data, samples_per_label=0)
-
-
-def test_draws_are_those_of_the_protocol() -> None:
-    """The list goes on being shuffled, each time by a generator that begins with 42."""
-    order = list(range(10))
-    np.random.RandomState(42).shuffle(order)
-    once = list(order)
-    np.random.RandomState(42).shuffle(order)
-    assert once == [8, 1, 5, 0, 7, 2, 9, 4, 3, 6]
-    assert order != once

@@ -11,16 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedkit.dataset.record_keys import text_key
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.runs.splits import (
-    Labelled,
-    make_split,
-    read_split,
-    same_text_groups,
-    split,
-    text_key,
-    write_split,
-)
+from embedkit.runs.split_files import read_split, write_split
+from embedkit.runs.splits import Labelled, make_split, same_text_groups, split
 
 LABELS = ["0", "1"] * 40
 
@@ -51,10 +45,10 @@ def test_repeats_differ_and_share_the_test_part() -> None:
     assert not np.array_equal(made.folds[:, 0], made.folds[:, 1])
 
 
-@pytest.mark.parametrize("share", [0.01, 0.02, 0.03, 0.04, 0.05, 0.12, 0.15, 0.2, 1 / 3, 0.5])
-def test_the_test_part_is_as_large_as_asked(share: float) -> None:
-    made = make_split(records(list(LABELS * 10)), test=share)
-    assert np.mean(made.folds == -1) == pytest.approx(share, rel=0.1)
+@pytest.mark.parametrize("fraction", [0.01, 0.02, 0.03, 0.04, 0.05, 0.12, 0.15, 0.2, 1 / 3, 0.5])
+def test_the_test_part_is_as_large_as_asked(fraction: float) -> None:
+    made = make_split(records(list(LABELS * 10)), test=fraction)
+    assert np.mean(made.folds == -1) == pytest.approx(fraction, rel=0.1)
 
 
 def test_few_records_have_a_test_part_too() -> None:
@@ -142,12 +136,12 @@ def test_many_numeric_labels_are_spread_evenly() -> None:
         (["a"] * 9 + ["b"], {}, r"label 'b' has 1 record\(s\), fewer than the 5 folds"),
         (["a", "b"] * 2, {}, r"4 records are too few for 5 folds"),
         (["a", "b"] * 9, {"folds": 10}, r"label 'a' has 9 record\(s\), fewer than the 10 folds"),
-        (LABELS, {"folds": 1}, r"--folds 1: expected 2 or more"),
-        (LABELS, {"test": 0.9}, r"--test 0\.9: expected a part between 0\.01 and 0\.5"),
-        (LABELS, {"test": 0.001}, r"--test 0\.001: expected a part between 0\.01 and 0\.5"),
-        (LABELS, {"test": float("nan")}, r"--test nan: expected a part"),
-        (LABELS, {"repeats": 0}, r"--repeats 0: expected 1 or more"),
-        (LABELS, {"seed": -1}, r"--seed -1: expected a whole number from 0 to 2,147,483,647"),
+        (LABELS, {"folds": 1}, r"folds=1: expected 2 or more"),
+        (LABELS, {"test": 0.9}, r"test=0\.9: expected a fraction from 0\.01 to 0\.5"),
+        (LABELS, {"test": 0.001}, r"test=0\.001: expected a fraction from 0\.01 to 0\.5"),
+        (LABELS, {"test": float("nan")}, r"test=nan: expected a fraction"),
+        (LABELS, {"repeats": 0}, r"repeats=0: expected 1 or more"),
+        (LABELS, {"seed": -1}, r"seed=-1: expected a whole number from 0 to 2,147,483,647"),
     ],
 )
 def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
@@ -156,7 +150,7 @@ def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
 
 
 def test_fewer_texts_than_folds() -> None:
-    with pytest.raises(UsageError, match="there are 3 different texts or groups, fewer than the 5"):
+    with pytest.raises(UsageError, match="cannot make 5 folds from 3 distinct texts or groups"):
         make_split(records(list(LABELS), [f"text {i % 3}" for i in range(80)]))
 
 
@@ -199,7 +193,7 @@ def test_of_a_corpus(tmp_path: Path) -> None:
     assert all(made.folds[i, 0] == made.folds[i + 30, 0] for i in range(30))
     with pytest.raises(OutputExistsError, match="exists"):
         split(corpus, out=tmp_path / "s.parquet")
-    with pytest.raises(UsageError, match=r"--group whom: .*text, label, who\. Did you mean 'who'"):
+    with pytest.raises(UsageError, match=r"group='whom': .*text, label, who\. Did you mean 'who'"):
         split(corpus, group="whom")
     grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
-    assert grouped.settings["grouped"]
+    assert grouped.settings.grouped

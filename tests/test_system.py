@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import pytest
 
-from embedkit import system
+from embedkit import machine as system
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])

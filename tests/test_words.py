@@ -1,8 +1,9 @@
-"""Words in context: where they stand, whose vectors they get, clusters, marked pairs."""
+"""Words in context: where they stand, whose vectors they get, clusters, word-in-context pairs."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,9 @@ from embedkit.cli.main import cli
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import parse_layers
 from embedkit.errors import UsageError
+from embedkit.words.describe import describe_uses
 from embedkit.words.matching import Marked, find_word, read_marked
-from embedkit.words.uses import (
-    UseVectors,
-    describe_uses,
-    span_vectors,
-    uses_in_dataset,
-    uses_in_texts,
-)
+from embedkit.words.uses import UseVectors, span_vectors, uses_in_dataset, uses_in_texts
 from embedkit.words.wic import best_threshold, evaluate, marked_pairs
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
@@ -43,6 +39,7 @@ TEXTS = (
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Encoder, "load", load_quickly)
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +102,7 @@ def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> 
 def test_words_that_cannot_be_looked_for() -> None:
     with pytest.raises(UsageError, match="the word is empty"):
         find_word("a", " ")
-    with pytest.raises(UsageError, match="--match near: expected word, start, anywhere"):
+    with pytest.raises(UsageError, match="match='near': expected word, start, anywhere"):
         find_word("a", "a", match="near")
 
 
@@ -164,13 +161,16 @@ def test_a_record_may_go_on_in_the_next_row_group(
     from embedkit.words import uses as words
 
     word = "rained home"  # three tokens
-    whole, tables = uses_in_dataset(folder / "tokens", word), words._tables
+    whole, tables = uses_in_dataset(folder / "tokens", word), words.layer_tables
 
-    def line_by_line(*arguments: Any) -> Any:
-        for table in tables(*arguments):
-            yield from (table.slice(i, 1) for i in range(table.num_rows))
+    def line_by_line(*arguments: Any, **settings: Any) -> Any:
+        for table in tables(*arguments, **settings):
+            for i in range(len(table.row)):
+                one = slice(i, i + 1)
+                layers = {name: values[one] for name, values in table.layers.items()}
+                yield words.LayerTable(table.row[one], table.spans[one], None, layers)
 
-    monkeypatch.setattr(words, "_tables", line_by_line)
+    monkeypatch.setattr(words, "layer_tables", line_by_line)
     parts = uses_in_dataset(folder / "tokens", word)
     assert parts.uses == whole.uses
     assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-6)
@@ -183,18 +183,24 @@ def test_at_most_so_many_uses(folder: Path) -> None:
 def test_words_that_were_cut_off(tmp_path: Path) -> None:
     text = "good " * 40 + "bus"
     encoder = Encoder.load(str(tiny_model()))
-    with pytest.raises(UsageError, match="'bus' stands only where the sentences are cut"):
+    with pytest.raises(UsageError, match="'bus' occurs only where the sentences are cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
     made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), out=tmp_path / "d",
                             model=str(tiny_model()), tokens=True)  # fmt: skip
-    with pytest.raises(UsageError, match=r"'bus' stands only where the texts of .* were cut"):
+    with pytest.raises(UsageError, match=r"'bus' occurs only where the texts of .* were cut"):
         uses_in_dataset(made.out, "bus")
 
 
+def test_a_single_string_is_no_list_of_sentences() -> None:
+    encoder = Encoder.load(str(tiny_model()))
+    with pytest.raises(TypeError, match="a single string was given"):
+        uses_in_texts(encoder, "a bus", "bus", parse_layers("all", n_layers=2))
+
+
 def test_words_that_are_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"'zoo' does not occur in .*--match start"):
+    with pytest.raises(UsageError, match=r"'zoo' does not occur in .*match='start'"):
         uses_in_dataset(folder / "words", "zoo")
-    with pytest.raises(UsageError, match=r"has no word vectors. Extract again with --words"):
+    with pytest.raises(UsageError, match=r"has no word vectors. Extract it again with words="):
         uses_in_dataset(folder / "neither", "bus")
 
 
@@ -234,7 +240,7 @@ def test_one_cluster_where_there_is_one() -> None:
     assert report.clusters.tolist() == [0]
     two = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 3), "text", clusters=1)
     assert two.clusters.tolist() == [0] * 6
-    with pytest.raises(UsageError, match="--layer 7: there is 1, 2"):
+    with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
         describe_uses(uses_of([[1, 0, 0]], 1), "text", layer="7")
 
 
@@ -262,7 +268,7 @@ def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
     assert shown[-1].split()[0] == spec.name
 
 
-# marked pairs
+# word-in-context pairs
 
 
 @given(
@@ -294,16 +300,15 @@ def marked_file(path: Path) -> Path:
     return path
 
 
-def test_marked_pairs(tmp_path: Path) -> None:
+def test_word_in_context_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder = Encoder.load(str(tiny_model()))
     layers = parse_layers("all", n_layers=2)
-    told: list[str] = []
     pairs = marked_pairs(marked_file(tmp_path / "m.tsv"), encoder, layers, text="one",
-                         text_pair="two", label="same", notify=told.append)  # fmt: skip
+                         text_pair="two", label="same")  # fmt: skip
     assert [r.row for r in pairs.records] == [0, 1, 5]
     assert pairs.words == (("bus", "bus"), ("배", "배"), ("good", "bad"))
     assert (pairs.unmarked, pairs.cut, pairs.rejected) == (2, 1, 0)
-    assert any("2 records" in note for note in told)
+    assert any("2 records" in record.getMessage() for record in caplog.records)
     assert pairs.same is not None
     assert pairs.same.tolist() == [True, False, False]
     vectors, _ = span_vectors(encoder, ["배를 타고", "추석에 먹은 배가"], [(0, 1), (7, 8)], layers)
@@ -317,7 +322,7 @@ def test_marked_pairs(tmp_path: Path) -> None:
     (tmp_path / "n.tsv").write_text("one\ttwo\na\tb\n", "utf-8")
     with pytest.raises(UsageError, match=r"has no pair with one word marked"):
         marked_pairs(tmp_path / "n.tsv", encoder, layers, text="one", text_pair="two")
-    with pytest.raises(UsageError, match=r"say neither true nor false, the first in row 0"):
+    with pytest.raises(UsageError, match=r"are neither true nor false, the first in row 0"):
         marked_pairs(tmp_path / "m.tsv", encoder, layers, text="one", text_pair="two", label="one")
 
 
@@ -362,7 +367,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
         (("--marked", "x"), "needs --columns FIRST,SECOND"),
         (("--marked", "x", "--columns", "a,b", "--train", "y"), "--train needs --label"),
         (("bus", "--text", "the home"), "'bus' does not occur in the sentences"),
-        (("bus", "--text", "a bus", "--sense", "x"), "--sense needs a dataset"),
+        (("bus", "--text", "a bus", "--sense", "x"), "sentences have no columns"),
         (("bus", "--text", "a bus", "--layer", "9"), "the model has layers 0"),
         (("bus", "--text", "a bus", "--view", "9"), "'9' is not a view"),
         (("bus", "--text", "a bus", "--view", "cls_1", "--layer", "1"), "both name the layer"),

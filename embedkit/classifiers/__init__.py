@@ -1,5 +1,5 @@
 """Classifiers and regressors on stored vectors, under the folds of a split.
 
 ``estimators`` is the table of kinds; ``train`` fits one, ``probe`` scores every stored view,
-``test_set`` loads an external test set, ``mteb`` repeats the protocol of a published benchmark.
+``test_set`` loads an external test set.
 """

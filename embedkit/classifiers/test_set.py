@@ -1,14 +1,14 @@
-"""A test file or dataset → features that a model fitted on another dataset can be asked about."""
+"""Load an external test set with the settings of the training dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.corpus import (
     CorpusOptions,
@@ -18,98 +18,92 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
+from embedkit.dataset.record_keys import source_of, stored_texts, text_key, whole_text
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.errors import UsageError
-from embedkit.runs.predictions import Target, target_like
-from embedkit.runs.reencoding import Reencoder, check_alike, joined_pairs, made_how
-from embedkit.runs.splits import source_of, stored_texts, text_key
+from embedkit.runs.reencoding import Reencoder, check_alike, dataset_content, joined_pairs
+from embedkit.runs.targets import Target, target_like
+from embedkit.types import Int64
 
-__all__ = ["Unseen", "count_known", "unseen_records"]
+__all__ = ["TestSet", "count_seen", "load_test_set"]
 
-Integers = NDArray[np.int64]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
-    """Records of a test part that lies outside the dataset a model is fitted on.
+class TestSet:
+    """A test set that lies outside the training dataset.
 
     Attributes:
         source: SHA-256 of its input files.
         row: ``(m,)`` record numbers.
-        ids: ``(m,)`` ids.
-        target: its labels by the class numbers of the dataset; empty where it has none.
+        ids: ``m`` ids.
+        target: its labels by the classes of the training dataset; empty without labels.
         features: ``(m, width)`` float32, or a list of texts.
-        rejected: records that were not embedded.
-        known_texts: how many of its texts occur in the dataset too; ``None`` without texts.
+        rejected: number of records that were not embedded.
+        seen_texts: how many of its texts occur in the training dataset; ``None`` without texts.
     """
 
+    __test__ = False  # no class of tests
+
     source: tuple[str, ...]
-    row: Integers
-    ids: list[str]
+    row: Int64
+    ids: Sequence[str]
     target: Target
     features: Any
     rejected: int
-    known_texts: int | None
+    seen_texts: int | None
 
 
-def unseen_records(
-    test: Path,
-    data: VectorData,
-    target: Target,
-    *,
-    texts_only: bool,
-    notify: Callable[[str], None] = lambda _: None,
-) -> Unseen:
-    """Read a test part; a corpus file is encoded as the dataset was.
+def load_test_set(test: Path, data: VectorData, target: Target, *, texts_only: bool) -> TestSet:
+    """Load a test set; a corpus file is encoded as the training dataset was.
 
     Args:
         test: dataset that ``extract`` wrote with the same settings, or a corpus file.
-        data: the dataset a model is fitted on, with its views.
+        data: the training dataset, with its views.
         target: its labels.
-        texts_only: features are the texts, not vectors.
-        notify: called with sentences for the user.
+        texts_only: the features are the texts, not vectors.
 
     Raises:
-        MismatchError: the vectors of the test dataset were made otherwise.
-        UsageError: a label does not occur in the dataset, or only some records have one.
+        MismatchError: the vectors of the test dataset were made with other settings.
+        UsageError: a label does not occur in the training dataset, or only some records have one.
     """
     read = _from_dataset if is_dataset(test) else _from_corpus
-    source, row, ids, labels, texts, features, rejected = read(test, data, texts_only, notify)
-    return Unseen(
-        source=source,
-        row=row,
-        ids=ids,
-        target=target_like(target, labels, rows=row, name=str(test)),
-        features=features,
-        rejected=rejected,
-        known_texts=count_known(texts, stored_texts(data)),
+    found, labels, texts = read(test, data, texts_only)
+    return replace(
+        found,
+        target=target_like(target, labels, rows=found.row, name=str(test)),
+        seen_texts=count_seen(texts, stored_texts(data)),
     )
 
 
-_Parts = tuple[
-    tuple[str, ...], Integers, list[str], list[str | None] | None, list[str] | None, Any, int
-]
+_Found = tuple[TestSet, list[str | None] | None, list[str] | None]
+_UNKNOWN = Target(np.empty(0, np.int64), ())
 
 
-def _from_dataset(
-    test: Path, data: VectorData, texts_only: bool, notify: Callable[[str], None]
-) -> _Parts:
+def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
+    """The test set without its target, its labels and texts."""
     other = load(test, list(data.views))
-    check_alike(made_how(other), made_how(data), name=str(test), vectors=not texts_only)
-    texts = stored_texts(other)
-    if texts_only and texts is None:
-        raise UsageError(f"{test} was made with --no-text; give the corpus file itself.")
+    check_alike(
+        dataset_content(other), dataset_content(data), name=str(test), vectors=not texts_only
+    )
+    if texts_only and not other.manifest.job["storage"]["text"]:
+        raise UsageError(f"{test} stores no texts; give the corpus file itself.")
+    found = TestSet(
+        source=source_of(other),
+        row=other.row,
+        ids=[str(i) for i in other.ids],
+        target=_UNKNOWN,
+        features=stored_texts(other, separator=" ") if texts_only else other.X,
+        rejected=int(other.manifest.totals["rejected"]),
+        seen_texts=None,
+    )
     labels = other.column("label") if other.manifest.job["input"]["label"] else None
-    features = [t.replace("\x1f", " ") for t in texts or []] if texts_only else other.X
-    return (
-        source_of(other), other.row, [str(i) for i in other.ids], labels, texts, features,
-        int(other.manifest.totals["rejected"]),
-    )  # fmt: skip
+    return found, labels, stored_texts(other)
 
 
-def _from_corpus(
-    test: Path, data: VectorData, texts_only: bool, notify: Callable[[str], None]
-) -> _Parts:
+def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
+    """The test set without its target, its labels and texts."""
     columns = data.manifest.job["input"]
     plan = plan_corpus(
         [InputFile.of(test)],
@@ -118,40 +112,43 @@ def _from_corpus(
             encoding=columns["encoding"], quoting=columns["quoting"], header=columns["header"],
         ),
     )  # fmt: skip
-    found = {name: columns[name] if columns[name] in plan.columns else None
+    names = {name: columns[name] if columns[name] in plan.columns else None
              for name in ("id", "label")}  # fmt: skip
-    plan = hash_inputs(replace(plan, id=found["id"] or plan.id, label=found["label"]))
+    plan = hash_inputs(replace(plan, id=names["id"] or plan.id, label=names["label"]))
     reader = CorpusReader(plan)
     records = [item for item in reader if isinstance(item, Record)]
     if reader.counts.quote_notice:
-        notify(reader.counts.quote_notice)
+        logger.warning("%s", reader.counts.quote_notice)
     if not records:
         raise UsageError(f"{test} has no record that can be predicted.")
-    if found["label"] is None:
-        notify(f"{test} has no column {columns['label']!r}: it is predicted, not scored")
+    if plan.label is None:
+        logger.warning("%s has no column %r: it is predicted, not scored", test, columns["label"])
     texts = [r.text for r in records]
     pairs = [str(r.text_pair) for r in records] if plan.text_pair else None
     if texts_only:
         features: Any = joined_pairs(texts, pairs)
     else:
-        made = made_how(data)
-        features = Reencoder(made, data.views, owner=str(data.path), notify=notify).vectors(
-            texts, pairs
-        )
+        encoder = Reencoder(dataset_content(data), data.views, owner=str(data.path))
+        features = encoder.vectors(texts, pairs)
+    found = TestSet(
+        source=tuple(file.sha256 for file in plan.files),
+        row=np.array([r.row for r in records], np.int64),
+        ids=[r.id for r in records],
+        target=_UNKNOWN,
+        features=features,
+        rejected=reader.counts.n_rejected,
+        seen_texts=None,
+    )
     return (
-        tuple(file.sha256 for file in plan.files),
-        np.array([r.row for r in records], np.int64),
-        [r.id for r in records],
+        found,
         [r.label for r in records] if plan.label else None,
-        texts if pairs is None else [f"{a}\x1f{b}" for a, b in zip(texts, pairs, strict=True)],
-        features,
-        reader.counts.n_rejected,
+        [whole_text(r.text, r.text_pair) for r in records],
     )
 
 
-def count_known(texts: Sequence[str] | None, trained: Sequence[str] | None) -> int | None:
-    """How many of some texts occur among others too; ``None`` where either is not there."""
-    if texts is None or trained is None:
+def count_seen(texts: Sequence[str] | None, training: Sequence[str] | None) -> int | None:
+    """Return how many texts occur among the training texts; ``None`` if either is unknown."""
+    if texts is None or training is None:
         return None
-    keys = {text_key(text) for text in trained}
+    keys = {text_key(text) for text in training}
     return sum(text_key(text) in keys for text in texts)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from embedkit.choices import BLENDS
 from embedkit.cli.options import notifier, output_options
 from embedkit.display import visible
 from embedkit.errors import UsageError
@@ -17,13 +18,13 @@ __all__ = ["compare", "fetch", "run"]
 @click.command(
     epilog="\b\nExamples:\n"
     "  embedkit compare runs/tfidf runs/logreg runs/lightgbm\n"
-    "  embedkit compare runs/* --measure macro_f1 --report report.html\n"
+    "  embedkit compare runs/* --metric macro_f1 --report report.html\n"
     "  embedkit compare runs/tfidf runs/cls --write-blend blend.tsv \\\n"
     "    --answers tfidf.tsv --answers cls.tsv\n"
 )
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--baseline", help="Run to compare all others with, or majority. [the run on TF-IDF]")
-@click.option("--measure", help="Score to sort by. [accuracy; of values rmse]")
+@click.option("--metric", help="Score to sort by. [accuracy; of values rmse]")
 @click.option("--report", type=click.Path(path_type=Path), help="HTML page to write.")
 @click.option(
     "--texts",
@@ -37,10 +38,10 @@ __all__ = ["compare", "fetch", "run"]
 @click.option(
     "--write-blend",
     type=click.Path(path_type=Path),
-    help="TSV or Parquet file for blended labels and probabilities.",
+    help="File for blended labels and probabilities; .tsv, .jsonl or .parquet.",
 )
 @click.option(
-    "--blend", default="mean", show_default=True, type=click.Choice(["mean", "stacked"]),
+    "--blend", default="mean", show_default=True, type=click.Choice(BLENDS),
     help="Which blend to write.",
 )  # fmt: skip
 @click.option(
@@ -54,7 +55,7 @@ __all__ = ["compare", "fetch", "run"]
 @click.option("--overwrite", is_flag=True)
 @output_options
 def compare(
-    runs: tuple[Path, ...], baseline: str | None, measure: str | None, report: Path | None,
+    runs: tuple[Path, ...], baseline: str | None, metric: str | None, report: Path | None,
     texts: Path | None, records: int, write_blend: Path | None, blend: str,
     answers: tuple[Path, ...], seed: int, markdown: bool, overwrite: bool, as_json: bool,
     quiet: bool, verbose: bool,
@@ -69,14 +70,14 @@ def compare(
 
     if answers and write_blend is None:
         raise UsageError("--answers are blended into a file; name it with --write-blend.")
-    found = calculate(runs, baseline=baseline, measure=measure, seed=seed)
+    found = calculate(runs, baseline=baseline, metric=metric, seed=seed)
     notify = notifier(quiet)
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
         made = found.chosen_blend(blend)
-        count = write(made, found.runs.records, write_blend, answers=answers, overwrite=overwrite)
-        notify(f"wrote {write_blend}: {count:,} records, {made.outcome.name}")
+        count = write(made, write_blend, answers=answers, overwrite=overwrite)
+        notify(f"wrote {write_blend}: {count:,} records, {made.name}")
     if report is not None:
         from embedkit.comparison.report import write_report
 

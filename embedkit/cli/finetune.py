@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from embedkit.cli.options import (
     reading_of,
     show_progress,
 )
-from embedkit.display import without_nan
 from embedkit.errors import EXIT_REJECTS, UsageError
 
 __all__ = ["finetune"]
@@ -124,7 +122,7 @@ def finetune(
     CORPUS is a corpus file with a label column, or a dataset that extract wrote, whose texts and
     labels are used. The same command again goes on where an interrupted one stopped.
     """
-    from embedkit.cli.run_text import finetune_text
+    from embedkit.cli.run_text import content_json, finetune_text
     from embedkit.finetuning.folds import finetune as run
 
     reading = reading_of({name: settings.pop(name) for name in _READING})
@@ -136,7 +134,7 @@ def finetune(
         notify=notifier(quiet), **settings,
     )  # fmt: skip
     if as_json:
-        click.echo(json.dumps(without_nan({"out": str(out), **result.content}), ensure_ascii=False))
+        click.echo(content_json(result))
     elif not quiet:
         click.echo(finetune_text(result))
     return EXIT_REJECTS if result.rejected else 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from embedkit._version import __version__
+from embedkit.cli.doctor import doctor
 from embedkit.cli.experiment import compare, fetch, run
 from embedkit.cli.finetune import finetune
 from embedkit.cli.messages import Commands
@@ -27,7 +28,7 @@ from embedkit.cli.options import (
     reading_of,
     show_progress,
 )
-from embedkit.cli.results import mteb_protocol, predict, probe, split, train
+from embedkit.cli.results import predict, probe, split, train
 from embedkit.cli.search import index, map_, search, similarity, words
 from embedkit.display import visible
 from embedkit.errors import (
@@ -38,6 +39,7 @@ from embedkit.errors import (
     UsageError,
     did_you_mean,
 )
+from embedkit.machine import set_wait_policy
 
 if TYPE_CHECKING:
     from embedkit.dataset.planning import ExtractPlan
@@ -57,6 +59,7 @@ Examples:
 
 def main() -> NoReturn:
     """Run the command line and exit with the code that the README lists."""
+    set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, _terminate)
     stdout = sys.stdout
     if isinstance(stdout, TextIOWrapper):  # names of files may hold what cannot be printed
@@ -245,10 +248,11 @@ def info(
     if (path / "run.json").is_file():
         from embedkit.cli.run_text import run_info_text
         from embedkit.cli.text import json_text
+        from embedkit.runs.content import as_json as plain_content
         from embedkit.runs.folder import read_run
 
         content = read_run(path)
-        click.echo(json_text(content) if as_json else run_info_text(path, content))
+        click.echo(json_text(plain_content(content)) if as_json else run_info_text(path, content))
         return
     unfinished = not path.is_dir() and path.with_name(path.name + ".incomplete").is_dir()
     if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
@@ -393,8 +397,8 @@ def _not_found(path: Path, error: ModelError) -> ModelError:
 
 
 for _command in (
-    split, train, probe, finetune, predict, mteb_protocol,
+    split, train, probe, finetune, predict,
     compare, run, fetch,
-    search, index, similarity, words, map_,
+    search, index, similarity, words, map_, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
-from embedkit.display import duration_text
-from embedkit.types import Progress
+import click
 
-__all__ = ["ProgressBar"]
+from embedkit.display import duration_text
+from embedkit.types import Progress, ProgressCallback, no_progress
+
+__all__ = ["ProgressBar", "show_lines"]
+
+
+def show_lines(*, show: bool) -> ProgressCallback:
+    """Return a callback that prints ``fitting: 3 of 5 folds`` on standard error, or nothing."""
+    if not show:
+        return no_progress
+
+    def report(progress: Progress) -> None:
+        total = "" if progress.total is None else f" of {progress.total:,}"
+        terminal = sys.stderr.isatty()
+        text = f"{progress.stage}: {progress.done:,}{total} {progress.unit}"
+        click.echo(f"\r{text}" if terminal else text, err=True,
+                   nl=not terminal or progress.done == progress.total)  # fmt: skip
+
+    return report
 
 
 class ProgressBar:

@@ -1,30 +1,34 @@
-"""Commands from vectors to results: split, train, probe, predict."""
+"""Commands: split, train, probe, predict."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import FORMATS, QUOTINGS
-from embedkit.cli.options import SEED, corpus_options, notifier, output_options, reading_of
-from embedkit.display import visible, without_nan
+from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, FORMATS, QUOTINGS, TASKS
+from embedkit.cli.options import SEED, corpus_options, output_options, reading_of
+from embedkit.cli.progress import show_lines
+from embedkit.display import visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
     from embedkit.corpus import CorpusOptions, CorpusReader
     from embedkit.predict import Prediction, Predictor
-    from embedkit.prediction_files import Answer
+    from embedkit.prediction_files import PredictedRecord
 
-__all__ = ["mteb_protocol", "predict", "probe", "split", "train"]
+__all__ = ["predict", "probe", "split", "train"]
 
-_CLASSIFIERS = ["logreg", "svm", "ridge", "knn", "mlp", "lightgbm"]
 _CHUNK = 1_024
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(
@@ -33,22 +37,20 @@ _CHUNK = 1_024
 )
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Parquet file to make.")
-@click.option("--folds", default=5, show_default=True, type=int)
+@click.option("--folds", default=5, show_default=True, type=int, help="Number of folds.")
 @click.option(
     "--test",
     default=0.0,
     show_default=True,
     type=float,
-    help="Part of the records to hold out altogether.",
+    help="Fraction of the records to hold out as test set.",
 )
+@click.option("--repeats", default=1, show_default=True, type=int, help="Number of repeats.")
+@click.option("--group", help="Column whose values must share a fold.")
 @click.option(
-    "--repeats", default=1, show_default=True, type=int, help="How many times to deal the folds."
+    "--allow-duplicates", is_flag=True, help="Allow records of the same text in different folds."
 )
-@click.option("--group", help="Column whose values must not be parted.")
-@click.option(
-    "--allow-duplicates", is_flag=True, help="Let records of the same text lie in different folds."
-)
-@click.option("--overwrite", is_flag=True)
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
 @corpus_options
 @output_options
 def split(
@@ -56,7 +58,7 @@ def split(
     allow_duplicates: bool, overwrite: bool, label: str | None, seed: int, as_json: bool,
     quiet: bool, verbose: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Deal records into folds, stratified by label, the same text never on both sides.
+    """Assign records to folds, stratified by label; the same text always shares a fold.
 
     SOURCE is a dataset that extract wrote, or a corpus file; the options on how to read are for the
     latter.
@@ -70,62 +72,83 @@ def split(
         group=group, allow_duplicates=allow_duplicates, overwrite=overwrite,
         reading=reading_of(settings),
     )  # fmt: skip
-    sizes = {str(f): int((made.folds[:, 0] == f).sum()) for f in np.unique(made.folds[:, 0])}
-    summary = {
-        "out": str(out), "records": len(made.row), "groups": len(np.unique(made.group)),
-        "folds": {("test" if f == "-1" else f): n for f, n in sizes.items()},
-        "fingerprint": made.fingerprint,
-    }  # fmt: skip
+    sizes = {name: int((made.folds[:, 0] == fold).sum()) for name, fold in
+             [*((str(fold), fold) for fold in range(made.n_folds)), ("test", -1)]}  # fmt: skip
+    if not len(made.test):
+        del sizes["test"]
+    groups = len(np.unique(made.group))
     if as_json:
+        summary = {"out": str(out), "records": len(made.row), "groups": groups, "folds": sizes,
+                   "fingerprint": made.fingerprint}  # fmt: skip
         click.echo(json.dumps(summary, ensure_ascii=False))
     elif not quiet:
-        shared = len(made.row) - len(np.unique(made.group))
         click.echo(f"wrote {visible(str(out))}: {len(made.row):,} records, {made.n_folds} folds")
         click.echo("  " + ", ".join(
-            f"{'test' if f == '-1' else f'fold {f}'} {n:,}" for f, n in sizes.items()
+            f"{'test' if name == 'test' else f'fold {name}'} {n:,}" for name, n in sizes.items()
         ))  # fmt: skip
-        if shared:
-            click.echo(f"  kept together, by text or group: {shared:,} beside the first of theirs")
+        if shared := len(made.row) - groups:
+            click.echo(f"  {shared:,} records share the fold of another by text or group")
 
 
 @click.command(
     epilog="\b\nExamples:\n"
     "  embedkit train reviews.vectors --out runs/logreg\n"
-    "  embedkit train reviews.vectors --view mean_6,cls_6 --classifier lightgbm --out runs/lgbm\n"
+    "  embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm\n"
     "  embedkit train reviews.vectors --features tfidf --out runs/tfidf\n"
 )
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--view", help="Stored view; several with commas stand side by side. [last mean]")
-@click.option("--classifier", default="logreg", show_default=True, type=click.Choice(_CLASSIFIERS))
 @click.option(
-    "--features", default="vectors", show_default=True, type=click.Choice(["vectors", "tfidf"])
+    "--estimator",
+    default="logreg",
+    show_default=True,
+    type=click.Choice(ESTIMATORS),
+    help="Classifier, or its counterpart for regression.",
+)
+@click.option(
+    "--features",
+    default="vectors",
+    show_default=True,
+    type=click.Choice(FEATURES),
+    help="Stored vectors, or TF-IDF of the stored texts.",
 )
 @click.option(
     "--task",
     default="classification",
     show_default=True,
-    type=click.Choice(["classification", "regression"]),
+    type=click.Choice(TASKS),
+    help="What the labels are: classes, or numbers.",
 )
 @click.option("--split", type=click.Path(path_type=Path), help="File that embedkit split wrote.")
-@click.option("--split-column", help="Kept column that names the folds; test is the test part.")
-@click.option("--folds", default=5, show_default=True, type=int, help="Without --split.")
+@click.option("--split-column", help="Kept column that names the folds; test is the test set.")
+@click.option("--folds", default=5, show_default=True, type=int, help="Folds without --split.")
 @click.option(
     "--test",
     type=click.Path(path_type=Path),
-    help="Corpus file, or dataset made alike, to predict as test part; labels are optional.",
+    help="Test set: corpus file, or dataset made with the same settings; labels are optional.",
 )
 @click.option(
     "--threshold",
-    help="Of two classes, probability from which on the second is decided on: a number, or the "
-    "score to choose it by in inner folds: macro_f1, f1, f2 …",
+    help="Decision threshold for the second of two classes: a number, or the score to choose it by "
+    "in inner folds: macro_f1, f1, f2 …",
 )
-@click.option("--pca", type=int, help="Principal components, learnt in every fold.")
-@click.option("--tune", is_flag=True, help="Choose settings by inner folds.")
-@click.option("--class-weight", type=click.Choice(["balanced"]))
-@click.option("--seed", default=0, show_default=True, type=SEED)
-@click.option("--threads", default=1, show_default=True, type=int, help="For LightGBM.")
-@click.option("--overwrite", is_flag=True)
+@click.option("--pca", type=int, help="Principal components, fitted in every fold.")
+@click.option("--tune", is_flag=True, help="Choose parameters in inner folds.")
+@click.option(
+    "--class-weight", type=click.Choice(CLASS_WEIGHTS), help="balanced: the same for all."
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=SEED,
+    help="Seed of folds, estimators and bootstrap.",
+)
+@click.option(
+    "--threads", default=1, show_default=True, type=int, help="Threads of one fit, for LightGBM."
+)
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
 @output_options
 def train(
     dataset: Path, out: Path, view: str | None, as_json: bool, quiet: bool, verbose: bool,
@@ -133,19 +156,12 @@ def train(
 ) -> None:  # fmt: skip
     """Cross-validate a classifier on stored vectors, and fit it on all folds."""
     from embedkit.classifiers.train import train as fit
-    from embedkit.cli.run_text import run_text
+    from embedkit.cli.run_text import content_json, run_text
 
-    def progress(line: str) -> None:
-        if verbose:
-            click.echo(line, err=True)
-
-    views = _views(view)
-    result = fit(
-        dataset, out=out, view=views, progress=progress, notify=notifier(quiet), **settings
-    )
+    progress = show_lines(show=verbose)
+    result = fit(dataset, out=out, view=_views(view), progress=progress, **settings)
     if as_json:
-        content = {"out": str(out), **result.content}
-        click.echo(json.dumps(without_nan(content), ensure_ascii=False))
+        click.echo(content_json(result))
     elif not quiet:
         click.echo(run_text(result))
 
@@ -157,27 +173,40 @@ def train(
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--view", "views", help="Only these, separated by commas. [all that are stored]")
-@click.option("--classifier", default="logreg", show_default=True, type=click.Choice(_CLASSIFIERS))
+@click.option(
+    "--estimator",
+    default="logreg",
+    show_default=True,
+    type=click.Choice(ESTIMATORS),
+    help="Classifier, or its counterpart for regression.",
+)
 @click.option(
     "--task",
     default="classification",
     show_default=True,
-    type=click.Choice(["classification", "regression"]),
+    type=click.Choice(TASKS),
+    help="What the labels are: classes, or numbers.",
 )
 @click.option(
     "--split",
     type=click.Path(path_type=Path),
-    help="File that embedkit split wrote; of several deals, the first.",
+    help="File that embedkit split wrote; of several repeats, the first.",
 )
-@click.option("--folds", default=5, show_default=True, type=int, help="Without --split.")
+@click.option("--folds", default=5, show_default=True, type=int, help="Folds without --split.")
 @click.option(
     "--control",
     type=click.Choice(["random-weights"]),
-    help="Encode the texts by random weights too.",
+    help="Also encode the texts with random weights.",
 )
-@click.option("--seed", default=0, show_default=True, type=SEED)
-@click.option("--jobs", type=int, help="Fits at the same time. [cores]")
-@click.option("--overwrite", is_flag=True)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=SEED,
+    help="Seed of folds, estimators and bootstrap.",
+)
+@click.option("--threads", type=int, help="Number of fits at the same time. [cores]")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
 @output_options
 def probe(
     dataset: Path, out: Path, views: str | None, as_json: bool, quiet: bool, verbose: bool,
@@ -185,17 +214,12 @@ def probe(
 ) -> None:  # fmt: skip
     """Score every stored view under the same folds, beside its controls."""
     from embedkit.classifiers.probe import probe as run
-    from embedkit.cli.run_text import probe_text
-    from embedkit.cli.text import json_text, plain
+    from embedkit.cli.run_text import content_json, probe_text
 
-    def progress(done: int, total: int) -> None:
-        if sys.stderr.isatty() and not quiet:
-            click.echo(f"\r{done} of {total} fits", nl=done == total, err=True)
-
-    chosen = _views(views)
-    result = run(dataset, out=out, views=chosen, progress=progress, **settings)
+    progress = show_lines(show=sys.stderr.isatty() and not quiet)
+    result = run(dataset, out=out, views=_views(views), progress=progress, **settings)
     if as_json:
-        click.echo(json_text(plain(result)))
+        click.echo(content_json(result))
     elif not quiet:
         click.echo(probe_text(result))
 
@@ -218,17 +242,24 @@ def probe(
     default="auto",
     show_default=True,
     type=click.Choice(["auto", *FORMATS]),
+    help="Format of the corpus. [by its name]",
 )
-@click.option("--encoding", default="utf-8", show_default=True)
-@click.option("--quoting", default="auto", show_default=True, type=click.Choice(QUOTINGS))
+@click.option("--encoding", default="utf-8", show_default=True, help="Of a delimited corpus.")
+@click.option(
+    "--quoting",
+    default="auto",
+    show_default=True,
+    type=click.Choice(QUOTINGS),
+    help="How fields are quoted.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="File to write; .tsv, .jsonl or .parquet. [TSV to standard output]",
 )
 @click.option("--label-names", help="Readable names, such as 0=negative,1=positive.")
-@click.option("--model", help="Another place of the same checkpoint.")
-@click.option("--device", default="auto", show_default=True)
+@click.option("--model", help="Another location of the same checkpoint.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1.")
 @output_options
 def predict(
     run: Path, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
@@ -241,7 +272,7 @@ def predict(
     those of the run, or - to answer what is typed line by line.
     """
     from embedkit.predict import Predictor, parse_label_names
-    from embedkit.prediction_files import kind_of
+    from embedkit.prediction_files import file_format
 
     if (corpus is None) == (single is None):
         raise UsageError("give either a corpus, -, or --text.")
@@ -250,13 +281,12 @@ def predict(
     if out is not None:
         if corpus in (None, "-"):
             raise UsageError("--out is for a corpus; what --text and - answer goes to a file by >.")
-        kind_of(out)
+        file_format(out)
         if out.exists() and Path(str(corpus)).exists() and out.samefile(str(corpus)):
             raise OutputExistsError(f"--out {out} is the corpus itself. Choose another file.")
     predictor = Predictor(
-        run, label_names=parse_label_names(label_names), device=device, model=model,
-        notify=notifier(quiet),
-    )  # fmt: skip
+        run, label_names=parse_label_names(label_names), device=device, model=model
+    )
     if single is not None:
         pairs = None if pair is None else [pair]
         _show(predictor.predict([single], pairs), as_json)
@@ -264,45 +294,6 @@ def predict(
     if corpus == "-":
         return _answer_lines(predictor, as_json)
     return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, reading_of(settings))
-
-
-@click.command(
-    "mteb-protocol",
-    epilog="\b\nExample:\n"
-    "  embedkit mteb-protocol train.vectors test.vectors --samples-per-label 16\n",
-)
-@click.argument("train_dataset", metavar="TRAIN", type=click.Path(path_type=Path))
-@click.argument("test_dataset", metavar="TEST", type=click.Path(path_type=Path))
-@click.option("--view", help="Stored view; several with commas stand side by side. [last mean]")
-@click.option("--samples-per-label", default=8, show_default=True, type=int)
-@click.option("--experiments", default=10, show_default=True, type=int)
-@click.option("--no-normalize", is_flag=True, help="Leave the length of the vectors as it is.")
-@output_options
-def mteb_protocol(
-    train_dataset: Path, test_dataset: Path, view: str | None, samples_per_label: int,
-    experiments: int, no_normalize: bool, as_json: bool, quiet: bool, verbose: bool,
-) -> None:  # fmt: skip
-    """Score two datasets by the classification protocol of MTEB.
-
-    Ten times a few records of every label are drawn from TRAIN, a logistic regression is fitted on
-    them, and TEST is scored: to compare an installation with published figures.
-    """
-    from embedkit.classifiers.mteb import mteb_protocol as run
-
-    result = run(
-        train_dataset, test_dataset, view=_views(view),
-        samples_per_label=samples_per_label, experiments=experiments, normalize=not no_normalize,
-    )  # fmt: skip
-    if as_json:
-        click.echo(json.dumps({"accuracy": result.accuracy, "macro_f1": result.macro_f1,
-                               "experiments": list(result.experiments)}))  # fmt: skip
-        return
-    click.echo(f"accuracy {result.accuracy:.4f}, macro-F1 {result.macro_f1:.4f}")
-    if not quiet:
-        low, high = min(result.experiments), max(result.experiments)
-        click.echo(
-            f"means of {len(result.experiments)} experiments; accuracy {low:.4f} to {high:.4f}"
-        )
 
 
 def _views(text: str | None) -> list[str] | None:
@@ -325,11 +316,11 @@ def _answer_lines(predictor: Predictor, as_json: bool) -> int:
 def _show(found: Iterable[Prediction], as_json: bool) -> None:
     for one in found:
         if as_json:
-            click.echo(json.dumps({"label": one.label, "proba": one.probabilities},
+            click.echo(json.dumps({"label": one.label, "proba": one.proba},
                                   ensure_ascii=False))  # fmt: skip
             continue
-        shares = sorted(one.probabilities.items(), key=lambda item: -item[1])
-        tail = "  ".join(f"{visible(name)} {share:.3f}" for name, share in shares)
+        ordered = sorted(one.proba.items(), key=lambda item: -item[1])
+        tail = "  ".join(f"{visible(name)} {proba:.3f}" for name, proba in ordered)
         click.echo(visible(one.label) + (f"\t{tail}" if tail else ""))
 
 
@@ -340,38 +331,39 @@ def _predict_corpus(
     from embedkit.cli.text import reasons_text
     from embedkit.corpus import CorpusReader, InputFile, plan_corpus
     from embedkit.dataset.store import is_dataset
-    from embedkit.prediction_files import write_answers
+    from embedkit.prediction_files import PredictedRecord, write_prediction_file
 
-    notify, reasons = notifier(quiet), ""
+    reasons = ""
     if is_dataset(corpus):
-        data, said = predictor.predict_stored(corpus)
-        stored = zip((int(row) for row in data.row), map(str, data.ids), said, strict=True)
-        count = write_answers(stored, predictor.names, out, as_json=as_json)
+        data, found = predictor.predict_stored(corpus)
+        stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
+        records: Iterable[PredictedRecord] = (PredictedRecord(*one) for one in stored)
+        count = write_prediction_file(records, predictor.names, out, as_json=as_json)
         rejected = int(data.manifest.totals["rejected"])
     else:
         plan = plan_corpus([InputFile.of(corpus)], reading)
         for notice in plan.notices:
-            if not notice.startswith("label column:"):  # what it is, is what is asked here
-                notify(notice)
+            if not notice.startswith("label column:"):  # the label is what is predicted
+                logger.info("%s", notice)
         reader = CorpusReader(plan)
-        count = write_answers(_answered(predictor, reader), predictor.names, out, as_json=as_json)
+        records = _predicted(predictor, reader)
+        count = write_prediction_file(records, predictor.names, out, as_json=as_json)
         rejected, reasons = reader.counts.n_rejected, reasons_text(reader.counts.rejected)
         if reader.counts.quote_notice:
-            notify(reader.counts.quote_notice)
+            logger.warning("%s", reader.counts.quote_notice)
     if not quiet:
         text = f"{count:,} texts predicted, {rejected:,} rejected{reasons}"
         click.echo(text + (f" → {visible(str(out))}" if out else ""), err=True)
     return EXIT_REJECTS if rejected else 0
 
 
-def _answered(predictor: Predictor, reader: CorpusReader) -> Iterator[Answer]:
-    """What a run says of every record, so many at a time that batches fill."""
-    from itertools import islice
-
+def _predicted(predictor: Predictor, reader: CorpusReader) -> Iterator[PredictedRecord]:
+    """The prediction for every record, in chunks that fill batches."""
     from embedkit.corpus import Record
+    from embedkit.prediction_files import PredictedRecord
 
     records = (item for item in reader if isinstance(item, Record))
-    while waiting := list(islice(records, _CHUNK)):
-        pairs = [str(r.text_pair) for r in waiting] if reader.plan.text_pair else None
-        said = predictor.predict([r.text for r in waiting], pairs)
-        yield from ((r.row, r.id, one) for r, one in zip(waiting, said, strict=True))
+    while chunk := list(islice(records, _CHUNK)):
+        pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
+        found = predictor.predict([r.text for r in chunk], pairs)
+        yield from (PredictedRecord(r.row, r.id, one) for r, one in zip(chunk, found, strict=True))

@@ -1,130 +1,128 @@
-"""Runs as text for people: what was just made, and what lies in a folder."""
+"""Runs as text for people: one that was just made, and one in a folder."""
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embedkit.cli.text import count_text, reasons_text, table_text
 from embedkit.display import bytes_text, duration_text, visible
+from embedkit.runs.content import (
+    FinetuneRun,
+    PredictionRun,
+    ProbeRun,
+    Run,
+    SimilarityRun,
+    TrainRun,
+    as_json,
+)
+from embedkit.runs.metrics import Score
 
 if TYPE_CHECKING:
     from embedkit.classifiers.probe import ProbeResult
     from embedkit.classifiers.train import TrainResult
     from embedkit.finetuning.folds import FinetuneResult
 
-__all__ = ["finetune_text", "probe_text", "run_info_text", "run_text"]
+__all__ = ["content_json", "finetune_text", "probe_text", "run_info_text", "run_text"]
 
-_PARTS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
+_SUBSETS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
+
+
+def content_json(result: TrainResult | ProbeResult | FinetuneResult) -> str:
+    """Return the content of a new run as one line of JSON, with its folder."""
+    return json.dumps({"out": str(result.out), **as_json(result.content)}, ensure_ascii=False)
 
 
 def run_text(result: TrainResult) -> str:
-    """Scores of a run beside the majority, with intervals, and where it is."""
+    """Return scores beside the majority's, with intervals, and where the run is."""
     content = result.content
-    learner, cost = content["learner"], content["cost"]
-    what = " + ".join(content["views"]) or learner["features"]
-    lines = [f"wrote {visible(str(result.out))}: {learner['classifier']} on {visible(what)}"]
-    lines.append(_scores_table(content))
-    if content["threshold"] is not None:
-        lines.append(_decision(content))
-    lines += _of_test_part(content)
-    count = content["records"]["folds"]
-    lines.append(
-        f"{count:,} records in folds, fitted in {cost['fit_seconds']:.1f} s; predictions of "
-        f"held-out records: {visible(str(result.out / 'predictions.parquet'))}"
-    )
-    return "\n".join(lines)
+    features = " + ".join(content.views) or content.features
+    return "\n".join([
+        f"wrote {visible(str(result.out))}: {content.estimator} on {visible(features)}",
+        _scores_table(content),
+        *_notes(content),
+        f"{content.records.folds:,} records in folds, fitted in {content.cost.fit_seconds:.1f} s; "
+        f"predictions of held-out records: {visible(str(result.out / 'predictions.parquet'))}",
+    ])  # fmt: skip
 
 
 def finetune_text(result: FinetuneResult) -> str:
-    """Scores of a fine-tuned run, what training cost, and where it is."""
+    """Return scores of a fine-tuned run, what training cost, and where it is."""
     content, out = result.content, visible(str(result.out))
-    cost, cut = content["cost"], content["truncated"]
-    epochs = sorted({round(epoch) for epoch in content["epochs"]})
-    lines = [
-        f"wrote {out}: {content['learner']['head']} head on "
-        f"{visible(content['dataset']['names']['model'])}, "
-        f"{count_text(len(content['models']), 'fold')}",
+    cost, cut, rejected = content.cost, content.truncated, content.dataset.rejected or {}
+    epochs = sorted({round(epoch) for epoch in content.epochs})
+    return "\n".join([
+        f"wrote {out}: {content.head} head on {visible(content.dataset.names.model)}, "
+        f"{count_text(len(content.models), 'fold')}",
         _scores_table(content),
-        f"{content['records']['folds']:,} records in folds, trained in "
-        f"{duration_text(cost['fit_seconds'])} on {cost['device']}, {cost['parameters']:,} "
+        f"{content.records.folds:,} records in folds, trained in "
+        f"{duration_text(cost.fit_seconds or 0)} on {cost.device}, {cost.parameters:,} "
         f"parameters; epoch kept: {', '.join(map(str, epochs))}",
-        f"cut at {cut['limit']} tokens: {cut['records']:,} texts, {cut['tokens']:,} of "
-        f"{cut['tokens_all']:,} tokens",
-    ]
-    if content["threshold"] is not None:
-        lines.append(_decision(content))
-    lines += _of_test_part(content)
-    if rejected := content["dataset"]["rejected"]:
-        lines.append(f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}")
-    lines.append(f"predictions of held-out records: {out}/predictions.parquet")
-    return "\n".join(lines)
+        f"cut at {cut.limit} tokens: {cut.records:,} texts, {cut.tokens:,} of "
+        f"{cut.tokens_all:,} tokens",
+        *_notes(content),
+        *([f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}"]
+          if rejected else []),
+        f"predictions of held-out records: {out}/predictions.parquet",
+    ])  # fmt: skip
 
 
-def _of_test_part(content: dict[str, Any]) -> list[str]:
-    test = content.get("test") or {}
-    count = content.get("records", {}).get("test")
-    lines = []
-    if rejected := test.get("rejected"):
-        lines.append(f"{rejected:,} records of the test part are rejected, {count:,} are predicted")
-    if known := test.get("known_texts"):
-        lines.append(f"{known:,} of the {count:,} test texts occur among the training texts too")
-    return lines
+def _notes(content: PredictionRun) -> Iterator[str]:
+    """The decision threshold, and what is to be known of a test set."""
+    if content.threshold is not None:
+        yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
+    test, count = content.test_set, content.records.test
+    if test and test.rejected:
+        yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
+    if test and test.seen_texts:
+        yield f"{test.seen_texts:,} of the {count:,} test texts occur among the training texts too"
 
 
-def _decision(content: dict[str, Any]) -> str:
-    label = visible(content["classes"][1])
-    return f"{label} is decided on from a probability of {content['threshold']:.3g} on"
-
-
-def _scores_table(content: dict[str, Any]) -> str:
+def _scores_table(content: PredictionRun) -> str:
     rows = [
         {
             "score": name,
-            "held out": _PARTS[part],
-            "value": _number(score["value"]),
-            "95 % interval": f"{_number(score['low'])} to {_number(score['high'])}",
-            "majority": _number(score["majority"]),
+            "held out": _SUBSETS[subset],
+            "value": _number(score.value),
+            "95 % interval": f"{_number(score.low)} to {_number(score.high)}",
+            "majority": _number(score.majority),
         }
-        for part, found in content["scores"].items()
+        for subset, found in content.scores.items()
         for name, score in found.items()
     ]
     return table_text(rows)
 
 
-def _number(value: float | None) -> str:
-    """Four digits; what is no number, such as the ROC-AUC of one class alone, is a dash."""
-    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
+def _number(value: float) -> str:
+    """Four digits; NaN, such as the ROC-AUC of one class alone, is a dash."""
+    return "–" if math.isnan(value) else f"{value:.4f}"
 
 
 def probe_text(result: ProbeResult) -> str:
-    """Every view with its score and controls, and what may honestly be reported."""
-    views = [asdict(view) for view in result.views]
-    nested = asdict(result.nested)
-    return "\n".join([
-        _probe_table(result.measure, views, result.random),
-        *_probe_verdict(result.measure, result.majority, nested),
-        f"{result.seconds:.0f} s; figure: {visible(str(result.out / 'figures/layers.png'))}",
-    ])  # fmt: skip
+    """Return every view with its score and controls, and the nested score."""
+    figure = visible(str(result.out / "figures/layers.png"))
+    return f"{_probe_text(result.content)}\n{result.content.cost.seconds:.0f} s; figure: {figure}"
 
 
-def run_info_text(path: Path, content: dict[str, Any]) -> str:
-    """What a finished run is, what came out, and what to do with it.
+def run_info_text(path: Path, content: Run) -> str:
+    """Return what a finished run is, its results, and how to open it.
 
     Args:
         path: its folder.
-        content: what its ``run.json`` says.
+        content: the content of its ``run.json``.
     """
-    lines = [f"{path}: a {content['kind']} run of embedkit {content['versions']['embedkit']}"]
+    lines = [f"{path}: a {content.kind} run of embedkit {content.versions['embedkit']}"]
     lines += [f"  {name:9}  {visible(text)}" for name, text in _facts(path, content) if text]
-    lines.append(_results(content))
-    if content.get("threshold") is not None:
-        lines.append(_decision(content))
-    lines += _of_test_part(content)
+    if isinstance(content, ProbeRun):
+        lines.append(_probe_text(content))
+    elif isinstance(content, SimilarityRun):
+        lines.append(_similarity_text(content))
+    elif isinstance(content, PredictionRun):
+        lines += [_scores_table(content), *_notes(content)]
     lines.append("open it:")
     where = shlex.quote(str(path))
     for name in ("predictions.parquet", "pairs.parquet"):
@@ -140,88 +138,87 @@ def run_info_text(path: Path, content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _facts(path: Path, content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     """Names and values of what a run was made from, as far as its kind has them."""
-    yield "command", content.get("command") or ""
-    if learner := content.get("learner"):
-        what = " + ".join(content.get("views") or []) if content["kind"] == "frozen" else ""
-        head = f", {learner['head']} head" if "head" in learner else ""
-        yield "learner", f"{learner['classifier']} on {what or learner['features']}{head}"
-    names = content.get("dataset", {}).get("names") or {"model": content["model"]["name"]}
-    if content.get("learner", {}).get("features") != "tfidf":
-        yield "model", str(names["model"]) + (f" at {r}" if (r := names.get("revision")) else "")
-    yield "input", ", ".join(names.get("inputs", []))
-    if split := content.get("split"):
-        kinds = [f"{name}," for name in ("stratified", "grouped") if split.get(name)]
+    yield "command", content.command or ""
+    if isinstance(content, PredictionRun | ProbeRun):
+        yield "estimator", content.estimator + _features(content)
+        names = content.dataset.names
+        if not (isinstance(content, TrainRun) and content.features == "tfidf"):
+            yield "model", names.model + (f" at {names.revision}" if names.revision else "")
+        yield "input", ", ".join(names.inputs)
+        split = content.split
+        kinds = [f"{name}," for name in ("stratified", "grouped") if getattr(split, name)]
         yield (
             "split",
-            (
-                f"{split['folds']} folds, {count_text(split['repeats'], 'deal')}, "
-                f"{' '.join([*kinds, 'seed'])} {split['seed']} ({split['fingerprint'][:12]})"
-            ),
+            f"{split.folds} folds, {count_text(split.repeats, 'repeat')}, "
+            f"{' '.join([*kinds, 'seed'])} {split.seed} ({split.fingerprint[:12]})",
         )
-    if "classes" in content:
-        yield "labels", ", ".join(content["classes"]) or "values"
-    parts = content.get("records", {})
-    yield "records", ", ".join(f"{count:,} {_PARTS.get(name, name)}"
-                               for name, count in parts.items() if count)  # fmt: skip
-    cost = content["cost"]
-    seconds = [f"{duration_text(cost[name])} {what}" for name, what in (
-        ("fit_seconds", "to fit all folds"), ("predict_seconds", "to predict"),
-        ("seconds", "in all")) if cost.get(name) is not None]  # fmt: skip
-    memory = cost.get("peak_memory_bytes")
-    parameters = cost.get("parameters")
-    yield "cost", ", ".join([
-        *seconds,
-        *([] if parameters is None else [f"{parameters:,} parameters"]),
-        *([] if memory is None else [f"{bytes_text(memory)} of memory"]),
-    ])  # fmt: skip
+    if isinstance(content, SimilarityRun):
+        yield "model", content.model.name
+        pairs = content.records
+        yield "records", f"{pairs.pairs:,} pairs, {pairs.rejected:,} rejected"
+    if isinstance(content, PredictionRun):
+        yield "labels", ", ".join(content.classes) or "values"
+        counts = {"in folds": content.records.folds, "test": content.records.test}
+        yield "records", ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    yield "cost", _cost(content)
     size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     yield "on disk", bytes_text(size)
-    yield "versions", ", ".join(f"{n} {v}" for n, v in content["versions"].items())
+    yield "versions", ", ".join(f"{n} {v}" for n, v in content.versions.items())
 
 
-def _results(content: dict[str, Any]) -> str:
-    if content["kind"] == "probe":
-        measure = content["measure"]
-        return "\n".join([
-            _probe_table(measure, content["views"], content["random_weights"]),
-            *_probe_verdict(measure, content["majority"], content["nested"]),
-        ])  # fmt: skip
-    if content["kind"] == "similarity":
-        names = ("spearman", "pearson")
-        return table_text([
-            {"view": one["view"]} | {name: _with_interval(one[name]) for name in names}
-            for one in content["agreement"]
-        ])  # fmt: skip
-    return _scores_table(content)
+def _features(content: PredictionRun | ProbeRun) -> str:
+    if isinstance(content, ProbeRun):
+        return " on every view"
+    head = f", {content.head} head" if isinstance(content, FinetuneRun) else ""
+    return f" on {' + '.join(content.views) or content.features}{head}"
 
 
-def _with_interval(score: dict[str, float | None]) -> str:
-    """A score as run.json holds it; a correlation of constant cosines is none."""
-    if score["value"] is None:
-        return "–"
-    return f"{score['value']:.4f} ({score['low']:.4f} to {score['high']:.4f})"
+def _cost(content: Run) -> str:
+    cost = content.cost
+    seconds = {"to fit all folds": cost.fit_seconds, "to predict": cost.predict_seconds,
+               "in all": cost.seconds}  # fmt: skip
+    known = [f"{duration_text(value)} {name}" for name, value in seconds.items()
+             if value is not None]  # fmt: skip
+    if cost.parameters is not None:
+        known.append(f"{cost.parameters:,} parameters")
+    if cost.peak_memory_bytes is not None:
+        known.append(f"{bytes_text(cost.peak_memory_bytes)} of memory")
+    return ", ".join(known)
 
 
-def _probe_table(measure: str, views: list[dict[str, Any]], random: dict[str, float]) -> str:
+def _similarity_text(content: SimilarityRun) -> str:
     return table_text([
-        {
-            "view": view["name"],
-            measure: f"{view['score']['value']:.4f}",
-            "95 % interval": f"{view['score']['low']:.4f} to {view['score']['high']:.4f}",
-            "shuffled labels": f"{view['shuffled']:.4f}",
-            **({"random weights": f"{random.get(view['name'], float('nan')):.4f}"}
-               if random else {}),
-            "chosen in folds": str(view["chosen"]),
-        }
-        for view in views
+        {"view": one.view, "spearman": _with_interval(one.spearman),
+         "pearson": _with_interval(one.pearson)}
+        for one in content.agreement
     ])  # fmt: skip
 
 
-def _probe_verdict(measure: str, majority: float, nested: dict[str, float]) -> list[str]:
-    return [
-        f"majority {majority:.4f}",
-        f"view chosen inside the folds: {measure} {nested['value']:.4f} "
-        f"({nested['low']:.4f} to {nested['high']:.4f}); report this, not the highest row",
+def _with_interval(score: Score) -> str:
+    """A score with its interval; a correlation of constant cosines is a dash."""
+    if math.isnan(score.value):
+        return "–"
+    return f"{score.value:.4f} ({score.low:.4f} to {score.high:.4f})"
+
+
+def _probe_text(content: ProbeRun) -> str:
+    random = content.random_weights
+    rows = [
+        {
+            "view": view.name,
+            content.metric: f"{view.score.value:.4f}",
+            "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
+            "shuffled labels": f"{view.shuffled:.4f}",
+            **({"random weights": f"{random.get(view.name, math.nan):.4f}"} if random else {}),
+            "chosen in folds": str(view.chosen),
+        }
+        for view in content.views
     ]
+    return "\n".join([
+        table_text(rows),
+        f"majority {content.majority:.4f}",
+        f"view chosen inside the folds: {content.metric} {_with_interval(content.nested)}; report "
+        "this, not the highest row",
+    ])  # fmt: skip

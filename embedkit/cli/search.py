@@ -9,23 +9,21 @@ from typing import Any, TypeVar
 
 import click
 
+from embedkit.choices import INDEX_KINDS, MAP_METHODS, MATCHES, PRECISIONS, SEARCH_METRICS
 from embedkit.cli.options import (
     dialect_options,
     model_options,
-    notifier,
     output_options,
     reading_of,
     show_progress,
 )
 from embedkit.display import visible
 from embedkit.errors import EXIT_REJECTS, UsageError
+from embedkit.types import ProgressCallback, no_progress
 
 __all__ = ["index", "map_", "search", "similarity", "words"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_METRICS = ["cosine", "dot", "euclid"]
-_INDEXES = ["flat", "hnsw", "ivf", "ivfpq"]
 
 
 def _view_options(command: F) -> F:
@@ -33,36 +31,37 @@ def _view_options(command: F) -> F:
     for option in reversed((
         click.option("--view", help="Stored view, such as mean_-1. [last mean]"),
         click.option("--metric", default="cosine", show_default=True,
-                     type=click.Choice(_METRICS)),
+                     type=click.Choice(SEARCH_METRICS), help="How near two vectors are."),
         click.option("--center", is_flag=True,
-                     help="Take the mean of the dataset away first: raw BERT vectors all point "
-                     "one way."),
-        click.option("--whiten", is_flag=True, help="Also give all directions one variance."),
-        click.option("--threads", type=click.IntRange(min=1), help="[cores]"),
+                     help="Subtract the mean of the dataset first: all vectors of a raw BERT point "
+                     "in similar directions."),
+        click.option("--whiten", is_flag=True, help="Center, and scale all directions alike."),
+        click.option("--threads", type=click.IntRange(min=1),
+                     help="Number of threads. [number of cores]"),
     )):  # fmt: skip
         command = option(command)
     return command
 
 
-def _isotropy(center: bool, whiten: bool) -> str | None:
+def _whitening(center: bool, whiten: bool) -> str | None:
     if center and whiten:
-        raise UsageError("give --center or --whiten: whitening centres too.")
+        raise UsageError("give --center or --whiten: whitening centers too.")
     return "center" if center else "whiten" if whiten else None
 
 
 @contextmanager
-def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error, told what is being done, how much is done, and of how much."""
+def _progress(show: bool) -> Iterator[ProgressCallback]:
+    """A progress bar on standard error."""
     if not show:
-        yield lambda *_: None
+        yield no_progress
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(
-            task, description=what, completed=done, total=total
+        yield lambda state: bar.update(
+            task, description=state.stage, completed=state.done, total=state.total
         )
 
 
@@ -75,18 +74,33 @@ def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
 )
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.argument("query", required=False)
-@click.option("-k", "k", default=10, show_default=True, type=int, help="How many to find.")
-@click.option("--queries", type=click.Path(path_type=Path), help="File of queries, one a line.")
-@click.option("--like", type=int, multiple=True, metavar="ROW", help="Records like a stored one.")
+@click.option(
+    "-k", "k", default=10, show_default=True, type=int, help="Number of results for each query."
+)
+@click.option("--queries", type=click.Path(path_type=Path), help="File of queries, one per line.")
+@click.option(
+    "--like", type=int, multiple=True, metavar="ROW", help="Find records like a stored one."
+)
 @click.option("--vector", type=click.Path(path_type=Path), help=".npy file of query vectors.")
 @_view_options
-@click.option("--where", help="Condition on the columns, as in SQL: \"label = '1'\".")
-@click.option("--keep-duplicates", is_flag=True, help="Give repeated texts too.")
-@click.option("--index", "kind", type=click.Choice(_INDEXES), help="Ask an index, not all records.")
-@click.option("--recall", type=float, help="With --index: as exact as this, as it was tuned.")
-@click.option("--prefix", help='Before the query, such as "query: ". [the dataset\'s own]')
-@click.option("--model", help="Where the checkpoint is now. [the name it had]")
-@click.option("--device", default="auto", show_default=True)
+@click.option("--where", help="SQL condition on the columns: \"label = '1'\".")
+@click.option("--keep-duplicates", is_flag=True, help="Return repeated texts too.")
+@click.option(
+    "--index",
+    "kind",
+    type=click.Choice(INDEX_KINDS),
+    help="Search an index instead of all records.",
+)
+@click.option(
+    "--recall",
+    type=float,
+    help="With --index: the fastest setting that reached this recall in tuning.",
+)
+@click.option("--prefix", help='Put before the query, such as "query: ". [the dataset\'s own]')
+@click.option(
+    "--model", help="Checkpoint that made the dataset, if it has moved. [the name it had]"
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1.")
 @click.option("--tsv", "as_tsv", is_flag=True, help="Print tab-separated lines.")
 @output_options
 def search(
@@ -97,8 +111,8 @@ def search(
 ) -> None:  # fmt: skip
     """Find the nearest texts of a dataset.
 
-    DATASET is a folder that extract wrote; QUERY some words. All records are looked at, unless an
-    index is asked. Repeated texts are given once.
+    DATASET is a folder that extract wrote, QUERY a text. Search is exact unless --index is given.
+    Repeated texts are returned once.
     """
     from embedkit.cli.search_text import answers_data, answers_text, answers_tsv
     from embedkit.cli.text import json_text
@@ -108,20 +122,19 @@ def search(
     if sum(given) != 1:
         raise UsageError("give a QUERY, or --queries FILE, or --like ROW, or --vector FILE.")
     if recall is not None and kind is None:
-        raise UsageError("--recall needs --index; without one all records are looked at.")
-    isotropy = _isotropy(center, whiten)
+        raise UsageError("--recall needs --index; without one search is exact.")
+    whitening = _whitening(center, whiten)
     finder = None
     if kind is not None:
         from embedkit.dataset.store import load
         from embedkit.search.index import open_index
 
-        finder = open_index(load(dataset, view), kind=kind, metric=metric, isotropy=isotropy,
+        finder = open_index(load(dataset, view), kind=kind, metric=metric, whitening=whitening,
                             recall=recall, threads=threads)  # fmt: skip
     with _progress(show_progress(None, quiet)) as progress:
         searcher = Searcher(
-            dataset, view=view, metric=metric, isotropy=isotropy, threads=threads, finder=finder,
-            notify=notifier(quiet), progress=lambda done, total: progress("searching", done, total),
-            **settings,
+            dataset, view=view, metric=metric, whitening=whitening, threads=threads, finder=finder,
+            progress=progress, **settings,
         )  # fmt: skip
         if like:
             answers = searcher.like(like, k=k)
@@ -149,29 +162,35 @@ def search(
     "--kind",
     default="hnsw",
     show_default=True,
-    type=click.Choice(_INDEXES),
-    help="flat: exact; hnsw: quick, in memory; ivf: on disk; ivfpq: compressed.",
+    type=click.Choice(INDEX_KINDS),
+    help="flat: exact; hnsw: fastest, in memory; ivf: on disk; ivfpq: compressed.",
 )
 @_view_options
 @click.option("--tune", is_flag=True, help="Measure recall@10 and speed on held-out records.")
 @click.option(
-    "--recall", type=float, help="Use the quickest setting that reaches it; tunes. [0.95]"
+    "--recall", type=float, help="Use the fastest setting that reaches it; implies --tune. [0.95]"
 )
-@click.option("--seed", default=0, show_default=True, type=int)
-@click.option("--overwrite", is_flag=True, help="Build it again.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=int,
+    help="Seed of the sample of held-out and training records.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing index.")
 @output_options
 def index(
     dataset: Path, center: bool, whiten: bool, as_json: bool, quiet: bool, verbose: bool,
     **settings: Any,
 ) -> None:  # fmt: skip
-    """Build an index of a view for quick search, and save it beside the dataset."""
+    """Build an index of a view for approximate search, and save it beside the dataset."""
     from embedkit.cli.search_text import index_text
     from embedkit.cli.text import json_text, plain
     from embedkit.search.index import build_index
 
     with _progress(show_progress(None, quiet)) as progress:
-        info = build_index(dataset, isotropy=_isotropy(center, whiten), progress=progress,
-                           notify=notifier(quiet), **settings)  # fmt: skip
+        info = build_index(dataset, whitening=_whitening(center, whiten), progress=progress,
+                           **settings)  # fmt: skip
     if as_json:
         click.echo(json_text(plain(info)))
     elif not quiet:
@@ -180,7 +199,7 @@ def index(
 
 def _reading_options(command: F) -> F:
     """Options that say how a file of pairs or sentences is read."""
-    limit = click.option("--limit", type=int, help="Only the first so many records.")
+    limit = click.option("--limit", type=int, help="Read only the first N records.")
     identity = click.option("--id", help="Column of the id. [guessed; else row numbers]")
     return identity(dialect_options(limit(command)))
 
@@ -193,18 +212,23 @@ def _reading_options(command: F) -> F:
 @click.argument("corpus", type=click.Path(path_type=Path))
 @click.option("--text", required=True, help="Column of the first text.")
 @click.option("--text-pair", required=True, help="Column of the second text.")
-@click.option("--score", help="Column of the score that people gave.")
+@click.option("--score", help="Column of the gold score.")
 @click.option("--layers", default="all", show_default=True, help="As for extract.")
-@click.option("--pooling", default="cls,mean,max", show_default=True)
+@click.option(
+    "--pooling",
+    default="cls,mean,max",
+    show_default=True,
+    help="Of cls, mean, max, pooler; several with commas.",
+)
 @click.option("--special-tokens", default="include", show_default=True,
               type=click.Choice(["include", "exclude"]),
               help="Whether mean and max count [CLS] and [SEP].")  # fmt: skip
 @click.option("--prefix", default="", help='Put before every text, such as "query: ".')
 @click.option("--max-length", type=int, help="Tokens per text. [what the checkpoint states]")
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]))
+@click.option("--precision", type=click.Choice(PRECISIONS), help="As for extract.")
 @click.option("--out", type=click.Path(path_type=Path),
               help="Folder for the cosines, the table and the figure.")  # fmt: skip
-@click.option("--overwrite", is_flag=True)
+@click.option("--overwrite", is_flag=True, help="Replace existing output.")
 @_reading_options
 @model_options
 @output_options
@@ -225,7 +249,7 @@ def similarity(
     with _progress(show_progress(None, quiet)) as progress:
         found = compare(
             corpus, poolings=pooling.split(","), special_tokens=special_tokens == "include",
-            reading=reading, notify=notifier(quiet), progress=progress, **settings,
+            reading=reading, progress=progress, **settings,
         )  # fmt: skip
     click.echo(json_text(similarity_data(found)) if as_json else similarity_text(found))
     return EXIT_REJECTS if found.rejected else 0
@@ -244,22 +268,26 @@ def similarity(
     "--match",
     default="word",
     show_default=True,
-    type=click.Choice(["word", "start", "anywhere"]),
+    type=click.Choice(MATCHES),
     help="word: whole words, of Hangul with particles; start: longer words too.",
 )
 @click.option("--layer", help="Layer or combination for clusters, such as -1. [the last]")
 @click.option("--view", help="The same, as views are named: the layer of mean_-1.")
 @click.option("--layers", default="all", show_default=True, help="Of --text and --marked.")
-@click.option("--clusters", type=click.IntRange(min=1), help="[as the uses ask for]")
+@click.option(
+    "--clusters", type=click.IntRange(min=1), help="Number of clusters. [chosen by the silhouette]"
+)
 @click.option("--sense", help="Column with the known sense of each record.")
 @click.option("--marked", type=click.Path(path_type=Path),
-              help="File of sentence pairs with a word marked as [word].")  # fmt: skip
-@click.option("--columns", help="Columns of the two sentences in --marked, with a comma.")
-@click.option("--label", help="Column that says whether the sense is the same (true or false).")
+              help="File of word-in-context pairs, with the word marked as [word].")  # fmt: skip
+@click.option("--columns", help="Columns of the two sentences of --marked, separated by a comma.")
+@click.option("--label", help="Column with the label, true where the sense is the same.")
 @click.option("--train", type=click.Path(path_type=Path),
-              help="Marked pairs to learn the threshold of every layer from.")  # fmt: skip
+              help="Word-in-context pairs to fit the threshold of every layer on.")  # fmt: skip
 @click.option("--prefix", default="", help='Put before every sentence, such as "query: ".')
-@click.option("--seed", default=0, show_default=True, type=int)
+@click.option(
+    "--seed", default=0, show_default=True, type=int, help="Seed of samples and of the bootstrap."
+)
 @_reading_options
 @model_options
 @output_options
@@ -269,8 +297,8 @@ def words(
 ) -> int:  # fmt: skip
     """Compare the uses of a word.
 
-    WHAT is DATASET WORD, or WORD with sentences in --text. With --marked pairs of sentences are
-    compared instead. A dataset needs word or token vectors (extract --words or --tokens).
+    WHAT is DATASET WORD, or WORD with sentences in --text. With --marked, word-in-context pairs
+    are compared instead. A dataset needs word or token vectors (extract --words or --tokens).
     """
     from embedkit.cli.search_text import marked_data, marked_text, words_data, words_text
     from embedkit.cli.text import json_text
@@ -278,22 +306,22 @@ def words(
     if marked is not None:
         if what or texts:
             raise UsageError("--marked FILE goes without WORD and --text.")
-        pairs, test = _marked(marked, quiet, settings)
+        pairs, test = _marked(marked, settings)
         click.echo(json_text(marked_data(pairs, test)) if as_json else marked_text(pairs, test))
         return EXIT_REJECTS if pairs.rejected or pairs.unmarked or pairs.cut else 0
-    report = _uses(what, texts, quiet, settings)
+    report = _uses(what, texts, settings)
     click.echo(json_text(words_data(report)) if as_json else words_text(report))
     return 0
 
 
-def _load_encoder(quiet: bool, settings: dict[str, Any]) -> Any:
+def _load_encoder(settings: dict[str, Any]) -> Any:
     from embedkit.encoding.encoder import Encoder
 
     names = ("model", "revision", "offline", "device")
-    return Encoder.load(**{name: settings[name] for name in names}, notify=notifier(quiet))
+    return Encoder.load(**{name: settings[name] for name in names})
 
 
-def _marked(marked: Path, quiet: bool, settings: dict[str, Any]) -> tuple[Any, Any]:
+def _marked(marked: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
     from embedkit.encoding.views import parse_layers
     from embedkit.words.wic import evaluate, marked_pairs
 
@@ -301,8 +329,8 @@ def _marked(marked: Path, quiet: bool, settings: dict[str, Any]) -> tuple[Any, A
     if len(columns) != 2:
         raise UsageError("--marked needs --columns FIRST,SECOND, the columns of the sentences.")
     if settings["train"] is not None and settings["label"] is None:
-        raise UsageError("--train needs --label COLUMN, which says whether the sense is the same.")
-    encoder = _load_encoder(quiet, settings)
+        raise UsageError("--train needs --label COLUMN, true where the sense is the same.")
+    encoder = _load_encoder(settings)
     layers = parse_layers(settings["layers"], n_layers=encoder.n_layers)
     names = ("format", "encoding", "quoting", "no_header", "unicode", "limit", "id")
     reading = reading_of({name: settings[name] for name in names})
@@ -310,7 +338,7 @@ def _marked(marked: Path, quiet: bool, settings: dict[str, Any]) -> tuple[Any, A
     def read(path: Path) -> Any:
         return marked_pairs(path, encoder, layers, text=columns[0], text_pair=columns[1],
                             label=settings["label"], prefix=settings["prefix"],
-                            notify=notifier(quiet), reading=reading)  # fmt: skip
+                            reading=reading)  # fmt: skip
 
     pairs = read(marked)
     if settings["train"] is None:
@@ -318,11 +346,10 @@ def _marked(marked: Path, quiet: bool, settings: dict[str, Any]) -> tuple[Any, A
     return pairs, evaluate(read(settings["train"]), pairs, seed=settings["seed"])
 
 
-def _uses(
-    what: tuple[str, ...], texts: tuple[str, ...], quiet: bool, settings: dict[str, Any]
-) -> Any:
+def _uses(what: tuple[str, ...], texts: tuple[str, ...], settings: dict[str, Any]) -> Any:
     from embedkit.encoding.views import parse_layers, parse_view
-    from embedkit.words.uses import describe_uses, uses_in_dataset, uses_in_texts
+    from embedkit.words.describe import describe_uses
+    from embedkit.words.uses import uses_in_dataset, uses_in_texts
 
     if len(what) != (1 if texts else 2):
         raise UsageError("give DATASET WORD, or WORD with sentences in --text, or --marked FILE.")
@@ -330,7 +357,7 @@ def _uses(
         raise UsageError("give --layer or --view: both name the layer.")
     word = what[-1]
     if texts:
-        encoder = _load_encoder(quiet, settings)
+        encoder = _load_encoder(settings)
         layers = parse_layers(settings["layers"], n_layers=encoder.n_layers)
         n_layers = encoder.n_layers
         found = uses_in_texts(encoder, texts, word, layers, match=settings["match"],
@@ -359,27 +386,34 @@ def _uses(
 @click.argument("dataset", type=click.Path(path_type=Path))
 @click.option("--view", help="Stored view, such as mean_-1. [last mean]")
 @click.option("--out", help="Name of the files without .html and .png. [DATASET.map]")
-@click.option("--method", default="pca", show_default=True, type=click.Choice(["pca", "umap"]))
+@click.option(
+    "--method",
+    default="pca",
+    show_default=True,
+    type=click.Choice(MAP_METHODS),
+    help="umap needs: pip install umap-learn.",
+)
 @click.option("--color", help="Column whose values give the colours. [label]")
 @click.option("--limit", default=100_000, show_default=True, type=int,
-              help="At most so many records, drawn at random.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=int)
+              help="Largest number of records; of more a random sample is shown.")  # fmt: skip
+@click.option(
+    "--seed", default=0, show_default=True, type=int, help="Seed of the sample and of UMAP."
+)
 @click.option("--projector", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Write the files of the TensorBoard projector there instead.")  # fmt: skip
-@click.option("--overwrite", is_flag=True)
+@click.option("--overwrite", is_flag=True, help="Replace existing output.")
 @output_options
 def map_(
     dataset: Path, out: str | None, method: str, color: str | None, projector: Path | None,
     as_json: bool, quiet: bool, verbose: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    """Draw a view in two dimensions: a figure, and an HTML page to look around in."""
+    """Draw a view in two dimensions: a figure and an interactive HTML page."""
     from embedkit.cli.search_text import map_text
     from embedkit.cli.text import json_text, plain
     from embedkit.projection import draw_map, export_projector
 
-    notify = notifier(quiet)
     if projector is not None:
-        count = export_projector(dataset, projector, notify=notify, **settings)
+        count = export_projector(dataset, projector, **settings)
         if as_json:
             click.echo(json_text({"projector": str(projector), "points": count}))
         elif not quiet:
@@ -387,7 +421,7 @@ def map_(
                        f"them: tensorboard --logdir {visible(str(projector))}")  # fmt: skip
         return
     where = out or f"{dataset.resolve().name}.map"
-    found = draw_map(dataset, out=where, method=method, color=color, notify=notify, **settings)
+    found = draw_map(dataset, out=where, method=method, color=color, **settings)
     if as_json:
         click.echo(json_text(plain(found)))
     elif not quiet:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from embedkit.search.index import IndexInfo
     from embedkit.search.searcher import Answer, Hit
     from embedkit.sts import PairSimilarity
-    from embedkit.words.uses import Use, WordReport
+    from embedkit.words.describe import WordReport
+    from embedkit.words.uses import Use
     from embedkit.words.wic import MarkedPairs, SenseTest
 
 __all__ = ["answers_data", "answers_text", "answers_tsv", "field", "index_text", "map_text",
@@ -58,12 +59,14 @@ def index_text(info: IndexInfo, folder: str) -> str:
     made = ", ".join(f"{name} {value}" for name, value in info.parameters.items())
     lines = [
         f"{visible(folder)}: {info.kind} index of {info.records:,} × {info.width} ({info.view}, "
-        f"{info.metric}{f', {info.isotropy}' * bool(info.isotropy)}), "
+        f"{info.metric}{f', {info.whitening}' * bool(info.whitening)}), "
         f"{bytes_text(info.nbytes)}, in {duration_text(info.seconds)}"
         + (f"; {made}" if made else "")
     ]
     if info.curve:
-        name = {"hnsw": "efSearch", "flat": "setting"}.get(info.kind, "nprobe")
+        from embedkit.search.kinds import KINDS
+
+        name = KINDS[info.kind].effort or "setting"
         lines.append(table_text([
             {
                 name: point.setting,
@@ -139,7 +142,7 @@ def words_text(report: WordReport) -> str:
     """Uses, how alike they are, their clusters, other words, and all layers."""
     count = f"{count_text(len(report.uses), 'use')} of {visible(report.word)}, layer {report.layer}"
     if report.skipped:
-        count += f"; {report.skipped:,} more stand where the text was cut"
+        count += f"; {report.skipped:,} more are in parts of texts that were cut"
     lines = [count]
     if len(report.uses) <= _MATRIX:
         lines.append(table_text([
@@ -220,7 +223,7 @@ def map_text(found: MapResult) -> str:
     )
     held = ""
     if found.explained is not None:
-        held = f"; its axes hold {sum(found.explained):.0%} of the variance"
+        held = f"; its axes explain {sum(found.explained):.0%} of the variance"
     labels = ", ".join(f"{name} {n:,}" for name, n in found.labels[:8])
     return visible(
         f"{found.html} and {found.png}: {count}, {found.view} by {found.method.upper()}{held}\n"

@@ -37,7 +37,7 @@ def _joined(
     if table.rows[0].test:
         parts += ["Test part:", draw([_test_cells(row) for row in table.rows])]
     parts += [
-        f"Differences in {table.measure} with 95 % intervals"
+        f"Differences in {table.metric} with 95 % intervals"
         + (f"; p of McNemar's test after Holm's correction for {table.tests} tests:"
            if table.agreement else ":"),
         draw([_difference_cells(table, row) for row in table.rows]),
@@ -48,15 +48,15 @@ def _joined(
 
 
 def _score_cells(table: Comparison, row: Row) -> dict[str, str]:
-    names = [table.measure, *(name for name in row.scores if name != table.measure)]
+    names = [table.metric, *(name for name in row.scores if name != table.metric)]
     return {
         "method": visible(row.name),
-        **{_named(n): _interval(row.scores[n], both=n == table.measure) for n in names},
+        **{_named(n): _interval(row.scores[n], both=n == table.metric) for n in names},
     }
 
 
-def _named(measure: str) -> str:
-    return measure + (" ↓" if measure in LOWER_IS_BETTER else "")
+def _named(metric: str) -> str:
+    return metric + (" ↓" if metric in LOWER_IS_BETTER else "")
 
 
 def _test_cells(row: Row) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Several runs as one: the mean of their probabilities, or a model stacked on them.
+"""Blend several runs: the mean of their probabilities, or a model stacked on them.
 
 The stacked model is a logistic regression (for values: a ridge regression) on the log-odds of the
 runs. For the records of a fold it is fitted on the out-of-fold predictions of the other folds, so
@@ -9,123 +9,83 @@ this second-order dependence, which a model of so few weights can hardly use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embedkit import fsio
-from embedkit.comparison.load import Outcome, Records
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.choices import BLENDS, check_choice
+from embedkit.errors import OutputExistsError, UsageError
+from embedkit.predict import predictions_of
+from embedkit.prediction_files import (
+    PredictedRecord,
+    file_format,
+    read_prediction_files,
+    write_prediction_file,
+)
 from embedkit.runs.metrics import best_threshold
-from embedkit.runs.splits import TEST
+from embedkit.runs.predictions import Predictions, decide, fold_names
+from embedkit.types import Float64, Int64
 
-__all__ = ["BLENDS", "Blend", "blend", "read_answers", "write_blend"]
+__all__ = ["Blend", "blend", "write_blend"]
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-BLENDS = ("mean", "stacked")
 _TINY = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blend:
-    """Several runs made one.
+    """Several runs blended.
 
     Attributes:
-        outcome: what it says of the records.
-        runs: how many runs it is made of.
-        threshold: from which probability of the second class on it decides for that class, learnt
-            on all out-of-fold predictions; ``None``: it decides for the likeliest class.
-        apply: outputs of the runs for other records, in the order of the runs → blended output.
+        name: its name in tables.
+        predictions: for the records of the runs.
+        runs: number of runs.
+        threshold: probability from which the second of two classes is predicted, chosen on all
+            out-of-fold predictions; ``None``: the likeliest class is predicted.
+        apply: probabilities of the runs for other records, in the order of the runs → blended ones.
     """
 
-    outcome: Outcome
+    name: str
+    predictions: Predictions
     runs: int
     threshold: float | None
-    apply: Callable[[Sequence[Floats]], Floats]
-
-    def decide(self, output: Floats) -> NDArray[Any]:
-        """``(n,)`` class numbers of probabilities ``(n, classes)``; values stay what they are."""
-        return _decide(output, self.threshold)
+    apply: Callable[[Sequence[Float64]], Float64]
 
 
-def blend(kind: str, records: Records, outcomes: Sequence[Outcome], *, cut: bool = False) -> Blend:
+def blend(kind: str, runs: Sequence[Predictions], *, choose_threshold: bool = False) -> Blend:
     """Blend runs.
 
     Args:
-        kind: one of :data:`BLENDS`.
-        records: what they predicted.
-        outcomes: their predictions.
-        cut: choose a threshold for two classes, for every fold on the other folds.
+        kind: one of :data:`~embedkit.choices.BLENDS`.
+        runs: predictions of each run, for the same records.
+        choose_threshold: choose a threshold for two classes, for every fold on the other folds.
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: the kind is unknown.
     """
-    if kind not in BLENDS:
-        raise UsageError(f"--blend {kind}: expected {' or '.join(BLENDS)}.")
-    outputs = [outcome.output for outcome in outcomes]
-    apply: Callable[[Sequence[Floats]], Floats] = _mean
-    output = _mean(outputs)
-    if kind == "stacked":
-        output, apply = _stack(records, outputs)
+    check_choice(BLENDS, blend=kind)
+    proba, apply = _BLENDS[kind](runs)
+    blended = runs[0].with_proba(proba)
     threshold = None
-    decided = _decide(output, None)
-    if cut and len(records.classes) == 2:
-        decided, threshold = _decide_by_fold(records, output)
-    return Blend(Outcome(f"blend: {kind}", output, decided), len(outputs), threshold, apply)
-
-
-def read_answers(paths: Sequence[Path], classes: Sequence[str]) -> tuple[Any, list[Floats]]:
-    """Files that ``embedkit predict`` wrote for the same corpus.
-
-    Returns:
-        A table of ``row`` and ``id``, and the probabilities ``(n, classes)`` of each file.
-
-    Raises:
-        UsageError: a file is missing or has no probabilities of these classes.
-        MismatchError: the files are about other records.
-    """
-    first: Any = None
-    outputs = []
-    for path in paths:
-        table = _answer_table(path)
-        names = ["row", "id", *(f"proba_{name}" for name in classes)]
-        missing = [name for name in names if name not in table.column_names]
-        if missing:
-            raise UsageError(
-                f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
-                ".tsv or .parquet file, without --label-names."
-            )
-        about = table.select(["row", "id"])
-        if first is not None and not about.equals(first):
-            raise MismatchError(
-                f"{path} is about other records than {paths[0]}. Predict the same corpus by every "
-                "run."
-            )
-        first = about
-        outputs.append(np.stack([table[n].to_numpy() for n in names[2:]], axis=1))
-    return first, outputs
+    if choose_threshold and len(blended.classes) == 2:
+        y_pred, threshold = _decide_by_fold(blended)
+        blended = blended.with_proba(proba, y_pred)
+    return Blend(f"blend: {kind}", blended, len(runs), threshold, apply)
 
 
 def write_blend(
     made: Blend,
-    records: Records,
     out: Path,
     *,
     answers: Sequence[Path] = (),
     overwrite: bool = False,
 ) -> int:
-    """Write blended labels and probabilities, of the split's records or of new ones.
+    """Write blended labels and probabilities, of the runs' records or of new ones.
 
     Args:
         made: the blend.
-        records: what it was made on.
-        out: ``.tsv`` or ``.parquet`` file.
+        out: ``.tsv``, ``.jsonl`` or ``.parquet`` file.
         answers: what ``predict`` wrote of new records, one file per run, in the order of the runs.
         overwrite: replace the file.
 
@@ -136,153 +96,102 @@ def write_blend(
         UsageError: the file has another ending, the runs predict values, or an answer is unusable.
         OutputExistsError: the file exists.
     """
-    import pyarrow as pa
-
-    if out.suffix not in (".tsv", ".parquet"):
-        raise UsageError(f"--write-blend {out}: expected a name ending in .tsv or .parquet.")
+    file_format(out, name="write_blend")
     if out.exists() and not overwrite:
-        raise OutputExistsError(f"{out} exists. Choose another name, or give --overwrite.")
-    if answers and not records.classes:
-        raise UsageError("--answers needs runs that predict labels; these predict values.")
+        raise OutputExistsError(f"{out} exists. Choose another name, or pass overwrite=True.")
+    classes = made.predictions.classes
+    if answers and not classes:
+        raise UsageError("answers= needs runs that predict labels; these predict values.")
     if answers and len(answers) != made.runs:
         raise UsageError(
-            f"--answers is given {len(answers)} times for {made.runs} runs. Give one file for "
-            "every run, in their order."
+            f"answers= has {len(answers)} files for {made.runs} runs. Give one file for every run, "
+            "in their order."
         )
-    if answers:
-        about, outputs = read_answers(answers, records.classes)
-        columns = {"row": about["row"], "id": about["id"]}
-        output = made.apply(outputs)
-        decided = made.decide(output)
-    else:
-        chosen = np.concatenate([records.first, records.test])
-        columns = {
-            "row": pa.array(records.row[chosen]),
-            "id": pa.array([records.ids[i] for i in chosen]),
-            "fold": pa.array(["test" if f == TEST else str(f) for f in records.fold[chosen]]),
-        }
-        output, decided = made.outcome.output[chosen], made.outcome.decided[chosen]
-    if records.classes:
-        columns["label"] = pa.array([records.classes[i] for i in decided])
-        for i, name in enumerate(records.classes):
-            columns[f"proba_{name}"] = pa.array(output[:, i])
-    else:
-        columns["value"] = pa.array(output)
-    _write(pa.table(columns), out)
-    return len(output)
+    records = _new_records(made, answers) if answers else _own_records(made.predictions)
+    return write_prediction_file(records, classes, out, folds=not answers)
 
 
-def _mean(outputs: Sequence[Floats]) -> Floats:
-    return np.asarray(np.mean(np.stack(outputs), axis=0), np.float64)
+def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
+    classes = made.predictions.classes
+    rows, ids, found = read_prediction_files(answers, classes)
+    proba = made.apply(found)
+    y_pred = decide(proba, threshold=made.threshold)
+    for row, identifier, one in zip(rows, ids, predictions_of(proba, y_pred, classes), strict=True):
+        yield PredictedRecord(row, identifier, one)
 
 
-def _stack(
-    records: Records, outputs: Sequence[Floats]
-) -> tuple[Floats, Callable[[Sequence[Floats]], Floats]]:
-    X = _features(outputs)
-    result = np.empty_like(outputs[0])
-    for repeat in np.unique(records.repeat[records.held]):
-        here = (records.repeat == repeat) & (records.fold != TEST)
-        for fold in np.unique(records.fold[here]):
-            held = here & (records.fold == fold)
-            known = here & ~held
-            result[held] = _fitted(records, X, known)(X[held])
-    whole = _fitted(records, X, records.fold != TEST)
+def _own_records(predictions: Predictions) -> Iterator[PredictedRecord]:
+    p = predictions.take(np.concatenate([predictions.first_repeat, predictions.test]))
+    made = predictions_of(p.proba, p.y_pred, p.classes)
+    for row, identifier, fold, one in zip(p.row, p.ids, fold_names(p.fold), made, strict=True):
+        yield PredictedRecord(int(row), identifier, one, fold)
+
+
+_Blended = tuple[Float64, Callable[[Sequence[Float64]], Float64]]
+
+
+def _mean(runs: Sequence[Predictions]) -> _Blended:
+    def apply(proba: Sequence[Float64]) -> Float64:
+        return np.asarray(np.mean(np.stack(proba), axis=0), np.float64)
+
+    return apply([run.proba for run in runs]), apply
+
+
+def _stacked(runs: Sequence[Predictions]) -> _Blended:
+    records = runs[0]
+    X = _features([run.proba for run in runs])
+    result = np.empty_like(records.proba)
+    for train, test in records.folds():
+        result[test] = _fitted(records, X, train)(X[test])
+    whole = _fitted(records, X, records.out_of_fold)
     if len(records.test):
         result[records.test] = whole(X[records.test])
-    return result, lambda given: whole(_features(given))
+    return result, lambda proba: whole(_features(proba))
 
 
-def _fitted(records: Records, X: Floats, known: NDArray[np.bool_]) -> Callable[[Floats], Floats]:
+_BLENDS: dict[str, Callable[[Sequence[Predictions]], _Blended]] = {
+    "mean": _mean,
+    "stacked": _stacked,
+}
+
+
+def _fitted(records: Predictions, X: Float64, train: Int64) -> Callable[[Float64], Float64]:
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     if not records.classes:
-        values = make_pipeline(StandardScaler(), Ridge()).fit(X[known], records.y[known])
+        values = make_pipeline(StandardScaler(), Ridge()).fit(X[train], records.y[train])
         return lambda given: np.asarray(values.predict(given), np.float64)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
-    model.fit(X[known], records.y[known])
-    there = model[-1].classes_  # a rare class may be missing from the other folds
+    model.fit(X[train], records.y[train])
+    known = model[-1].classes_  # a rare class may be missing from the other folds
 
-    def apply(given: Floats) -> Floats:
+    def apply(given: Float64) -> Float64:
         found = np.zeros((len(given), len(records.classes)))
-        found[:, there] = model.predict_proba(given)
+        found[:, known] = model.predict_proba(given)
         return found
 
     return apply
 
 
-def _features(outputs: Sequence[Floats]) -> Floats:
+def _features(proba: Sequence[Float64]) -> Float64:
     """Log-odds of every class but the last against it, of every run side by side."""
-    if outputs[0].ndim == 1:
-        return np.stack(outputs, axis=1)
-    logs = [np.log(np.clip(output, _TINY, 1)) for output in outputs]
+    if proba[0].ndim == 1:
+        return np.stack(proba, axis=1)
+    logs = [np.log(np.clip(one, _TINY, 1)) for one in proba]
     return np.concatenate([log[:, :-1] - log[:, -1:] for log in logs], axis=1)
 
 
-def _decide(output: Floats, threshold: float | None) -> NDArray[Any]:
-    if output.ndim == 1:
-        return output
-    if threshold is None:
-        return np.asarray(output.argmax(1), np.int64)
-    return (output[:, 1] >= threshold).astype(np.int64)
+def _decide_by_fold(p: Predictions) -> tuple[Int64, float]:
+    """Predicted classes by thresholds chosen on the other folds, and the one chosen on all."""
+    y_pred = np.empty(len(p.y), np.int64)
+    for train, test in p.folds():
+        y_pred[test] = decide(p.proba[test], threshold=_best(p, train))
+    threshold = _best(p, p.out_of_fold)
+    y_pred[p.test] = decide(p.proba[p.test], threshold=threshold)
+    return y_pred, threshold
 
 
-def _decide_by_fold(records: Records, output: Floats) -> tuple[Integers, float]:
-    """Decisions with a threshold learnt on the other folds, and the one learnt on all."""
-    decided = np.empty(len(output), np.int64)
-    for repeat in np.unique(records.repeat[records.held]):
-        here = (records.repeat == repeat) & (records.fold != TEST)
-        for fold in np.unique(records.fold[here]):
-            held = here & (records.fold == fold)
-            known = here & ~held
-            cut = best_threshold(records.y[known], output[known, 1], beta=1)
-            decided[held] = output[held, 1] >= cut
-    whole = best_threshold(records.y[records.held], output[records.held, 1], beta=1)
-    decided[records.test] = output[records.test, 1] >= whole
-    return decided, whole
-
-
-def _answer_table(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.csv as csv
-    import pyarrow.parquet as pq
-
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist. Make it with embedkit predict RUN CORPUS --out.")
-    try:
-        if path.suffix == ".parquet":
-            return pq.read_table(path, page_checksum_verification=True)
-        return csv.read_csv(
-            path,
-            parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
-            convert_options=csv.ConvertOptions(
-                column_types={"row": pa.int64(), "id": pa.string(), "label": pa.string()},
-                strings_can_be_null=False,
-            ),
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error
-
-
-def _write(table: Any, out: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    fsio.make_folder(out.parent)
-    if out.suffix == ".parquet":
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        fsio.write_durably(out, memoryview(sink.getvalue()), scratch=out.parent)
-        return
-    lines = ["\t".join(_field(name) for name in table.column_names)]
-    for line in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
-        lines.append("\t".join(_field(v) for v in line))
-    fsio.write_durably(out, ("\n".join(lines) + "\n").encode(), scratch=out.parent)
-
-
-def _field(value: object) -> str:
-    """A TSV field; what would break the line becomes a space."""
-    text = f"{value:.6f}" if isinstance(value, float) else str(value)
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+def _best(p: Predictions, index: Int64) -> float:
+    return best_threshold(p.y[index], p.proba[index, 1], beta=1)

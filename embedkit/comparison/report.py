@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.comparison.charts import Picture, draw_all, save_pictures
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Difference, Row
-from embedkit.comparison.load import Records
 from embedkit.comparison.texts import Dataset, Texts, find_texts
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.runs.splits import TEST
+from embedkit.runs.content import FinetuneRun, Run, as_json
+from embedkit.runs.predictions import Predictions, fold_names
+from embedkit.types import Float64
 
 __all__ = ["Answer", "Disputed", "disputed", "shown", "write_report"]
 
@@ -87,11 +87,15 @@ def disputed(compared: Compared, limit: int) -> tuple[Disputed, ...]:
 
     Records for which all runs decide the same are left out, where there are labels to decide for.
     """
-    records = compared.runs.records
-    # of a test part that is another corpus neither texts nor, often, labels are at hand
-    places = records.first if records.test_source else np.concatenate([records.first, records.test])
-    outputs = np.stack([o.output[places] for o in compared.runs.outcomes])
-    decided = np.stack([o.decided[places] for o in compared.runs.outcomes])
+    # texts and labels of a test set that is another corpus are not at hand
+    index = compared.runs.records.first_repeat
+    if not compared.runs.has_own_test_set:
+        index = np.concatenate([index, compared.runs.records.test])
+    records = compared.runs.records.take(index)
+    found = [run.predictions.take(index) for run in compared.runs.runs]
+    outputs = np.stack([p.proba for p in found])
+    decided = np.stack([p.y_pred for p in found])
+    folds = fold_names(records.fold)
     if not records.classes:
         spread = np.abs(outputs - outputs.mean(0)).mean(0)
         differ = spread > 0
@@ -101,9 +105,8 @@ def disputed(compared: Compared, limit: int) -> tuple[Disputed, ...]:
     order = [i for i in np.argsort(-spread, kind="stable") if differ[i]][:limit]
     return tuple(
         Disputed(
-            int(records.row[places[i]]), records.ids[places[i]], _held(records, places[i]),
-            _label(records, records.y[places[i]]),
-            tuple(_answer(records, records.y[places[i]], outputs[m, i], decided[m, i])
+            int(records.row[i]), records.ids[i], folds[i], _label(records, records.y[i]),
+            tuple(_answer(records, records.y[i], outputs[m, i], decided[m, i])
                   for m in range(len(outputs))),
             float(spread[i]),
         )
@@ -139,12 +142,11 @@ def write_report(
     """
     page = Path(out)
     if page.suffix not in (".html", ".htm"):
-        raise UsageError(f"--report {page}: expected a name ending in .html.")
+        raise UsageError(f"report={str(page)!r}: expected a name ending in .html.")
     if page.exists() and not overwrite:
-        raise OutputExistsError(f"{page} exists. Choose another name, or give --overwrite.")
+        raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
     cases = disputed(compared, limit)
-    runs = [*compared.runs.runs, *compared.runs.probes]
-    found = find_texts({case.row for case in cases}, runs, compared.datasets, texts)
+    found = find_texts({case.row for case in cases}, compared.runs.all, compared.datasets, texts)
     pictures = draw_all(compared)
     html = _render(compared, pictures, cases, found)
     fsio.make_folder(page.parent)
@@ -174,7 +176,7 @@ def _render(
     table, records = compared.table, compared.runs.records
     return environment.get_template("report.html").render(
         table=table,
-        measures=list(table.rows[0].scores),
+        metrics=list(table.rows[0].scores),
         lower=LOWER_IS_BETTER,
         majority=MAJORITY,
         classes=records.classes,
@@ -187,14 +189,14 @@ def _render(
         runs=compared.runs.runs,
         probes=compared.runs.probes,
         ledgers=[_ledger(dataset) for dataset in compared.datasets],
-        cuts={run.name: run.content["truncated"] for run in compared.runs.runs
-              if run.content.get("truncated")},
-        split=compared.runs.runs[0].content["split"],
+        cuts={run.name: run.content.truncated for run in compared.runs.runs
+              if isinstance(run.content, FinetuneRun)},
+        split=compared.runs.runs[0].content.split,
         settings=[
-            {"name": run.name, "kind": run.content["kind"], "path": str(run.path),
-             "command": run.content.get("command"), "versions": run.content["versions"],
+            {"name": run.name, "kind": run.content.kind, "path": str(run.path),
+             "command": run.content.command, "versions": run.content.versions,
              "details": _details(run.content)}
-            for run in (*compared.runs.runs, *compared.runs.probes)
+            for run in compared.runs.all
         ],
         version=__version__,
         style=Markup(environment.get_template("report.css").render()),
@@ -220,15 +222,11 @@ def _excerpt(text: str) -> str:
     return text if more <= 0 else f"{text[:_LONGEST_TEXT]} … ({more:,} more characters)"
 
 
-def _held(records: Records, place: int) -> str:
-    return "test" if records.fold[place] == TEST else str(records.fold[place])
-
-
-def _label(records: Records, value: Any) -> str:
+def _label(records: Predictions, value: Any) -> str:
     return records.classes[int(value)] if records.classes else f"{float(value):.4g}"
 
 
-def _answer(records: Records, truth: Any, output: NDArray[np.float64], decided: Any) -> Answer:
+def _answer(records: Predictions, truth: Any, output: Float64, decided: Any) -> Answer:
     if not records.classes:
         return Answer(f"{float(output):.4g}", None, None)
     return Answer(
@@ -265,8 +263,9 @@ def _matrices(compared: Compared) -> list[dict[str, Any]]:
     for row in compared.table.rows:
         if row.name == MAJORITY:
             continue
-        decided = compared.outcomes[row.name].decided[records.held]
-        cells = np.bincount(records.y[records.held] * count + decided, minlength=count**2)
+        index = records.out_of_fold
+        y_pred = compared.predictions[row.name].y_pred[index]
+        cells = np.bincount(records.y[index] * count + y_pred, minlength=count**2)
         counts = cells.reshape(count, count)
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         made.append({"name": row.name, "counts": counts.tolist(), "shares": shares.tolist()})
@@ -292,14 +291,11 @@ def _ledger(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _details(content: dict[str, Any]) -> str:
+def _details(content: Run) -> str:
     """Settings of a run as text; scores and long lists are elsewhere."""
-    kept = {
-        name: value
-        for name, value in content.items()
-        if name not in ("scores", "views", "command", "random_weights", "nested")
-    }
-    return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True, default=str)
+    left_out = ("scores", "views", "command", "random_weights", "nested")
+    kept = {name: value for name, value in as_json(content).items() if name not in left_out}
+    return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True)
 
 
 def _signed(value: float, digits: int = 3) -> str:

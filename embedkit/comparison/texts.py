@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.comparison.load import Run
+from embedkit.comparison.load import LoadedProbe, LoadedRun
+from embedkit.dataset.record_keys import source_of
 from embedkit.dataset.store import Layout, Manifest, is_dataset, load, read_manifest
 from embedkit.errors import MismatchError, UsageError
-from embedkit.runs.splits import source_of
 
 __all__ = ["Dataset", "Texts", "find_datasets", "find_texts"]
 
@@ -51,16 +51,16 @@ class Texts:
     note: str
 
 
-def find_datasets(runs: Sequence[Run]) -> tuple[Dataset, ...]:
+def find_datasets(runs: Sequence[LoadedRun | LoadedProbe]) -> tuple[Dataset, ...]:
     """The datasets of runs that are still where they were, unchanged."""
     found: dict[str, tuple[Path, Manifest, list[str]]] = {}
     for run in runs:
-        named = run.content["dataset"]
-        path = run.path / str(named.get("path") or "")
-        if not named.get("path") or not is_dataset(path):
+        named = run.content.dataset
+        path = run.path / named.path
+        if not named.path or not is_dataset(path):
             continue
         manifest = read_manifest(path)
-        if manifest.fingerprint == named.get("fingerprint"):
+        if manifest.fingerprint == named.fingerprint:
             found.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
     return tuple(
         Dataset(path, manifest, _encode_seconds(path, manifest), tuple(names))
@@ -70,7 +70,7 @@ def find_datasets(runs: Sequence[Run]) -> tuple[Dataset, ...]:
 
 def find_texts(
     rows: Collection[int],
-    runs: Sequence[Run],
+    runs: Sequence[LoadedRun | LoadedProbe],
     datasets: Sequence[Dataset],
     given: str | Path | None = None,
 ) -> Texts:
@@ -86,26 +86,28 @@ def find_texts(
         UsageError: what is given cannot be read.
         MismatchError: it is not what the runs were made from.
     """
-    source = tuple(runs[0].content["split"]["source"])
+    source = runs[0].content.split.source
     reading = _reading(runs, datasets)
     if given is not None:
         return _given(Path(given), rows, source, reading)
     for dataset in datasets:
         if dataset.manifest.job["storage"]["text"]:
             return _stored(dataset.path, rows)
-    corpus = [run.path / str(run.content["dataset"].get("path") or "") for run in runs]
+    corpus = [run.path / run.content.dataset.path for run in runs]
     for path in corpus:
         if path.is_file() and _hashes(path) == source:
             return _of_corpus(path, rows, reading)
     return Texts({}, "The texts are left out: no dataset of these runs that holds texts is where "
-                 "it was, unchanged. Name it, or the corpus, with --texts.")  # fmt: skip
+                 "it was, unchanged. Name it, or the corpus, as texts=.")  # fmt: skip
 
 
-def _reading(runs: Sequence[Run], datasets: Sequence[Dataset]) -> dict[str, Any]:
+def _reading(
+    runs: Sequence[LoadedRun | LoadedProbe], datasets: Sequence[Dataset]
+) -> dict[str, Any]:
     """How the corpus was read that the records are from; empty where nothing says it."""
     inputs = [dataset.manifest.job["input"] for dataset in datasets]
     for run in runs:
-        if reading := run.content["dataset"].get("reading"):
+        if reading := run.content.dataset.reading:
             inputs.append(reading | reading["dialect"])
     names = ("text", "text_pair", "unicode", "format", "encoding", "quoting", "header")
     return {name: inputs[0][name] for name in names} if inputs else {}
@@ -117,16 +119,18 @@ def _given(
     if is_dataset(path):
         if source_of(load(path)) != source:
             raise MismatchError(
-                f"--texts {path}: that dataset was made from other files than these runs."
+                f"texts={str(path)!r}: that dataset was made from other files than these runs."
             )
         if not read_manifest(path).job["storage"]["text"]:
-            raise UsageError(f"--texts {path}: that dataset was made with --no-text.")
+            raise UsageError(f"texts={str(path)!r}: that dataset stores no texts.")
         return _stored(path, rows)
     if not path.is_file():
-        raise UsageError(f"--texts {path} does not exist. Give the dataset or the corpus file.")
+        raise UsageError(
+            f"texts={str(path)!r} does not exist. Give the dataset or the corpus file."
+        )
     if _hashes(path) != source:
         raise MismatchError(
-            f"--texts {path}: its bytes are not those of the corpus that these runs were made from."
+            f"texts={str(path)!r}: its bytes are not those of the corpus of these runs."
         )
     return _of_corpus(path, rows, reading)
 

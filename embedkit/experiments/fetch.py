@@ -1,4 +1,4 @@
-"""A file from the network whose bytes are known beforehand by their hash."""
+"""Download a file with a known SHA-256."""
 
 from __future__ import annotations
 
@@ -19,35 +19,38 @@ _SECONDS = 30
 
 
 def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
-    """Make ``out`` hold the bytes with this hash, from the network if it is not there.
+    """Download a file with this hash unless ``out`` has it already.
+
+    The file is written to a temporary name and renamed when its hash is right. An existing file
+    with another hash is never replaced.
 
     Args:
         url: ``https://`` or ``http://``.
         sha256: 64 hex digits.
-        out: file to make; it gets its name when its hash is right.
+        out: the file.
 
     Returns:
-        Whether the network was asked.
+        Whether it was downloaded.
 
     Raises:
         UsageError: the address or the hash cannot be used.
-        MismatchError: the file that is there, or what the address gives, has another hash.
+        MismatchError: the existing or the downloaded file has another hash.
         StorageError: the network or the file system refused.
     """
     wanted, target = sha256.lower(), Path(out)
     if not re.fullmatch(r"[0-9a-f]{64}", wanted):
-        raise UsageError(f"--sha256 {sha256}: expected 64 hex digits.")
+        raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
     if not _is_address(url):
         raise UsageError(f"{url}: expected an address that begins with https:// or http://.")
     if target.is_dir():
-        raise UsageError(f"--out {target} is a folder. Name the file in it.")
+        raise UsageError(f"out={str(target)!r} is a folder; expected a file name.")
     if target.is_file():
         found = fsio.file_sha256(target)
         if found == wanted:
             return False
         raise MismatchError(
-            f"{target} is there with another hash ({found[:16]}…, expected {wanted[:16]}…). "
-            "Move it away, or name another --out."
+            f"{target} exists with another hash ({found[:16]}…, expected {wanted[:16]}…). "
+            "Move it away, or pass another out."
         )
     fsio.make_folder(target.parent)
     partial = target.with_name(target.name + ".partial")
@@ -55,8 +58,8 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         found = _download(url, partial, target)
         if found != wanted:
             raise MismatchError(
-                f"{url} gave other bytes than expected (sha256 {found[:16]}…, expected "
-                f"{wanted[:16]}…); nothing was kept."
+                f"{url} has another hash ({found[:16]}…, expected {wanted[:16]}…); nothing was "
+                "kept."
             )
         fsio.publish_file(partial, target)
     finally:
@@ -92,7 +95,7 @@ def _download(url: str, partial: Path, target: Path) -> str:
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise StorageError(
-            f"{url} cannot be fetched: {reason}. Check the network, or put the file at {target} "
-            "by hand."
+            f"{url} cannot be downloaded: {reason}. Check the network, or put the file at "
+            f"{target} yourself."
         ) from error
     return digest.hexdigest()

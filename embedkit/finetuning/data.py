@@ -21,9 +21,10 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
+from embedkit.dataset.record_keys import source_of, whole_text
 from embedkit.dataset.store import is_dataset, load
 from embedkit.errors import CorpusError, UsageError
-from embedkit.runs.splits import Labelled, source_of, whole_text
+from embedkit.runs.splits import Labelled
 
 __all__ = ["TextData", "read_more_texts", "read_texts"]
 

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit._version import __version__
-from embedkit.classifiers.test_set import count_known
+from embedkit.classifiers.test_set import count_seen
 from embedkit.corpus import CorpusOptions
 from embedkit.encoding.checkpoint import (
     DEFAULT_MODEL,
@@ -44,42 +43,29 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.training import Fold, FoldSettings, predict_logits, saving, train_fold
+from embedkit.machine import peak_memory_bytes
+from embedkit.runs.content import (
+    Cost,
+    DatasetContent,
+    FinetuneRun,
+    Names,
+    RecordCounts,
+    SplitContent,
+    TestSetContent,
+    Tokens,
+    Truncated,
+)
 from embedkit.runs.figures import draw_run, draw_training
-from embedkit.runs.folder import (
-    UNFINISHED,
-    path_from,
-    resumable_run,
-    versions,
-    write_predictions,
-    write_run,
-)
-from embedkit.runs.metrics import best_threshold, parse_threshold
-from embedkit.runs.predictions import (
-    HeldOut,
-    Target,
-    baseline,
-    check_part,
-    decide,
-    prediction_columns,
-    scores_content,
-    scores_of,
-    target_from,
-    target_like,
-)
-from embedkit.runs.splits import (
-    TEST,
-    Split,
-    assign_folds,
-    fitted_split,
-    make_split,
-    read_split,
-)
-from embedkit.system import peak_memory_bytes
+from embedkit.runs.folder import UNFINISHED, path_from, resumable_run, versions, write_run
+from embedkit.runs.metrics import Threshold
+from embedkit.runs.predictions import Predictions, reported_scores, write_predictions
+from embedkit.runs.split_files import TEST, Split, align_split, read_split
+from embedkit.runs.splits import assign_folds, make_split
+from embedkit.runs.targets import Target, check_classes, target_from, target_like
+from embedkit.types import Float64, Int64
 
 __all__ = ["FinetuneResult", "finetune"]
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Notify = Callable[[str], None]
 
 
@@ -89,12 +75,12 @@ class FinetuneResult:
 
     Attributes:
         out: its folder.
-        content: what ``run.json`` says.
+        content: the content of ``run.json``.
         rejected: records of the corpus that could not be read.
     """
 
     out: Path
-    content: dict[str, Any]
+    content: FinetuneRun
     rejected: int
 
 
@@ -263,7 +249,7 @@ def _precision(name: str, device: torch.device) -> str:
 def _split_of(data: TextData, file: str | Path | None, *, folds: int, seed: int) -> Split:
     if file is None:
         return make_split(data.labelled(), folds=folds, seed=seed)
-    return fitted_split(
+    return align_split(
         read_split(Path(file)), source=data.source, row=data.row, name=data.name, file=file
     )
 
@@ -285,7 +271,11 @@ def _check_target(target: Target, settings: FoldSettings, threshold: str | None)
     for option, wrong in given.items():
         if wrong and not target.classes:
             raise UsageError(f"{option} is for classes, not for --task regression.")
-    if threshold is not None and parse_threshold(threshold)[0] is None and not settings.validation:
+    if (
+        threshold is not None
+        and Threshold.parse(threshold).value is None
+        and not settings.validation
+    ):
         raise UsageError(
             f"--threshold {threshold} is chosen on records that watch: give --validation 0.1."
         )
@@ -293,25 +283,24 @@ def _check_target(target: Target, settings: FoldSettings, threshold: str | None)
 
 def _check_folds(plan: _Plan) -> None:
     """Raise a :class:`UsageError` if a part cannot be trained or predicted, before any is."""
-    if plan.extra is not None and (plan.split.folds == TEST).any():
+    if plan.extra is not None and len(plan.split.test):
         raise UsageError(
             f"the split holds a test part already; leave out --test {plan.extra.name}, or take a "
             "split without one."
         )
     for repeat in range(plan.split.repeats):
-        dealt = plan.split.folds[:, repeat]
         for fold in range(plan.split.n_folds):
-            if not (dealt == fold).any():
+            train, test = plan.split.fold(repeat, fold)
+            if not len(test):
                 raise UsageError(
                     f"fold {fold} of the split holds no record of {plan.data.name} that has a text."
                     " Make the split again from the texts that are there."
                 )
-            known = np.flatnonzero((dealt != fold) & (dealt != TEST))
-            if not len(known):
+            if not len(train):
                 raise UsageError(
                     f"no record of {plan.data.name} is left to learn fold {fold} from."
                 )
-            check_part(plan.target, known, f"the training part of fold {fold}")
+            check_classes(plan.target, train, f"the training records of fold {fold}")
 
 
 class _Run:
@@ -325,10 +314,9 @@ class _Run:
         self._notify: Notify = notify
         self._texts = self._tokenized(plan.data)
         self._extra = None if plan.extra is None else self._tokenized(plan.extra)
-        places = np.flatnonzero(plan.split.folds[:, 0] == TEST)
-        self._test: Integers = places
+        self._test: Int64 = plan.split.test
 
-    def all_folds(self) -> dict[str, Any]:
+    def all_folds(self) -> FinetuneRun:
         split = self._plan.split
         parts = []
         for repeat in range(split.repeats):
@@ -342,9 +330,7 @@ class _Run:
     def _one_fold(self, repeat: int, number: int, file: Path) -> None:
         plan = self._plan
         name = _name(repeat, number)
-        dealt = plan.split.folds[:, repeat]
-        held = np.flatnonzero(dealt == number)
-        known = np.flatnonzero((dealt != number) & (dealt != TEST))
+        known, held = plan.split.fold(repeat, number)
         seed = plan.settings.seed + 1_009 * (repeat * plan.split.n_folds + number)
         train, valid = _watching(plan, known, seed)
         title = f"fold {number + 1} of {plan.split.n_folds}"
@@ -365,7 +351,6 @@ class _Run:
         seconds = time.perf_counter() - started
         part = {
             "repeat": repeat, "fold": number, "held": held.tolist(), "output": output.tolist(),
-            "baseline": baseline(plan.target, known, 1).tolist(),
             "valid": valid.tolist(),
             "valid_output": self._of_places(result.model, valid),
             "test_output": self._of_places(result.model, self._test),
@@ -398,115 +383,118 @@ class _Run:
         settings = TokenizerSettings(self._plan.max_length)
         return self._plan.tokenizer.encode(data.texts, data.pairs, settings=settings)
 
-    def _outputs(self, model: EncoderWithHead, texts: Sequence[TokenizedText]) -> Floats:
+    def _outputs(self, model: EncoderWithHead, texts: Sequence[TokenizedText]) -> Float64:
         logits = predict_logits(
             model, texts, pad_id=self._plan.tokenizer.pad_id,
             precision=self._plan.settings.precision,
         )  # fmt: skip
         return np.asarray(model.outputs(logits).numpy(), np.float64)
 
-    def _of_places(self, model: EncoderWithHead, places: Integers) -> list[Any]:
+    def _of_places(self, model: EncoderWithHead, places: Int64) -> list[Any]:
         return list(self._outputs(model, [self._texts[i] for i in places]).tolist())
 
-    def _finish(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def _finish(self, parts: list[dict[str, Any]]) -> FinetuneRun:
         """Scores, files and figures of folds that are all done; of the parts alone."""
-        plan, folder, target = self._plan, self._folder, self._plan.target
-        chosen = _Thresholds(plan.threshold, target, parts)
-        held = HeldOut.joined([_held_out(part, chosen.of(part)) for part in parts])
-        seed = plan.settings.seed
-        scores = {"cross_validation": scores_of(target, held, seed=seed, beta=chosen.beta)}
-        tables = [self._columns(plan.data, target, held)]
-        known = np.flatnonzero(plan.split.folds[:, 0] != TEST)
-        if (asked := self._test_part()) is not None:
-            about, truth, places = asked
-            which = "test_output" if plan.extra is None else "extra_output"
-            output = np.mean([part[which] for part in parts], axis=0)
-            test = _averaged(places, output, chosen.final, baseline(target, known, len(output)))
-            tables.append(self._columns(about, truth, test))
-            if len(truth.y):
-                scores["test"] = scores_of(truth, test, seed=seed, beta=chosen.beta)
-        write_predictions(folder, tables)
+        plan, folder = self._plan, self._folder
+        chosen = _Thresholds(plan.threshold, plan.target, parts)
+        found = [
+            self._predictions(part["held"], part["output"], fold=part["fold"],
+                              repeat=part["repeat"], threshold=chosen.of(part))
+            for part in parts
+        ]  # fmt: skip
+        which = "test_output" if plan.extra is None else "extra_output"
+        if plan.extra is not None or len(self._test):
+            mean = np.mean([part[which] for part in parts], axis=0)
+            index = self._test if plan.extra is None else np.arange(len(plan.extra))
+            found.append(self._predictions(index, mean, fold=TEST, threshold=chosen.final))
+        predictions = Predictions.joined(found)
+        write_predictions(folder, predictions)
         _write_log(folder, parts)
-        draw_run(folder, target.y[held.place], held.output, held.decided, target.classes)
-        draw_training(folder, _log_lines(parts), measure="R²" if not target.classes else "macro-F1")
-        content = self._content(parts, chosen, scores)
+        draw_run(folder, predictions)
+        metric = "macro-F1" if plan.target.classes else "R²"
+        draw_training(folder, _log_lines(parts), metric=metric)
+        content = self._content(parts, chosen, predictions)
         write_run(folder, content)
         return content
 
-    def _test_part(self) -> tuple[TextData, Target, Integers] | None:
-        """What places point into, labels, and places of the test part."""
-        plan = self._plan
-        if plan.extra is not None and plan.extra_target is not None:
-            return plan.extra, plan.extra_target, np.arange(len(plan.extra))
-        return (plan.data, plan.target, self._test) if len(self._test) else None
-
-    def _columns(self, data: TextData, target: Target, held: HeldOut) -> dict[str, Any]:
-        return prediction_columns(row=data.row, ids=data.ids, target=target, held=held)
+    def _predictions(
+        self, index: Any, proba: Any, *, fold: int, repeat: int = 0, threshold: float | None
+    ) -> Predictions:
+        """Predictions of one fold, or of the test set."""
+        data, target = self._plan.data, self._plan.target
+        if fold == TEST and self._plan.extra is not None and self._plan.extra_target is not None:
+            data, target = self._plan.extra, self._plan.extra_target
+        return Predictions.of_fold(
+            np.asarray(index, np.int64), np.asarray(proba, np.float64), row=data.row, ids=data.ids,
+            target=target, fold=fold, repeat=repeat, threshold=threshold,
+        )  # fmt: skip
 
     def _content(
-        self, parts: list[dict[str, Any]], chosen: _Thresholds, scores: dict[str, Any]
-    ) -> dict[str, Any]:
-        plan, data = self._plan, self._plan.data
+        self, parts: list[dict[str, Any]], chosen: _Thresholds, predictions: Predictions
+    ) -> FinetuneRun:
+        plan = self._plan
         import transformers
 
-        identity = plan.identity()
-        held_out = int((plan.split.folds[:, 0] == TEST).sum())
-        return {
-            "kind": "finetuned",
-            "learner": {
-                "classifier": "finetune", "features": "text", "task": plan.task,
-                **asdict(plan.settings),
+        settings = asdict(plan.settings)
+        extra = plan.extra
+        return FinetuneRun(
+            estimator="finetune",
+            features="text",
+            task=plan.task,
+            head=settings.pop("head"),
+            precision=settings.pop("precision"),
+            settings=settings,
+            best_params=None,
+            views=(),
+            classes=plan.target.classes,
+            threshold=chosen.final,
+            thresholds=tuple(chosen.of(part) for part in parts),
+            models=tuple(_name(part["repeat"], part["fold"]) for part in parts),
+            epochs=tuple(part["epoch"] for part in parts),
+            tokens=Tokens(
+                max_length=plan.max_length, pad_id=int(plan.tokenizer.pad_id),
+                type_vocab=int(plan.checkpoint.config.get("type_vocab_size") or 0),
+            ),
+            truncated=_truncated(self._texts, plan.max_length),
+            dataset=self._dataset(),
+            split=SplitContent.of(plan.split),
+            records=RecordCounts(
+                folds=len(plan.split.in_folds), test=len(predictions.test)
+            ),
+            test_set=None if extra is None else TestSetContent(
+                source=extra.source, rejected=sum(extra.rejected.values()),
+                seen_texts=count_seen(extra.whole_texts(), plan.data.whole_texts()),
+            ),
+            scores=reported_scores(predictions, seed=plan.settings.seed, beta=chosen.beta),
+            cost=Cost(
+                fit_seconds=sum(part["fit_seconds"] for part in parts),
+                predict_seconds=sum(part["predict_seconds"] for part in parts),
+                peak_memory_bytes=_peak_memory(plan.device),
+                parameters=parts[0]["parameters"],
+                device=plan.device.type,
+            ),
+            versions=versions() | {"torch": torch.__version__,
+                                   "transformers": transformers.__version__},
+        )  # fmt: skip
+
+    def _dataset(self) -> DatasetContent:
+        data, checkpoint, identity = self._plan.data, self._plan.checkpoint, self._plan.identity()
+        return DatasetContent(
+            fingerprint=_fingerprint({n: identity[n] for n in ("source", "reading")}),
+            path=path_from(self._folder, Path(data.name)),
+            source=data.source,
+            model={
+                "type": checkpoint.model_type, "n_layers": checkpoint.n_layers,
+                "width": checkpoint.width, "sha256": identity["model"],
             },
-            "tuned": None,
-            "views": [],
-            "classes": list(plan.target.classes),
-            "threshold": chosen.final,
-            "thresholds": [chosen.of(part) for part in parts],
-            "models": [_name(part["repeat"], part["fold"]) for part in parts],
-            "epochs": [part["epoch"] for part in parts],
-            "tokens": {
-                "max_length": plan.max_length, "pad_id": plan.tokenizer.pad_id,
-                "type_vocab": int(plan.checkpoint.config.get("type_vocab_size") or 0),
-            },
-            "truncated": _truncated(self._texts, plan.max_length),
-            "dataset": {
-                "fingerprint": _fingerprint({n: identity[n] for n in ("source", "reading")}),
-                "path": path_from(self._folder, Path(data.name)),
-                "source": list(data.source),
-                "model": {
-                    "type": plan.checkpoint.model_type, "n_layers": plan.checkpoint.n_layers,
-                    "width": plan.checkpoint.width, "sha256": identity["model"],
-                },
-                "unicode": data.unicode,
-                "pairs": data.pairs is not None,
-                "reading": data.reading,
-                "rejected": data.rejected,
-                "names": {
-                    "model": plan.checkpoint.name, "revision": plan.checkpoint.revision,
-                    "inputs": [data.name],
-                },
-            },
-            "split": {"fingerprint": plan.split.fingerprint, **plan.split.settings},
-            "records": {"folds": len(data) - held_out,
-                        "test": held_out if plan.extra is None else len(plan.extra)},
-            "test": None if plan.extra is None else {
-                "source": list(plan.extra.source),
-                "rejected": sum(plan.extra.rejected.values()),
-                "known_texts": count_known(
-                    plan.extra.whole_texts(), plan.data.whole_texts()
-                ),
-            },
-            "scores": scores_content(scores),
-            "cost": {
-                "fit_seconds": sum(part["fit_seconds"] for part in parts),
-                "predict_seconds": sum(part["predict_seconds"] for part in parts),
-                "peak_memory_bytes": _peak_memory(plan.device),
-                "parameters": parts[0]["parameters"],
-                "device": plan.device.type,
-            },
-            "versions": versions() | {"torch": torch.__version__,
-                                      "transformers": transformers.__version__},
-        }  # fmt: skip
+            unicode=data.unicode,
+            pairs=data.pairs is not None,
+            reading=data.reading,
+            rejected=data.rejected,
+            names=Names(
+                model=checkpoint.name, revision=checkpoint.revision, inputs=(data.name,)
+            ),
+        )  # fmt: skip
 
 
 class _Thresholds:
@@ -523,7 +511,8 @@ class _Thresholds:
         self._of: dict[tuple[int, int], float | None] = {}
         if asked is None:
             return
-        self.final, self.beta = parse_threshold(asked)
+        threshold = Threshold.parse(asked)
+        self.final, self.beta = threshold.value, threshold.beta
         watched = {
             (part["repeat"], part["fold"]): (
                 target.y[part["valid"]], np.array(part["valid_output"])[:, 1]
@@ -534,17 +523,17 @@ class _Thresholds:
             self._of = dict.fromkeys(((p["repeat"], p["fold"]) for p in parts), self.final)
             return
         for key, (y, positive) in watched.items():
-            self._of[key] = best_threshold(y, positive, beta=self.beta)
+            self._of[key] = threshold.choose(y, positive)
         y = np.concatenate([y for y, _ in watched.values()])
         positive = np.concatenate([p for _, p in watched.values()])
-        self.final = best_threshold(y, positive, beta=self.beta)
+        self.final = threshold.choose(y, positive)
 
     def of(self, part: dict[str, Any]) -> float | None:
         """The threshold of one fold."""
         return self._of.get((part["repeat"], part["fold"]))
 
 
-def _watching(plan: _Plan, known: Integers, seed: int) -> tuple[Integers, Integers]:
+def _watching(plan: _Plan, known: Int64, seed: int) -> tuple[Int64, Int64]:
     """Training records of a fold parted in those that are learnt from and those that watch.
 
     Raises:
@@ -570,7 +559,7 @@ def _watching(plan: _Plan, known: Integers, seed: int) -> tuple[Integers, Intege
     return known[~watch], known[watch]
 
 
-def _learnt_settings(plan: _Plan, train: Integers) -> dict[str, Any]:
+def _learnt_settings(plan: _Plan, train: Int64) -> dict[str, Any]:
     """Fields of the head's configuration that are learnt from the training part."""
     y = plan.target.y[train]
     if not plan.target.classes:
@@ -579,19 +568,6 @@ def _learnt_settings(plan: _Plan, train: Integers) -> dict[str, Any]:
         return {}
     counts = np.bincount(y, minlength=len(plan.target.classes))
     return {"class_weights": (len(y) / (len(counts) * counts)).tolist()}
-
-
-def _held_out(part: dict[str, Any], threshold: float | None) -> HeldOut:
-    held, output = np.array(part["held"], np.int64), np.array(part["output"], np.float64)
-    guess = np.repeat(np.array(part["baseline"], np.float64), len(held), axis=0)
-    fold, repeat = np.full(len(held), part["fold"]), np.full(len(held), part["repeat"])
-    return HeldOut(held, fold, repeat, output, decide(output, threshold=threshold), guess)
-
-
-def _averaged(places: Integers, output: Floats, threshold: float | None, guess: Floats) -> HeldOut:
-    none = np.zeros(len(places), np.int64)
-    decided = decide(output, threshold=threshold)
-    return HeldOut(places, np.full(len(places), TEST), none, output, decided, guess)
 
 
 def _log_lines(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -607,14 +583,13 @@ def _write_log(folder: Path, parts: list[dict[str, Any]]) -> None:
     fsio.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
 
 
-def _truncated(texts: Sequence[TokenizedText], limit: int) -> dict[str, int]:
-    """The ledger: how many records were cut, and how many of all tokens that cost."""
-    return {
-        "records": sum(text.cut for text in texts),
-        "tokens": sum(text.n_tokens - text.n_kept for text in texts),
-        "tokens_all": sum(text.n_tokens for text in texts),
-        "limit": limit,
-    }
+def _truncated(texts: Sequence[TokenizedText], limit: int) -> Truncated:
+    return Truncated(
+        records=sum(text.cut for text in texts),
+        tokens=sum(text.n_tokens - text.n_kept for text in texts),
+        tokens_all=sum(text.n_tokens for text in texts),
+        limit=limit,
+    )
 
 
 def _name(repeat: int, fold: int) -> str:

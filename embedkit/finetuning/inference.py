@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import choose_device
@@ -15,10 +14,10 @@ from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import DamagedError, first_line
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.training import predict_logits
+from embedkit.runs.content import FinetuneRun, Tokens
+from embedkit.types import Float64
 
 __all__ = ["FinetunedRun"]
-
-Floats = NDArray[np.float64]
 
 
 class FinetunedRun:
@@ -26,7 +25,7 @@ class FinetunedRun:
 
     Args:
         run: folder that ``embedkit finetune`` wrote.
-        content: what its ``run.json`` says.
+        content: the content of its ``run.json``.
         device: where they run.
 
     Raises:
@@ -34,19 +33,19 @@ class FinetunedRun:
         UsageError: the device does not exist here.
     """
 
-    def __init__(self, run: Path, content: dict[str, Any], *, device: str = "auto") -> None:
+    def __init__(self, run: Path, content: FinetuneRun, *, device: str = "auto") -> None:
         where = choose_device(device)
         quiet_transformers()
-        self._pad_id = int(content["tokens"]["pad_id"])
-        self._settings = TokenizerSettings(int(content["tokens"]["max_length"]))
+        self._pad_id = content.tokens.pad_id
+        self._settings = TokenizerSettings(content.tokens.max_length)
         # half precision is for the kind of device it was trained on
-        same = content["cost"]["device"] == where.type
-        self._precision = str(content["learner"]["precision"]) if same else "fp32"
-        folders = [run / "model" / name for name in content["models"]]
+        same = content.cost.device == where.type
+        self._precision = content.precision if same else "fp32"
+        folders = [run / "model" / name for name in content.models]
         self._models = [_loaded(folder).to(where) for folder in folders]
-        self._tokenizer = _tokenizer(folders[0], content)
+        self._tokenizer = _tokenizer(folders[0], content.tokens)
 
-    def outputs(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
         """Probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
         tokenized = self._tokenizer.encode(texts, pairs, settings=self._settings)
         found = [
@@ -69,7 +68,7 @@ def _loaded(folder: Path) -> Any:
         raise DamagedError(f"{folder} cannot be read: {first_line(error)}.") from error
 
 
-def _tokenizer(folder: Path, content: dict[str, Any]) -> TextTokenizer:
+def _tokenizer(folder: Path, tokens: Tokens) -> TextTokenizer:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -82,5 +81,4 @@ def _tokenizer(folder: Path, content: dict[str, Any]) -> TextTokenizer:
         raise DamagedError(
             f"the tokenizer in {folder} cannot be read: {first_line(error)}."
         ) from error
-    tokens = content["tokens"]
-    return TextTokenizer(tokenizer, pad_id=tokens["pad_id"], type_vocab=tokens["type_vocab"])
+    return TextTokenizer(tokenizer, pad_id=tokens.pad_id, type_vocab=tokens.type_vocab)

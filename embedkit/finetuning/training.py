@@ -29,7 +29,7 @@ from embedkit.errors import EncodeError, StorageError, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, parameter_depth
 from embedkit.finetuning.lora import add_lora, check_lora, merge_lora
 from embedkit.runs.metrics import classification_scores, regression_scores
-from embedkit.runs.predictions import Target
+from embedkit.runs.targets import Target
 
 __all__ = ["Fold", "FoldResult", "FoldSettings", "batches_by_length", "freeze", "predict_logits",
            "saving", "train_fold"]  # fmt: skip

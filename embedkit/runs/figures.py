@@ -2,68 +2,188 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.display import visible
+from embedkit.runs.content import Agreement, ProbeRun
+from embedkit.runs.predictions import Predictions
 
 __all__ = [
-    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "layer_curve",
-    "render",
+    "canvas", "draw_confusion", "draw_learning_curves", "draw_precision_recall", "draw_probe",
+    "draw_reliability", "draw_run", "draw_similarity", "draw_training", "draw_values",
+    "east_asian_fonts", "layer_curve", "render", "shown",
 ]  # fmt: skip
 
 _FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",
           "Apple SD Gothic Neo", "Hiragino Sans", "DejaVu Sans")  # fmt: skip
 _EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic", "Apple SD Gothic", "Hiragino Sans")
+_FONTS_OF = {"ko": ("Noto Sans CJK", "NanumGothic", "Apple SD Gothic"),
+             "ja": ("Noto Sans CJK", "IPAGothic", "Hiragino Sans")}  # fmt: skip
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
+_BINS = 10
 
 
-def draw_run(
-    folder: Path, y: NDArray[Any], output: NDArray[np.float64], decided: NDArray[Any],
-    classes: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Confusion matrix, reliability curve and, of two classes, precision against recall.
+def draw_run(folder: Path, predictions: Predictions) -> None:
+    """Draw the out-of-fold predictions of a run to ``figures/``.
 
-    A regression gets predicted against true values.
-
-    Args:
-        folder: of the run; the figures go to ``figures/``.
-        y: ``(n,)`` class numbers or values of the held-out records.
-        output: ``(n, classes)`` probabilities, or ``(n,)`` values.
-        decided: ``(n,)`` class numbers decided on.
-        classes: labels by number; empty for a regression.
+    Confusion matrix, reliability curve and, of two classes, precision against recall; of a
+    regression predicted against true values.
     """
     fsio.make_folder(folder / "figures")
-    if not classes:
-        _scatter(folder, y, output)
+    p = predictions.take(predictions.out_of_fold)
+    if not p.classes:
+        figure, axis = canvas()
+        draw_values(axis, p)
+        save(folder, "values.png", figure)
         return
-    _confusion(folder, y, decided, classes)
-    _reliability(folder, y, output)
-    if len(classes) == 2:
-        _precision_recall(folder, y, output[:, 1], classes[1])
+    size = min(4 + 0.3 * len(p.classes), 12)
+    figure, axis = canvas(size + 0.6, size)
+    image = draw_confusion(axis, p, limit=_SHOWN_CLASSES)
+    figure.colorbar(image, label="fraction of the true class")
+    axis.set_title("confusion matrix of held-out records", loc="left")
+    save(folder, "confusion.png", figure)
+    figure, axis = canvas()
+    for x, y, count in draw_reliability(axis, p, color=_BLUE, reference=True):
+        axis.annotate(f"{count:,}", (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7)
+    axis.set_title("reliability of held-out records", loc="left")
+    save(folder, "reliability.png", figure)
+    if len(p.classes) == 2:
+        figure, axis = canvas()
+        draw_precision_recall(axis, p, color=_BLUE, reference=True)
+        axis.set_title("precision and recall of held-out records", loc="left")
+        save(folder, "precision_recall.png", figure)
 
 
-def draw_probe(folder: Path, result: Any) -> None:
-    """Score against layer, one line per pooling, with intervals.
+def draw_confusion(axis: Any, predictions: Predictions, *, limit: int, size: int = 10) -> Any:
+    """Draw counts of true against predicted classes, shaded by the fraction of the true class.
 
     Args:
-        folder: of the run; the figure goes to ``figures/``.
-        result: a :class:`~embedkit.classifiers.probe.ProbeResult`.
+        axis: of the plot.
+        predictions: what is drawn.
+        limit: number of classes up to which labels and counts are written.
+        size: of the font.
+
+    Returns:
+        The image, for a colour bar.
     """
+    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+
+    names = [shown(name) for name in predictions.classes]
+    counts = confusion_matrix(predictions.y, predictions.y_pred, labels=range(len(names)))
+    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    written = len(names) <= limit
+    display = ConfusionMatrixDisplay(fractions, display_labels=names).plot(
+        ax=axis, cmap="Blues", colorbar=False, include_values=written,
+        im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": size},
+    )  # fmt: skip
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("true")
+    if written:
+        for text, count in zip(display.text_.flat, counts.flat, strict=True):
+            text.set_text(f"{count:,}")
+        axis.tick_params(labelsize=size)
+        axis.tick_params(axis="x", labelrotation=45 if len(names) > 4 else 0)
+    else:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return display.im_
+
+
+def draw_reliability(
+    axis: Any, predictions: Predictions, *, reference: bool = False, **line: Any
+) -> list[tuple[float, float, int]]:
+    """Draw how often the predicted class is right against its probability, in ten bins.
+
+    Args:
+        axis: of the plot.
+        predictions: what is drawn.
+        reference: whether to draw the line of perfect calibration.
+        line: properties of the line.
+
+    Returns:
+        Mean probability, fraction of right predictions and number of records of every bin.
+    """
+    from sklearn.calibration import CalibrationDisplay
+
+    proba = predictions.proba
+    confidence, right = proba.max(1), proba.argmax(1) == predictions.y
+    edges = np.linspace(1 / proba.shape[1], 1, _BINS + 1)
+    bins = np.clip(np.digitize(confidence, edges) - 1, 0, _BINS - 1)
+    counts = np.bincount(bins, minlength=_BINS)
+    filled = counts > 0
+    means = np.bincount(bins, confidence, _BINS)[filled] / counts[filled]
+    fractions = np.bincount(bins, right, _BINS)[filled] / counts[filled]
+    if reference:
+        axis.plot([edges[0], 1], [edges[0], 1], color=_GREY, linewidth=1)
+    display = CalibrationDisplay(fractions, means, confidence, estimator_name="records")
+    display.plot(ax=axis, ref_line=False).line_.set(**{"marker": "o", **line})
+    _plain_axis(axis, "probability of the predicted class", "fraction of right predictions")
+    return list(zip(means, fractions, counts[filled], strict=True))
+
+
+def draw_precision_recall(
+    axis: Any, predictions: Predictions, *, reference: bool = False, **line: Any
+) -> None:
+    """Draw precision against recall of the second of two classes.
+
+    Args:
+        axis: of the plot.
+        predictions: what is drawn.
+        reference: whether to draw the frequency of the class.
+        line: properties of the line.
+    """
+    from sklearn.metrics import PrecisionRecallDisplay, precision_recall_curve
+
+    positive = predictions.y == 1
+    precision, recall, _ = precision_recall_curve(positive, predictions.proba[:, 1])
+    if reference:
+        axis.axhline(positive.mean(), color=_GREY, linewidth=1)
+    PrecisionRecallDisplay(precision, recall).plot(ax=axis).line_.set(**line)
+    axis.set_xlim(0, 1.01)
+    axis.set_ylim(0, 1.02)
+    axis.set_aspect("auto")
+    _plain_axis(axis, f"recall of {shown(predictions.classes[1])}", "precision")
+
+
+def draw_values(axis: Any, predictions: Predictions) -> None:
+    """Draw predicted against true values of a regression."""
+    from sklearn.metrics import PredictionErrorDisplay
+
+    PredictionErrorDisplay(y_true=predictions.y, y_pred=predictions.proba).plot(
+        ax=axis, kind="actual_vs_predicted",
+        scatter_kwargs={"s": 9, "alpha": 0.4, "color": _BLUE}, line_kwargs={"color": _GREY},
+    )  # fmt: skip
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("true")
+    axis.set_title("held-out records", loc="left")
+
+
+def _plain_axis(axis: Any, x: str, y: str) -> None:
+    """Labels of our own, and no legend: who draws several lines places it outside the plot."""
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    if (legend := axis.get_legend()) is not None:
+        legend.remove()
+
+
+def draw_probe(folder: Path, result: ProbeRun) -> None:
+    """Draw the score against the layer, one line per pooling, to ``figures/layers.png``."""
     fsio.make_folder(folder / "figures")
     save(folder, "layers.png", layer_curve(result))
 
 
-def layer_curve(result: Any) -> Any:
-    """The figure of :func:`draw_probe`."""
+def layer_curve(result: ProbeRun) -> Any:
+    """Return the figure of :func:`draw_probe`."""
     lines: dict[str, list[tuple[int, Any]]] = {}
     for view in result.views:
         pooling, _, layer = view.name.partition("_")
@@ -78,8 +198,8 @@ def layer_curve(result: Any) -> Any:
         drawn = axis.errorbar(layers, values, [low, high], fmt="o-", capsize=3, label=pooling)
         chance = [view.shuffled for _, view in points]
         axis.plot(layers, chance, ":", color=drawn[0].get_color(), linewidth=1)
-        if result.random:
-            same = [result.random.get(view.name, np.nan) for _, view in points]
+        if result.random_weights:
+            same = [result.random_weights.get(view.name, np.nan) for _, view in points]
             axis.plot(layers, same, "--", color=drawn[0].get_color(), linewidth=1)
     for view in result.views:
         if not view.name.rpartition("_")[2].isdigit():
@@ -89,66 +209,52 @@ def layer_curve(result: Any) -> Any:
     axis.text(1, result.majority, "majority", fontsize=7, va="bottom", ha="right", color="grey",
               transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_xlabel("layer (0 is the embedding output)")
-    axis.set_ylabel(result.measure)
-    note = "dotted: shuffled labels" + ("; dashed: random weights" if result.random else "")
-    axis.set_title(f"held-out {result.measure} by layer ({note})", loc="left", fontsize=9)
+    axis.set_ylabel(result.metric)
+    note = "dotted: shuffled labels" + ("; dashed: random weights" if result.random_weights else "")
+    axis.set_title(f"held-out {result.metric} by layer ({note})", loc="left", fontsize=9)
     axis.xaxis.get_major_locator().set_params(integer=True)
     if lines:
         axis.legend(frameon=False)
     return figure
 
 
-def draw_training(folder: Path, log: list[dict[str, Any]], *, measure: str) -> None:
-    """Loss of learning and of validation against the epoch, and the validation score.
+def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str) -> None:
+    """Draw training and validation loss and the validation score to ``figures/training.png``.
 
     Args:
-        folder: of the run; the figure goes to ``figures/``.
+        folder: of the run.
         log: lines of ``training.jsonl``.
-        measure: name of the score.
+        metric: name of the validation score.
     """
     fsio.make_folder(folder / "figures")
-    folds: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for line in log:
-        folds.setdefault((line["repeat"], line["fold"]), []).append(line)
     figure, axis = canvas(6.5, 4.2)
-    scores = None
-    for number, lines in enumerate(folds.values()):
-        for key, colour, style, name in (
-            ("loss", _GREY, "-", "training loss"),
-            ("valid_loss", _BLUE, "o-", "validation loss"),
+    draw_learning_curves(figure, axis, log, metric=metric)
+    save(folder, "training.png", figure)
+
+
+def draw_learning_curves(
+    figure: Any, axis: Any, log: Sequence[Mapping[str, Any]], *, metric: str = "score"
+) -> None:
+    """Draw losses, and the validation score on an axis of its own; one thin line per fold."""
+    score = axis.twinx() if any("valid_score" in line for line in log) else axis
+    folds = sorted({(line["repeat"], line["fold"]) for line in log})
+    drawn: dict[str, Any] = {}
+    for fold in folds:
+        lines = [line for line in log if (line["repeat"], line["fold"]) == fold]
+        for on, key, color, name in (
+            (axis, "loss", _GREY, "training loss"),
+            (axis, "valid_loss", _BLUE, "validation loss"),
+            (score, "valid_score", _ORANGE, f"validation {metric} (right)"),
         ):
-            points = [(line["epoch"], line[key]) for line in lines if key in line]
+            points = sorted((e["epoch"], e[key]) for e in lines if e.get(key) is not None)
             if points:
-                axis.plot(
-                    *zip(*points, strict=True),
-                    style,
-                    color=colour,
-                    linewidth=1,
-                    markersize=3,
-                    label=None if number else name,
-                )
-        points = [(line["epoch"], line["valid_score"]) for line in lines if "valid_score" in line]
-        if points:
-            scores = scores or axis.twinx()
-            scores.plot(
-                *zip(*points, strict=True),
-                "s:",
-                color=_ORANGE,
-                linewidth=1,
-                markersize=3,
-                label=None if number else f"validation {measure}",
-            )
-    axis.set_xlabel("epoch")
+                (drawn[name],) = on.plot(*zip(*points, strict=True), color=color, linewidth=1,
+                                         marker="o", markersize=2.5, alpha=0.7)  # fmt: skip
+    axis.set_xlabel(f"epoch (one line for each of {len(folds)} folds)")
     axis.set_ylabel("loss")
     axis.set_ylim(bottom=0)
-    axis.set_title(f"training, {len(folds)} folds", loc="left")
-    handles, names = axis.get_legend_handles_labels()
-    if scores is not None:
-        scores.set_ylabel(measure)
-        more = scores.get_legend_handles_labels()
-        handles, names = handles + more[0], names + more[1]
-    axis.legend(handles, names, frameon=False, fontsize=8)
-    save(folder, "training.png", figure)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower left", ncols=2, frameon=False,
+                  fontsize=8)  # fmt: skip
 
 
 @cache
@@ -164,13 +270,17 @@ def _known_fonts() -> set[str]:
     return {font.name for font in manager.ttflist}
 
 
-def draw_similarity(folder: Path, agreement: Any) -> None:
-    """Spearman's correlation with human scores against layer, one line per pooling.
+def east_asian_fonts() -> dict[str, str | None]:
+    """The font that figures show Korean (``ko``) and Japanese (``ja``) in; ``None`` for boxes."""
+    known = [name for name in _FONTS if name in _known_fonts()]
+    return {
+        language: next((name for name in known if name.startswith(prefixes)), None)
+        for language, prefixes in _FONTS_OF.items()
+    }
 
-    Args:
-        folder: of the results; the figure goes to ``figures/``.
-        agreement: :class:`~embedkit.sts.Agreement` of every view.
-    """
+
+def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:
+    """Draw Spearman's correlation against the layer, one line per pooling."""
     fsio.make_folder(folder / "figures")
     lines: dict[str, list[tuple[int, Any]]] = {}
     single = []
@@ -200,8 +310,6 @@ def draw_similarity(folder: Path, agreement: Any) -> None:
 
 def save(folder: Path, name: str, figure: Any) -> None:
     """Write a figure durably, without a date in it."""
-    import io
-
     content = io.BytesIO()
     render(figure, content, dpi=120, format="png", metadata={"Software": None})
     fsio.write_durably(folder / "figures" / name, content.getbuffer(), scratch=folder)
@@ -237,80 +345,6 @@ def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
     return figure, axis
 
 
-def _shown(label: str) -> str:
+def shown(label: str) -> str:
     """A label in a figure: not too long, and no formula between dollar signs."""
     return visible(label, limit=30).replace("$", r"\$")
-
-
-def _confusion(
-    folder: Path, y: NDArray[Any], predicted: NDArray[Any], classes: tuple[str, ...]
-) -> None:
-    count = len(classes)
-    table = np.bincount(y * count + predicted, minlength=count**2).reshape(count, count)
-    shares = table / np.maximum(table.sum(1, keepdims=True), 1)
-    size = min(4 + 0.3 * count, 12)
-    figure, axis = canvas(size + 0.6, size)
-    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    if count <= _SHOWN_CLASSES:
-        names = [_shown(name) for name in classes]
-        axis.set_xticks(range(count), names, rotation=45 if count > 4 else 0)
-        axis.set_yticks(range(count), names)
-        for i in range(count):
-            for j in range(count):
-                colour = "white" if shares[i, j] > 0.5 else "black"
-                axis.text(j, i, f"{table[i, j]:,}", ha="center", va="center", color=colour)
-    figure.colorbar(image, label="share of the true class")
-    axis.set_title("confusion of held-out records", loc="left")
-    save(folder, "confusion.png", figure)
-
-
-def _reliability(folder: Path, y: NDArray[Any], output: NDArray[np.float64]) -> None:
-    """How often the predicted class is right, against how sure the model was."""
-    sure = output.max(1)
-    right = output.argmax(1) == y
-    edges = np.linspace(1 / output.shape[1], 1, 11)
-    bins = np.clip(np.digitize(sure, edges) - 1, 0, 9)
-    there = np.bincount(bins, minlength=10)
-    filled = there > 0
-    means = np.bincount(bins, sure, 10)[filled] / there[filled]
-    shares = np.bincount(bins, right, 10)[filled] / there[filled]
-    figure, axis = canvas()
-    axis.plot([edges[0], 1], [edges[0], 1], color=_GREY, linewidth=1)
-    axis.plot(means, shares, "o-", color=_BLUE)
-    for x, share, n in zip(means, shares, there[filled], strict=True):
-        axis.annotate(f"{n:,}", (x, share), xytext=(4, -11), textcoords="offset points", fontsize=7)
-    axis.set_xlabel("probability of the predicted class")
-    axis.set_ylabel("share that is right")
-    axis.set_title("reliability of held-out records", loc="left")
-    save(folder, "reliability.png", figure)
-
-
-def _precision_recall(
-    folder: Path, y: NDArray[Any], scores: NDArray[np.float64], name: str
-) -> None:
-    order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(y[order] == 1)
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(y) - 1)
-    precision, recall = hits[ends] / (ends + 1), hits[ends] / max(hits[-1], 1)
-    figure, axis = canvas()
-    axis.step(recall, precision, where="post", color=_BLUE)
-    axis.axhline((y == 1).mean(), color=_GREY, linewidth=1)
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1.02)
-    axis.set_xlabel(f"recall of {_shown(name)}")
-    axis.set_ylabel("precision")
-    axis.set_title("precision and recall of held-out records", loc="left")
-    save(folder, "precision_recall.png", figure)
-
-
-def _scatter(folder: Path, y: NDArray[Any], output: NDArray[np.float64]) -> None:
-    figure, axis = canvas()
-    ends = [min(y.min(), output.min()), max(y.max(), output.max())]
-    axis.plot(ends, ends, color=_GREY, linewidth=1)
-    axis.plot(y, output, ".", color=_BLUE, markersize=3, alpha=0.4)
-    axis.set_xlabel("true")
-    axis.set_ylabel("predicted")
-    axis.set_title("held-out records", loc="left")
-    save(folder, "values.png", figure)

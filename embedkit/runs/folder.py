@@ -1,13 +1,12 @@
-"""A run on disk: what was fitted on what, its predictions, scores, model and figures.
+"""A run on disk: settings, predictions, scores, model and figures.
 
-    RUN/run.json             method, settings, fingerprints, scores, cost, versions
-    RUN/predictions.parquet  row, id, fold, y_true, y_pred, proba_<class> …; of held-out records
-    RUN/model/               pipeline.skops, booster.txt for LightGBM; of a fine-tuned run fold-0/ …
+    RUN/run.json             settings, fingerprints, scores, cost, versions (:mod:`.content`)
+    RUN/predictions.parquet  predictions of held-out records (:mod:`.predictions`)
+    RUN/model/               the fitted pipeline; of a fine-tuned run fold-0/ …
     RUN/figures/             PNG
 
-Like a dataset, a run appears by one rename when it is complete. A run that takes long keeps what
-is finished in ``RUN.incomplete`` and goes on there. Models are read without pickle: only the types
-named here are ever built.
+Output is atomic: a run is written to ``RUN.incomplete`` and renamed when complete. A run that takes
+long keeps finished folds there, and the same call goes on with them.
 """
 
 from __future__ import annotations
@@ -16,18 +15,15 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.dataset.jobs import difference
-from embedkit.display import without_nan
 from embedkit.errors import (
     DamagedError,
     EncodeError,
@@ -35,29 +31,14 @@ from embedkit.errors import (
     OutputExistsError,
     UsageError,
 )
+from embedkit.runs.content import FORMAT_VERSION, KINDS, Run, as_json
+from embedkit.runs.decoding import decode
 
-__all__ = ["UNFINISHED", "is_run", "load_model_of", "new_run", "path_from", "read_run",
-           "resumable_run", "save_model", "versions", "write_predictions", "write_run"]  # fmt: skip
+__all__ = ["UNFINISHED", "check_free", "is_run", "new_run", "path_from",
+           "read_run", "resumable_run", "versions", "write_run"]  # fmt: skip
 
 UNFINISHED = "unfinished"
 """Folder inside of ``RUN.incomplete`` for what only the next attempt needs."""
-
-FORMAT_VERSION = 1
-
-_ALLOWED = (
-    "lightgbm.basic.Booster",
-    "lightgbm.sklearn.LGBMClassifier",
-    "lightgbm.sklearn.LGBMRegressor",
-    "collections.OrderedDict",
-    "sklearn.calibration._CalibratedClassifier",
-    "sklearn.calibration._SigmoidCalibration",
-    "sklearn.metrics._dist_metrics.EuclideanDistance32",
-    "sklearn.metrics._dist_metrics.EuclideanDistance64",
-    "sklearn.neighbors._kd_tree.KDTree",
-    "sklearn.neighbors._kd_tree.KDTree32",
-    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
-)
-"""Types beyond those that skops trusts by itself; nothing else is ever built from a file."""
 
 
 @contextmanager
@@ -73,7 +54,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     if (work / UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it with its own command, "
-            "choose another --out, or give --overwrite to throw it away."
+            "choose another out=, or pass overwrite=True to throw it away."
         )
     fsio.make_folder(work)
     with fsio.exclusive(work):  # first of all: what is in it may be another process at work
@@ -108,8 +89,8 @@ def resumable_run(
     work = _incomplete(out)
     if not begin and not (work / UNFINISHED).is_dir():
         raise UsageError(
-            f"--resume: there is no unfinished run {work}. Leave --resume out to begin one; the "
-            "same command goes on by itself where it was interrupted."
+            f"resume=True: there is no unfinished run {work}. Leave it out to begin one; the same "
+            "call goes on by itself where it was interrupted."
         )
     fsio.make_folder(work)
     with fsio.exclusive(work):
@@ -143,7 +124,7 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
     if not overwrite:
         raise MismatchError(
             f"{work} was begun with other input, model or settings. Repeat the earlier command to "
-            "finish it, choose another --out, or start over with --overwrite. It differs in:\n"
+            "finish it, choose another out=, or pass overwrite=True to start over. It differs in:\n"
             f"{found}"
         )
     _empty(work)
@@ -161,9 +142,9 @@ def _incomplete(out: Path) -> Path:
 def check_free(out: Path, *, overwrite: bool) -> None:
     """Raise an :class:`OutputExistsError` if a run cannot be put there."""
     if out.exists() and not (overwrite and is_run(out)):
-        advice = "it is not a run of embedkit" if overwrite else "give --overwrite to replace it"
+        advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
         if not out.is_dir() or any(out.iterdir()):
-            raise OutputExistsError(f"{out} is in the way; {advice}, or choose another --out.")
+            raise OutputExistsError(f"{out} is in the way; {advice}, or choose another out=.")
 
 
 def _publish(work: Path, out: Path) -> None:
@@ -183,11 +164,10 @@ def is_run(path: Path) -> bool:
     return (path / "run.json").is_file()
 
 
-def write_run(folder: Path, content: dict[str, Any]) -> None:
+def write_run(folder: Path, content: Run) -> None:
     """Write ``run.json``, the last file of a run; numbers that JSON cannot write become null."""
-    content = {"format_version": FORMAT_VERSION, "command": _command(), **content}
-    content = without_nan(content)
-    data = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    content = replace(content, command=_command())
+    data = json.dumps(as_json(content), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     fsio.write_durably(folder / "run.json", data.encode(), scratch=folder)
 
 
@@ -204,13 +184,14 @@ def _command() -> str | None:
     return shlex.join(["embedkit", *sys.argv[1:]])
 
 
-def read_run(path: Path) -> dict[str, Any]:
-    """What ``run.json`` says.
+def read_run(path: Path) -> Run:
+    """Read ``run.json``.
 
     Raises:
-        UsageError: there is no run.
-        DamagedError: it cannot be read.
+        UsageError: the folder is no run, or one of another version of embedkit.
+        DamagedError: a field is missing or has another type; the message names file and field.
     """
+    file = path / "run.json"
     if not is_run(path):
         unfinished = _incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
@@ -218,88 +199,19 @@ def read_run(path: Path) -> dict[str, Any]:
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
     try:
-        content = json.loads((path / "run.json").read_text("utf-8"))
-        known = content["format_version"] == FORMAT_VERSION and content["kind"] is not None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{path}/run.json is damaged: {error}. Make the run again.") from error
-    if not known:
+        content = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise DamagedError(f"{file} is damaged: {error}. Make the run again.") from error
+    head = decode(_Head, content, file=file)
+    if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. Make the run again.")
-    return dict(content)
+    return decode(KINDS[head.kind], content, file=file)
 
 
-def write_predictions(folder: Path, parts: Sequence[dict[str, Any]]) -> None:
-    """Write predictions from columns by name; the same columns give the same bytes."""
-    tables = [pa.table(columns) for columns in parts]
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.concat_tables(tables, promote_options="default").combine_chunks(), sink,
-        compression="zstd", write_page_checksum=True,
-    )  # fmt: skip
-    file = folder / "predictions.parquet"
-    fsio.write_durably(file, memoryview(sink.getvalue()), scratch=folder)
-
-
-def save_model(folder: Path, pipeline: Any) -> None:
-    """Write a fitted pipeline without pickle: skops, and LightGBM's own text for its trees."""
-    from sklearn.pipeline import Pipeline
-    from skops.io import dumps
-
-    where = folder / "model"
-    fsio.make_folder(where)
-    learner = pipeline.steps[-1][1]
-    if hasattr(learner, "booster_"):
-        text = learner.booster_.model_to_string()
-        fsio.write_durably(where / "booster.txt", text.encode(), scratch=folder)
-        pipeline = Pipeline([*pipeline.steps[:-1], ("nothing", "passthrough")])
-    fsio.write_durably(where / "pipeline.skops", dumps(pipeline), scratch=folder)
-
-
-def load_model_of(path: Path) -> Callable[[Any], Any]:
-    """Features → probabilities ``(n, classes)``, or values ``(n,)`` of a regression.
-
-    Raises:
-        DamagedError: a file cannot be read.
-        UsageError: it holds types that are never built.
-    """
-    from skops.io import get_untrusted_types, loads
-
-    where = path / "model"
-    try:
-        content = (where / "pipeline.skops").read_bytes()
-        unknown = sorted(set(get_untrusted_types(data=content)) - set(_ALLOWED))
-        if unknown:
-            raise UsageError(
-                f"{where}/pipeline.skops holds {unknown[0]}, which is never loaded from a file."
-            )
-        pipeline = loads(content, trusted=list(_ALLOWED))
-    except UsageError:
-        raise
-    except Exception as error:  # skops raises what its nodes raise
-        raise DamagedError(f"{where}/pipeline.skops cannot be read: {error}.") from error
-    booster_file = where / "booster.txt"
-    if booster_file.is_file():
-        return _boosted(pipeline, booster_file)
-    if hasattr(pipeline, "predict_proba"):
-        return lambda features: pipeline.predict_proba(features)
-    return lambda features: pipeline.predict(features)
-
-
-def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
-    import lightgbm
-    import numpy as np
-
-    try:
-        booster = lightgbm.Booster(model_str=file.read_text("utf-8"))
-    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
-        raise DamagedError(f"{file} cannot be read: {error}.") from error
-
-    def apply(features: Any) -> Any:
-        values = np.asarray(booster.predict(pipeline.transform(features)))
-        if booster.params.get("objective") == "binary":
-            return np.stack([1 - values, values], axis=1)
-        return values
-
-    return apply
+@dataclass(frozen=True, slots=True)
+class _Head:
+    kind: str
+    format_version: int
 
 
 def versions() -> dict[str, str]:

@@ -14,26 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import UsageError
+from embedkit.types import Float64, Int64
 
 __all__ = [
     "SAMPLES",
-    "Measure",
+    "Metric",
     "Score",
+    "Threshold",
     "best_threshold",
+    "bootstrap_weights",
     "calibration_error",
-    "classification_measures",
+    "classification_metrics",
     "classification_scores",
-    "draws",
-    "middle",
-    "parse_threshold",
-    "regression_measures",
+    "interval",
+    "regression_metrics",
     "regression_scores",
     "score_of",
 ]
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Measure = Callable[[Floats], Floats]
+Metric = Callable[[Float64], Float64]
 """Weights of the records in some samples ``(samples, n)`` → a score of each ``(samples,)``."""
 
 SAMPLES = 1_000
@@ -51,8 +50,8 @@ class Score:
 
 
 def classification_scores(
-    y: Integers, probabilities: Floats, predicted: Integers, *, seed: int = 0,
-    samples: int = SAMPLES, beta: float | None = None, record: Integers | None = None,
+    y: Int64, probabilities: Float64, predicted: Int64, *, seed: int = 0,
+    samples: int = SAMPLES, beta: float | None = None, record: Int64 | None = None,
 ) -> dict[str, Score]:  # fmt: skip
     """Accuracy, macro-F1, log-loss and Brier score; ROC-AUC and average precision of two classes.
 
@@ -66,19 +65,19 @@ def classification_scores(
         record: ``(n,)`` which record each prediction is of, where some have several; a record is
             drawn with all of them.
     """
-    measures = classification_measures(y, probabilities, predicted, beta=beta)
-    return _intervals(measures, len(y), seed, samples, record)
+    metrics = classification_metrics(y, probabilities, predicted, beta=beta)
+    return _intervals(metrics, len(y), seed, samples, record)
 
 
-def classification_measures(
-    y: Integers, probabilities: Floats, predicted: Integers, *, beta: float | None = None
-) -> dict[str, Measure]:
+def classification_metrics(
+    y: Int64, probabilities: Float64, predicted: Int64, *, beta: float | None = None
+) -> dict[str, Metric]:
     """The scores of :func:`classification_scores` as functions of the records' weights."""
     classes = probabilities.shape[1]
     true = np.clip(probabilities[np.arange(len(y)), y], _SMALLEST, 1)
     hot = np.eye(classes)[y]
     cells = y * classes + predicted
-    measures: dict[str, Measure] = {
+    metrics: dict[str, Metric] = {
         "accuracy": _mean((y == predicted).astype(np.float64)),
         "macro_f1": lambda w: _macro_f1(_counts(cells, w, classes**2), classes),
         "log_loss": _mean(-np.log(true)),
@@ -86,21 +85,21 @@ def classification_measures(
     }
     if classes == 2:
         ranked = _Ranking(y, probabilities[:, 1])
-        measures |= {"roc_auc": ranked.roc_auc, "average_precision": ranked.average_precision}
+        metrics |= {"roc_auc": ranked.roc_auc, "average_precision": ranked.average_precision}
         if beta is not None:
-            measures[f"f{beta:g}"] = lambda w: _f_beta(_counts(cells, w, 4).T, beta)
-    return measures
+            metrics[f"f{beta:g}"] = lambda w: _f_beta(_counts(cells, w, 4).T, beta)
+    return metrics
 
 
 def regression_scores(
-    y: Floats, predicted: Floats, *, seed: int = 0, samples: int = SAMPLES,
-    record: Integers | None = None,
+    y: Float64, predicted: Float64, *, seed: int = 0, samples: int = SAMPLES,
+    record: Int64 | None = None,
 ) -> dict[str, Score]:  # fmt: skip
     """Root mean squared error, R² and Spearman's rank correlation."""
-    return _intervals(regression_measures(y, predicted), len(y), seed, samples, record)
+    return _intervals(regression_metrics(y, predicted), len(y), seed, samples, record)
 
 
-def regression_measures(y: Floats, predicted: Floats) -> dict[str, Measure]:
+def regression_metrics(y: Float64, predicted: Float64) -> dict[str, Metric]:
     """The scores of :func:`regression_scores` as functions of the records' weights."""
     from scipy.stats import rankdata
 
@@ -111,11 +110,11 @@ def regression_measures(y: Floats, predicted: Floats) -> dict[str, Measure]:
     a, b = (rankdata(v) - (len(y) + 1) / 2 for v in (y, predicted))
     products = np.stack([a, b, a * a, b * b, a * b], 1)
 
-    def r_squared(w: Floats) -> Floats:
+    def r_squared(w: Float64) -> Float64:
         first, second = (w @ moments / w.sum(1, keepdims=True)).T
         return np.asarray(1 - squares(w) / np.maximum(second - first**2, _SMALLEST))
 
-    def spearman(w: Floats) -> Floats:
+    def spearman(w: Float64) -> Float64:
         a, b, aa, bb, ab = (w @ products / w.sum(1, keepdims=True)).T
         spread = (aa - a * a) * (bb - b * b)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -124,7 +123,7 @@ def regression_measures(y: Floats, predicted: Floats) -> dict[str, Measure]:
     return {"rmse": lambda w: np.sqrt(squares(w)), "r2": r_squared, "spearman": spearman}
 
 
-def draws(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Floats]:
+def bootstrap_weights(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Float64]:
     """How often each record is drawn: ``(a few samples, count)`` at a time, ``samples`` in all."""
     random = np.random.default_rng(seed)
     step = max(1, min(64, _AT_ONCE // count))
@@ -135,12 +134,12 @@ def draws(count: int, seed: int, samples: int = SAMPLES) -> Iterator[Floats]:
         yield weights
 
 
-def score_of(measure: Measure, count: int, drawn: Floats) -> Score:
+def score_of(metric: Metric, count: int, drawn: Float64) -> Score:
     """The score of all ``count`` records, with the interval of those of the samples drawn."""
-    return Score(float(measure(np.ones((1, count)))[0]), *middle(drawn))
+    return Score(float(metric(np.ones((1, count)))[0]), *interval(drawn))
 
 
-def middle(drawn: Floats) -> tuple[float, float]:
+def interval(drawn: Float64) -> tuple[float, float]:
     """The ends of the middle 95 % of some samples; NaN where none of them has a value."""
     known = drawn[np.isfinite(drawn)]  # a sample may hold one class only
     if not len(known):
@@ -150,31 +149,31 @@ def middle(drawn: Floats) -> tuple[float, float]:
 
 
 def _intervals(
-    measures: dict[str, Measure], count: int, seed: int, samples: int, record: Integers | None
+    metrics: dict[str, Metric], count: int, seed: int, samples: int, record: Int64 | None
 ) -> dict[str, Score]:
-    found: dict[str, list[Floats]] = {name: [np.empty(0)] for name in measures}
+    found: dict[str, list[Float64]] = {name: [np.empty(0)] for name in metrics}
     names, of = (None, None) if record is None else np.unique(record, return_inverse=True)
-    for drawn in draws(count if names is None else len(names), seed, samples):
+    for drawn in bootstrap_weights(count if names is None else len(names), seed, samples):
         weights = drawn if of is None else drawn[:, of]
-        for name, measure in measures.items():
-            found[name].append(measure(weights))
+        for name, metric in metrics.items():
+            found[name].append(metric(weights))
     return {
-        name: score_of(measure, count, np.concatenate(found[name]))
-        for name, measure in measures.items()
+        name: score_of(metric, count, np.concatenate(found[name]))
+        for name, metric in metrics.items()
     }
 
 
-def _mean(values: Floats) -> Measure:
+def _mean(values: Float64) -> Metric:
     return lambda weights: np.asarray(weights @ values / weights.sum(1))
 
 
-def _counts(cells: Integers, weights: Floats, count: int) -> Floats:
+def _counts(cells: Int64, weights: Float64, count: int) -> Float64:
     """``(samples, count)``: weight of the records in every cell."""
     return np.stack([np.bincount(cells, row, count) for row in weights])
 
 
-def calibration_error(y: Integers, probabilities: Floats, *, bins: int = 10) -> Measure:
-    """Expected calibration error: mean distance between confidence and share of right answers.
+def calibration_error(y: Int64, probabilities: Float64, *, bins: int = 10) -> Metric:
+    """Expected calibration error: mean distance between confidence and accuracy, in bins.
 
     The predicted class is the likeliest one; bins of equal width lie between chance and 1.
     """
@@ -185,31 +184,48 @@ def calibration_error(y: Integers, probabilities: Floats, *, bins: int = 10) -> 
     return lambda w: np.asarray(np.abs(_counts(of, w * gap, bins)).sum(1) / w.sum(1))
 
 
-def parse_threshold(text: str) -> tuple[float | None, float | None]:
-    """``--threshold`` → a fixed probability, or the beta of the F score to choose it by.
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """How one of two classes is decided on.
 
-    ``0.3`` is ``(0.3, None)``; ``f2`` is ``(None, 2.0)``; ``macro_f1`` is ``(None, None)``.
-
-    Raises:
-        UsageError: it is none of these.
+    Attributes:
+        value: probability from which the second class is predicted; ``None``: chosen by a score.
+        beta: of the F score it is chosen by; ``None`` for macro-F1.
     """
-    wrong = UsageError(
-        f"--threshold {text}: expected a probability such as 0.3, or the score to choose it by: "
-        "macro_f1, f1, f2, f0.5 …"
-    )
-    if text == "macro_f1":
-        return None, None
-    is_beta = text.startswith("f")
-    try:
-        value = float(text[is_beta:])
-    except ValueError:
-        raise wrong from None
-    if not (0 < value < (1_000 if is_beta else 1)):
-        raise wrong
-    return (None, value) if is_beta else (value, None)
+
+    value: float | None
+    beta: float | None
+
+    @classmethod
+    def parse(cls, text: str) -> Threshold:
+        """Read a probability such as ``0.3``, or the score to choose one by.
+
+        >>> Threshold.parse("0.3"), Threshold.parse("f2")
+        (Threshold(value=0.3, beta=None), Threshold(value=None, beta=2.0))
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if text == "macro_f1":
+            return cls(None, None)
+        is_beta = text.startswith("f")
+        try:
+            value = float(text[is_beta:])
+        except ValueError:
+            value = float("nan")
+        if not 0 < value < (1_000 if is_beta else 1):
+            raise UsageError(
+                f"threshold={text!r}: expected a probability such as 0.3, or the score to choose "
+                "it by: macro_f1, f1, f2, f0.5 …"
+            )
+        return cls(None, value) if is_beta else cls(value, None)
+
+    def choose(self, y: Int64, positive: Float64) -> float:
+        """Return the fixed value, or the best one; arguments as for :func:`best_threshold`."""
+        return best_threshold(y, positive, beta=self.beta) if self.value is None else self.value
 
 
-def best_threshold(y: Integers, positive: Floats, *, beta: float | None = None) -> float:
+def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) -> float:
     """Probability of the second class from which on deciding for it scores best.
 
     Args:
@@ -235,7 +251,7 @@ def best_threshold(y: Integers, positive: Floats, *, beta: float | None = None) 
 
 
 def _f_beta(cells: NDArray[Any], beta: float) -> Any:
-    """F-beta of class 1 from counts ``(true 0 said 0, true 0 said 1, 1 said 0, 1 said 1)``."""
+    """F-beta of class 1 from counts of true and predicted class: ``(00, 01, 10, 11)``."""
     _, false, missed, hits = cells
     return (
         (1 + beta**2)
@@ -244,7 +260,7 @@ def _f_beta(cells: NDArray[Any], beta: float) -> Any:
     )
 
 
-def _macro_f1(cells: Floats, classes: int) -> Floats:
+def _macro_f1(cells: Float64, classes: int) -> Float64:
     """Unweighted mean of the F1 of every class that is true or predicted somewhere."""
     table = cells.reshape(-1, classes, classes)
     right = np.diagonal(table, axis1=1, axis2=2)
@@ -254,25 +270,25 @@ def _macro_f1(cells: Floats, classes: int) -> Floats:
 
 
 class _Ranking:
-    """Records in order of score, ties together, for measures of a ranking."""
+    """Records in order of score, ties together, for metrics of a ranking."""
 
-    def __init__(self, y: Integers, scores: Floats) -> None:
-        self._last: tuple[Floats, tuple[Floats, Floats]] | None = None
+    def __init__(self, y: Int64, scores: Float64) -> None:
+        self._last: tuple[Float64, tuple[Float64, Float64]] | None = None
         self._order = np.argsort(-scores, kind="stable")
         self._positive = (y[self._order] == 1).astype(np.float64)
         ordered = scores[self._order]
         ends = np.append(np.flatnonzero(np.diff(ordered)), len(y) - 1)
         self._ends = ends if len(ends) < len(y) else slice(None)  # a slice copies nothing
 
-    def roc_auc(self, weights: Floats) -> Floats:
+    def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""
         return self._areas(weights)[0]
 
-    def average_precision(self, weights: Floats) -> Floats:
+    def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
         return self._areas(weights)[1]
 
-    def _areas(self, weights: Floats) -> tuple[Floats, Floats]:
+    def _areas(self, weights: Float64) -> tuple[Float64, Float64]:
         if self._last is not None and self._last[0] is weights:
             return self._last[1]  # both are asked of the same samples, one after the other
         ordered = weights[:, self._order]

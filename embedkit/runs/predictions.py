@@ -1,297 +1,272 @@
-"""What is predicted, and what was predicted for records that a model had not seen.
+"""Predictions for held-out records, and ``predictions.parquet``.
 
-Every way to a run (classifiers on vectors, fine-tuned encoders) ends in the same records here, so
-that what is scored and written is the same for all of them.
+    row, id, repeat, fold, y_true, y_pred, proba_<class> …     of a regression without proba_
+
+Every way to a run (estimators on vectors, fine-tuned encoders, blends) ends in the same record, so
+that scores and files are the same for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.errors import UsageError
+from embedkit import fsio
+from embedkit.errors import DamagedError
+from embedkit.runs.content import ReportedScore
 from embedkit.runs.metrics import Score, classification_scores, regression_scores
-from embedkit.runs.splits import TEST, check_labelled, has_label
+from embedkit.runs.split_files import TEST
+from embedkit.runs.targets import Target, class_prior
+from embedkit.types import Float64, Int64
 
 __all__ = [
-    "HeldOut",
-    "Target",
-    "baseline",
-    "check_folds",
-    "check_part",
+    "Predictions",
     "decide",
-    "prediction_columns",
-    "scores_content",
-    "scores_of",
-    "target_from",
-    "target_like",
+    "fold_names",
+    "read_predictions",
+    "reported_scores",
+    "write_predictions",
 ]
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
-_MANY_CLASSES = 20
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """Predictions by models that had not seen the records.
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is predicted.
+    Out-of-fold predictions come first, ordered by repeat and row; then the test set.
 
     Attributes:
-        y: ``(n,)`` class numbers int64, or values float64 of a regression.
+        row: ``(m,)`` record numbers.
+        ids: ``m`` ids.
+        fold: ``(m,)`` fold that the record was held out in, ``-1`` for the test set.
+        repeat: ``(m,)`` number of the repeat.
+        y: ``(m,)`` class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test
+            set without labels.
+        proba: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
+        y_pred: ``(m,)`` predicted class numbers, or the values of a regression.
         classes: labels by class number; empty for a regression.
     """
 
+    row: Int64
+    ids: tuple[str, ...]
+    fold: Int64
+    repeat: Int64
     y: NDArray[Any]
+    proba: Float64
+    y_pred: NDArray[Any]
     classes: tuple[str, ...]
 
-    @property
-    def strata(self) -> Integers:
-        """Class numbers, or one class for all in a regression."""
-        return self.y if self.classes else np.zeros(len(self.y), np.int64)
+    @classmethod
+    def of_fold(
+        cls,
+        index: Int64,
+        proba: Float64,
+        *,
+        row: Int64,
+        ids: Sequence[str] | NDArray[np.str_],
+        target: Target,
+        fold: int,
+        repeat: int = 0,
+        threshold: float | None = None,
+    ) -> Predictions:
+        """Return the predictions of one fold, or of the test set.
 
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Predictions for records that the model had not seen.
-
-    Attributes:
-        place: ``(m,)`` position of each record in the dataset.
-        fold: ``(m,)`` fold it was held out in, ``-1`` for the test part.
-        repeat: ``(m,)`` number of the deal.
-        output: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
-        decided: ``(m,)`` class numbers decided on, or the values of a regression.
-        baseline: like ``output``, from the training labels alone: shares of the classes, or mean.
-    """
-
-    place: Integers
-    fold: Integers
-    repeat: Integers
-    output: Floats
-    decided: NDArray[Any]
-    baseline: Floats
+        Args:
+            index: ``(m,)`` indices into ``row``, ``ids`` and the target.
+            proba: ``(m, classes)`` probabilities, or ``(m,)`` values.
+            row: ``(n,)`` record numbers.
+            ids: ``n`` ids.
+            target: true labels; its ``y`` may be empty where they are not known.
+            fold: number of the fold; ``-1`` for the test set.
+            repeat: number of the repeat.
+            threshold: as for :func:`decide`.
+        """
+        unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
+        return cls(
+            row=row[index],
+            ids=tuple(str(ids[i]) for i in index),
+            fold=np.full(len(index), fold),
+            repeat=np.full(len(index), repeat),
+            y=target.y[index] if len(target.y) else unknown,
+            proba=proba,
+            y_pred=decide(proba, threshold=threshold),
+            classes=target.classes,
+        )
 
     @classmethod
-    def joined(cls, parts: Sequence[HeldOut]) -> HeldOut:
-        """Several parts as one, ordered by repeat and place."""
-        names = ("place", "fold", "repeat", "output", "decided", "baseline")
-        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-        order = np.lexsort((arrays[0], arrays[2]))
-        return cls(*(array[order] for array in arrays))
+    def joined(cls, subsets: Sequence[Predictions]) -> Predictions:
+        """Return several subsets as one, in order."""
+        names = ("row", "fold", "repeat", "y", "proba", "y_pred")
+        found = {n: np.concatenate([getattr(s, n) for s in subsets]) for n in names}
+        ids = tuple(identifier for subset in subsets for identifier in subset.ids)
+        return cls(**found, ids=ids, classes=subsets[0].classes)._ordered()
 
+    def _ordered(self) -> Predictions:
+        return self.take(np.lexsort((self.row, self.repeat, self.fold == TEST)))
 
-def target_from(
-    labels: Sequence[str | None], *, rows: Integers, name: str, task: str = "classification"
-) -> Target:
-    """Labels as written → what is predicted.
-
-    Args:
-        labels: ``(n,)`` labels.
-        rows: ``(n,)`` record numbers, for messages.
-        name: of the data, for messages.
-        task: ``classification`` or ``regression``.
-
-    Raises:
-        UsageError: a label is missing, constant, or no number in a regression.
-    """
-    check_labelled(labels, rows, name=name)
-    names = np.unique(np.array(labels, np.str_))
-    if len(names) < 2:
-        raise UsageError(f"{name}: all records have the label {str(names[0])!r}." if len(names)
-                         else f"{name} has no records.")  # fmt: skip
-    if task == "regression":
-        return Target(_values(labels, rows, name), ())
-    classes = tuple(sorted(names.tolist(), key=_in_order))
-    if len(classes) > _MANY_CLASSES and _are_values(classes):
-        raise UsageError(
-            f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
-            f"{classes[-1]}), not classes. Give --task regression."
-        )
-    numbers = {label: i for i, label in enumerate(classes)}
-    return Target(np.array([numbers[str(x)] for x in labels], np.int64), classes)
-
-
-def target_like(
-    target: Target, labels: Sequence[str | None] | None, *, rows: Integers, name: str
-) -> Target:
-    """Labels of further records by the class numbers of a target; empty where there are none.
-
-    Args:
-        target: what models learnt to predict.
-        labels: ``(m,)`` labels, or ``None``.
-        rows: ``(m,)`` record numbers, for messages.
-        name: of the further records, for messages.
-
-    Raises:
-        UsageError: only some records have a label, or one is not among those learnt.
-    """
-    if labels is None or not any(map(has_label, labels)):
-        return Target(np.empty(0, np.int64), target.classes)
-    for label, row in zip(labels, rows, strict=True):
-        if not has_label(label):
-            raise UsageError(
-                f"{name}: row {row} has no label while others have one. Label all or none."
-            )
-    if not target.classes:
-        return Target(_values(labels, rows, name), ())
-    numbers = {label: i for i, label in enumerate(target.classes)}
-    for label, row in zip(labels, rows, strict=True):
-        if label not in numbers:
-            raise UsageError(
-                f"{name}: row {row} has the label {label!r}, which no training record has; "
-                f"there are {', '.join(target.classes[:10])}."
-            )
-    return Target(np.array([numbers[str(x)] for x in labels], np.int64), target.classes)
-
-
-def check_part(target: Target, known: Integers, name: str) -> None:
-    """Raise a :class:`UsageError` if a class does not occur among some records."""
-    if not target.classes:
-        return
-    there = np.bincount(target.y[known], minlength=len(target.classes)) > 0
-    if not there.all():
-        absent = target.classes[int(np.argmin(there))]
-        raise UsageError(
-            f"label {absent!r} does not occur in {name}. Use other folds, or leave the label out."
+    def take(self, index: Int64) -> Predictions:
+        """Return some of the predictions."""
+        names = ("row", "fold", "repeat", "y", "proba", "y_pred")
+        return Predictions(
+            **{name: getattr(self, name)[index] for name in names},
+            ids=tuple(self.ids[i] for i in index),
+            classes=self.classes,
         )
 
+    @property
+    def out_of_fold(self) -> Int64:
+        """Indices of the out-of-fold predictions."""
+        return np.flatnonzero(self.fold != TEST)
 
-def check_folds(target: Target, folds: Integers) -> None:
-    """Raise a :class:`UsageError` if a fold cannot be learnt or predicted, before any is.
+    @property
+    def test(self) -> Int64:
+        """Indices of the test set."""
+        return np.flatnonzero(self.fold == TEST)
 
-    Args:
-        target: what is predicted.
-        folds: ``(n, repeats)`` fold numbers, ``-1`` for the test part.
+    @property
+    def scored_test(self) -> Int64:
+        """Indices of the records of the test set whose labels are known."""
+        known = self.y >= 0 if self.classes else np.isfinite(self.y)
+        return np.flatnonzero((self.fold == TEST) & known)
+
+    @property
+    def first_repeat(self) -> Int64:
+        """Indices of the out-of-fold predictions of the first repeat: every record once."""
+        return np.flatnonzero((self.fold != TEST) & (self.repeat == 0))
+
+    def folds(self) -> list[tuple[Int64, Int64]]:
+        """Return train and test indices of every fold of every repeat."""
+        found = []
+        for repeat in np.unique(self.repeat[self.out_of_fold]):
+            here = (self.repeat == repeat) & (self.fold != TEST)
+            for fold in np.unique(self.fold[here]):
+                test = here & (self.fold == fold)
+                found.append((np.flatnonzero(here & ~test), np.flatnonzero(test)))
+        return found
+
+    def with_proba(self, proba: Float64, y_pred: NDArray[Any] | None = None) -> Predictions:
+        """Return other predictions for the same records."""
+        return replace(self, proba=proba, y_pred=decide(proba) if y_pred is None else y_pred)
+
+    def majority(self) -> Predictions:
+        """Return the baseline: class frequencies (or the mean) of each fold's training records."""
+        proba = np.empty(self.proba.shape)
+        for train, test in [*self.folds(), (self.first_repeat, self.test)]:
+            if len(test):
+                proba[test] = class_prior(self.y[train], self.classes, len(test))
+        return self.with_proba(proba)
+
+
+def decide(proba: Float64, *, threshold: float | None = None) -> NDArray[Any]:
+    """Return class numbers for probabilities ``(n, classes)``; values ``(n,)`` are returned as is.
+
+    With a threshold, the second of two classes is predicted where its probability reaches it.
     """
-    for dealt in folds.T:
-        for fold in range(int(folds.max()) + 1):
-            known = np.flatnonzero((dealt != fold) & (dealt != TEST))
-            if not (dealt == fold).any() or not len(known):
-                empty = "to learn from" if (dealt == fold).any() else "in it"
-                raise UsageError(
-                    f"fold {fold} of the split has no record {empty} among these. Make the split "
-                    "again from the records that are there."
-                )
-            check_part(target, known, f"the training part of fold {fold}")
-
-
-def baseline(target: Target, known: Integers, count: int) -> Floats:
-    """What is predicted from the training labels alone: shares of the classes, or the mean."""
-    y = target.y[known]
-    if not target.classes:
-        return np.full(count, y.mean())
-    shares = np.bincount(y, minlength=len(target.classes)) / len(y)
-    return np.tile(shares, (count, 1))
-
-
-def decide(output: Floats, *, threshold: float | None = None) -> NDArray[Any]:
-    """Class numbers from probabilities ``(n, classes)``; values ``(n,)`` stay what they are.
-
-    With a threshold the second of two classes is decided on where its probability reaches it.
-    """
-    if output.ndim == 1:
-        return output
+    if proba.ndim == 1:
+        return proba
     if threshold is None:
-        return np.asarray(output.argmax(1), np.int64)
-    return np.asarray(output[:, 1] >= threshold, np.int64)
+        return np.asarray(proba.argmax(1), np.int64)
+    return np.asarray(proba[:, 1] >= threshold, np.int64)
 
 
-def scores_of(
-    target: Target, held: HeldOut, *, seed: int, beta: float | None = None
-) -> tuple[dict[str, Score], dict[str, Score]]:
-    """Scores of the model, and without intervals those of the majority, on the same records.
+def reported_scores(
+    predictions: Predictions, *, seed: int, beta: float | None = None
+) -> dict[str, dict[str, ReportedScore]]:
+    """Return scores by subset (``cross_validation``, ``test``) and metric, with the baseline's.
 
     Args:
-        target: what is predicted.
-        held: what was predicted.
+        predictions: of all folds, and of the test set where there is one.
         seed: of the bootstrap.
         beta: also F-beta of the second of two classes.
     """
-    y = target.y[held.place]
-    record = held.place if held.repeat.any() else None  # once each is the usual case
-    if not target.classes:
-        return (
-            regression_scores(y, held.output, seed=seed, record=record),
-            regression_scores(y, held.baseline, seed=seed, samples=0),
-        )
-    return (
-        classification_scores(y, held.output, held.decided, seed=seed, beta=beta, record=record),
-        classification_scores(
-            y, held.baseline, held.baseline.argmax(1), seed=seed, samples=0, beta=beta
-        ),
+    subsets = {"cross_validation": predictions.out_of_fold, "test": predictions.scored_test}
+    baseline = predictions.majority()
+    found = {}
+    for name, index in subsets.items():
+        if len(index):
+            ours = _scores(predictions.take(index), seed=seed, beta=beta)
+            theirs = _scores(baseline.take(index), seed=seed, beta=beta, samples=0)
+            found[name] = {
+                metric: ReportedScore(**asdict(score), majority=theirs[metric].value)
+                for metric, score in ours.items()
+            }
+    return found
+
+
+def _scores(p: Predictions, *, seed: int, beta: float | None, **more: int) -> dict[str, Score]:
+    record = p.row if p.repeat.any() else None  # once each is the usual case
+    if not p.classes:
+        return regression_scores(p.y, p.proba, seed=seed, record=record, **more)
+    return classification_scores(
+        p.y, p.proba, p.y_pred, seed=seed, beta=beta, record=record, **more
     )
 
 
-def scores_content(
-    scores: dict[str, tuple[dict[str, Score], dict[str, Score]]],
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Scores by part (``cross_validation``, ``test``) as ``run.json`` holds them."""
-    return {
-        part: {
-            name: {**asdict(score), "majority": majority[name].value}
-            for name, score in found.items()
-        }
-        for part, (found, majority) in scores.items()
+def write_predictions(folder: Path, predictions: Predictions) -> None:
+    """Write ``predictions.parquet`` of a run; the same predictions give the same bytes."""
+    p, names = predictions, predictions.classes
+    columns: dict[str, Any] = {
+        "row": p.row,
+        "id": pa.array(p.ids, pa.string()),
+        "repeat": p.repeat.astype(np.int16),
+        "fold": fold_names(p.fold),
     }
+    if names:
+        labels: Mapping[int, str | None] = dict(enumerate(names)) | {-1: None}
+        columns["y_true"] = pa.array([labels[int(i)] for i in p.y], pa.string())
+        columns["y_pred"] = [names[i] for i in p.y_pred]
+        columns |= {f"proba_{name}": p.proba[:, i] for i, name in enumerate(names)}
+    else:
+        columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
+    fsio.write_parquet(folder / "predictions.parquet", pa.table(columns))
 
 
-def prediction_columns(
-    *, row: Integers, ids: NDArray[np.str_] | Sequence[str], target: Target, held: HeldOut
-) -> dict[str, Any]:
-    """Columns of ``predictions.parquet``.
+def fold_names(fold: Int64) -> list[str]:
+    """Return fold numbers as files hold them: ``test`` for the test set."""
+    return ["test" if f == TEST else str(f) for f in fold]
+
+
+def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
+    """Read ``predictions.parquet`` of a run.
 
     Args:
-        row: ``(n,)`` record numbers of the dataset.
-        ids: ``(n,)`` ids of the dataset.
-        target: what is predicted; its ``y`` may be empty where it is not known.
-        held: what was predicted; its places point into the dataset.
+        folder: of the run.
+        classes: labels by class number; empty for a regression.
+
+    Raises:
+        DamagedError: the file cannot be read, or lacks a column or label.
     """
-    place = held.place
-    columns: dict[str, Any] = {
-        "row": row[place],
-        "id": [str(ids[i]) for i in place],
-        "repeat": held.repeat.astype(np.int16),
-        "fold": ["test" if f == TEST else str(f) for f in held.fold],
-    }
-    unknown = [None] * len(place) if not len(target.y) else None
-    if not target.classes:
-        return columns | {"y_true": unknown or target.y[place].tolist(), "y_pred": held.output}
-    names = target.classes
-    columns["y_true"] = unknown or [names[i] for i in target.y[place]]
-    columns["y_pred"] = [names[i] for i in held.decided]
-    return columns | {f"proba_{name}": held.output[:, i] for i, name in enumerate(names)}
-
-
-def _values(labels: Sequence[str | None], rows: Integers, name: str) -> Floats:
-    result = np.empty(len(labels))
-    for i, label in enumerate(labels):
-        try:
-            result[i] = float(str(label))
-        except ValueError:
-            result[i] = np.nan
-        if not np.isfinite(result[i]):
-            raise UsageError(
-                f"{name}: the label {label!r} of row {rows[i]} is no number, as --task "
-                "regression needs."
-            )
-    return result
-
-
-def _are_values(classes: Sequence[str]) -> bool:
-    """Whether all are numbers and some of them are not whole."""
+    file = folder / "predictions.parquet"
     try:
-        return not all(float(label).is_integer() for label in classes)
-    except ValueError:
-        return False
+        table = pq.read_table(file, page_checksum_verification=True)
+        fold = [TEST if f == "test" else int(f) for f in table["fold"].to_pylist()]
+        y, y_pred = (_numbers(table[n], classes) for n in ("y_true", "y_pred"))
+        proba = y_pred
+        if classes:
+            proba = np.stack([table[f"proba_{c}"].to_numpy() for c in classes], axis=1)
+        return Predictions(
+            row=table["row"].to_numpy().astype(np.int64),
+            ids=tuple(map(str, table["id"].to_pylist())),
+            fold=np.array(fold, np.int64),
+            repeat=table["repeat"].to_numpy().astype(np.int64),
+            y=y,
+            proba=proba.astype(np.float64),
+            y_pred=y_pred,
+            classes=classes,
+        )._ordered()
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DamagedError(f"{file} cannot be read: {error}. Make the run again.") from error
 
 
-def _in_order(label: str) -> tuple[int, float, str]:
-    """Numbers by value, then everything else by name."""
-    try:
-        return 0, float(label), label
-    except ValueError:
-        return 1, 0.0, label
+def _numbers(column: pa.ChunkedArray, classes: tuple[str, ...]) -> NDArray[Any]:
+    if not classes:
+        return np.asarray(column.to_numpy(), np.float64)
+    numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
+    return np.array([numbers[label] for label in column.to_pylist()], np.int64)

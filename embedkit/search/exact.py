@@ -1,42 +1,36 @@
-"""Exact nearest neighbours, straight from the Parquet files.
+"""Exact nearest neighbours, computed from the row groups of the Parquet files.
 
-Row groups are read, multiplied with the queries and forgotten; each thread has one of them in
-memory. A thread reads, checks and multiplies by itself, so that one thread's reading goes on while
-another computes, and no step waits for the slowest of all threads.
+Each thread reads a row group, multiplies it with the queries and adds the scores to a result heap
+of faiss; at the end the heaps of all threads are merged. Memory does not grow with the dataset.
+
+The products are NumPy's and not those of ``faiss.knn``: for fewer than some hundred queries faiss
+compares pair by pair, and the BLAS in its wheel knows fewer processors than NumPy's
+(``docs/search.md`` has both times).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embedkit.choices import SEARCH_METRICS, check_choice
 from embedkit.dataset.store import Block, VectorData
-from embedkit.search.coarse import CoarseProduct, coarse_product
-from embedkit.search.topk import TopK, reaching
-from embedkit.search.whitening import Isotropy
+from embedkit.errors import UsageError, check_counts
+from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.search.whitening import Whitening
+from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["METRICS", "Neighbours", "available_threads", "nearest", "unit_rows"]
+__all__ = ["Neighbours", "nearest", "unit_rows"]
 
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
-
-METRICS = ("cosine", "dot", "euclid")
-
-_QUERIES = 1_024
-_ROWS = 2_048
-_WORTH_ROUGH = 50
-_IN_VAIN = 32
-_SINGLES = 2_048
+_TILE = 1 << 21  # scores that a thread holds at once: 8 MB
+_PAIRS = 2_048  # distances that are refined at once
 _LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e38
-_ROUNDING = 2.0**-20  # of a sum of up to some thousands of products, and to spare
+_ROUNDING = 2.0**-20  # relative error bound of a float32 sum of up to some thousand products
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,247 +39,221 @@ class Neighbours:
 
     Attributes:
         scores: ``(queries, k)`` float32, the nearest first: cosines, products, or distances.
-        places: ``(queries, k)`` int64 positions among the records of the dataset; ``-1`` where
-            there are fewer than ``k``.
+        indices: ``(queries, k)`` int64 positions among the records of the dataset; ``-1`` where
+            there are fewer than ``k``. Records with equal scores are in ascending order.
     """
 
-    scores: Floats
-    places: Integers
+    scores: Float32
+    indices: Int64
 
 
 def nearest(
     data: VectorData,
-    queries: Floats,
+    queries: Float32,
     *,
     k: int = 10,
     metric: str = "cosine",
-    isotropy: Isotropy | None = None,
-    chosen: NDArray[np.bool_] | None = None,
+    whitening: Whitening | None = None,
+    chosen: Bool | None = None,
     threads: int | None = None,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    progress: ProgressCallback = no_progress,
 ) -> Neighbours:
-    """The ``k`` nearest records of each query, by looking at every record.
+    """Find the ``k`` nearest records of each query by comparing it with every record.
 
     Memory holds one row group and one tile of scores for each thread, and ``k`` results for each
-    query, whatever the size of the dataset.
+    query and thread, whatever the size of the dataset.
 
     Args:
         data: the dataset, with its chosen view.
         queries: ``(queries, width)`` float32.
-        k: how many; fewer are found where fewer are there.
-        metric: ``cosine`` (0 for a vector of zeros), ``dot`` or ``euclid``.
-        isotropy: a map that queries and records go through first.
-        chosen: ``(n,)`` bool, records to look at; all by default.
-        threads: by default as many as the process may use.
-        progress: called with records looked at and records in all.
+        k: number of neighbours; fewer are found where there are fewer records.
+        metric: ``cosine`` (0 for a vector of zeros), ``dot`` or ``euclid``. Distances are computed
+            from differences in float64, so that they hold far from the origin too.
+        whitening: applied to queries and records first.
+        chosen: ``(n,)`` bool, the records to compare with; all by default.
+        threads: by default the number of cores that the process may use.
+        progress: called after every row group, in records.
 
     Raises:
-        DamagedError: a file is not what was written.
+        UsageError: a setting or the shape of the queries cannot be used.
+        DamagedError: a file does not hold what was written.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric={metric!r}: expected {', '.join(METRICS)}.")
+    check_choice(SEARCH_METRICS, metric=metric)
+    check_counts(k=k, threads=threads)
     queries = np.ascontiguousarray(queries, np.float32)
     if queries.ndim != 2 or queries.shape[1] != data.width:
-        raise ValueError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
-    if k < 1:
-        raise ValueError(f"k={k}: expected 1 or more.")
-    scan = _Scan(data, queries, min(k, max(len(data), 1)), metric, isotropy, chosen, progress)
-    best = scan.run(threads or available_threads())
-    return Neighbours(scan.as_asked(best.scores), best.places)
+        raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
+    scan = _Scan(data, queries, min(k, max(len(data), 1)), metric, whitening, chosen, progress)
+    return scan.run(threads or usable_cores())
 
 
-def available_threads() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def unit_rows(vectors: Float32) -> Float32:
+    """Rows of length 1; rows of zeros stay.
 
-
-def unit_rows(vectors: Floats) -> Floats:
-    """Rows of length 1; rows of zeros stay."""
+    >>> unit_rows(np.array([[3, 4], [0, 0]], np.float32)).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
     return np.asarray(vectors * _inverse_norms(vectors)[:, None], np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some records of a block, with what their products are multiplied by, or is taken away."""
-
-    vectors: Floats
-    places: Integers
-    factor: Floats | None
-    squares: Floats | None
-
-
 class _Scan:
-    """One pass over the records for all queries."""
+    """One pass over the records for all queries.
+
+    The heaps keep the smallest values: negated products, or squared distances. Row groups reach a
+    thread in ascending order, and a heap of faiss admits only smaller values and drops the largest
+    index of equal ones, so that of equal values the lowest indices are kept.
+    """
 
     def __init__(
         self,
         data: VectorData,
-        queries: Floats,
+        queries: Float32,
         k: int,
         metric: str,
-        isotropy: Isotropy | None,
-        chosen: NDArray[np.bool_] | None,
-        progress: Callable[[int, int], None],
+        whitening: Whitening | None,
+        chosen: Bool | None,
+        progress: ProgressCallback,
     ) -> None:
         self._data, self._k, self._metric = data, k, metric
-        self._isotropy, self._chosen, self._progress = isotropy, chosen, progress
-        if isotropy is not None:
-            queries = isotropy.apply(queries)
-        self._queries = unit_rows(queries) if metric == "cosine" else queries
-        self._bar = np.full(len(queries), -np.inf, np.float32)
-        self._done = 0
+        self._whitening, self._chosen, self._progress = whitening, chosen, progress
+        if whitening is not None:
+            queries = whitening.apply(queries)
+        if metric != "euclid":
+            queries = -(unit_rows(queries) if metric == "cosine" else queries)
+        self._queries, self._squares = queries, _squares(queries)
+        self._done, self._lock = 0, threading.Lock()
         self._stopped = False
-        self._in_vain = 0
-        self._squares = _squares(self._queries)
-        self._coarse = None if metric == "euclid" else coarse_product(self._queries)
 
-    def run(self, threads: int) -> TopK:
+    def run(self, threads: int) -> Neighbours:
+        """Compare every query with every record."""
         from threadpoolctl import threadpool_limits
 
-        blocks = [b for b in self._data.blocks if self._is_wanted(b)]
+        faiss = faiss_with_threads(threads)
+        if not len(self._queries):
+            empty = (0, self._k)
+            return Neighbours(np.zeros(empty, np.float32), np.zeros(empty, np.int64))
+        blocks = [block for block in self._data.blocks if self._is_wanted(block)]
         threads = max(1, min(threads, len(blocks)))
-        numbers = count()  # next() of it is one step, whichever thread calls
-        best = self._kept()
-        if len(self._queries) == 0:
-            return best
-
-        def work(_: int) -> TopK:
-            kept = self._kept()
-            # taken once: memory given back and taken again for every block costs a tenth
-            rows = max((b.rows for b in blocks), default=0)
-            buffer = np.empty(rows * self._data.width, np.float32)
-            tile = np.empty(min(len(self._queries), _QUERIES) * min(rows, _ROWS), np.float32)
-            while not self._stopped and (number := next(numbers)) < len(blocks):
-                self._look_at(blocks[number], buffer, tile, kept)
-            return kept
-
-        # each thread multiplies alone; together they use the cores that one product would
+        waiting = iter(blocks)  # shared: each thread takes the next row group when it is free
+        one_thread = (1,)  # together the threads use the cores that one product would
         with (
             threadpool_limits(1, user_api="blas"),
-            self._coarse.alone() if self._coarse else nullcontext(),
-            ThreadPoolExecutor(threads) as pool,
-        ):
+            ThreadPoolExecutor(threads, initializer=faiss.omp_set_num_threads,
+                               initargs=one_thread) as pool,
+        ):  # fmt: skip
             try:
-                for kept in pool.map(work, range(threads)):
-                    best.merge(kept)
+                heaps = list(pool.map(lambda _: self._work(waiting), range(threads)))
             except BaseException:
-                self._stopped = True  # the other threads end with the block they are at
+                self._stopped = True  # the other threads end after their row group
                 raise
-        best.finish()
-        return best
+        values = np.concatenate([heap.D for heap in heaps], axis=1)
+        indices = np.concatenate([heap.I for heap in heaps], axis=1)
+        values[indices < 0] = np.inf
+        order = np.lexsort((indices, values), axis=1)[:, : self._k]
+        values, indices = (np.take_along_axis(x, order, axis=1) for x in (values, indices))
+        return Neighbours(self._as_scores(values), indices)
 
-    def as_asked(self, scores: Floats) -> Floats:
-        """Distances from what was ranked for them; cosines without what rounding adds to 1."""
-        if self._metric == "cosine":
-            return np.where(np.isinf(scores), scores, np.clip(scores, -1, 1))
-        return np.sqrt(-scores) if self._metric == "euclid" else scores
-
-    def _kept(self) -> TopK:
-        return TopK(len(self._queries), self._k, bar=self._bar)
+    def _as_scores(self, values: Float32) -> Float32:
+        """Values of the heaps as distances or products; cosines within -1 and 1."""
+        if self._metric == "euclid":
+            return np.sqrt(values)
+        scores = -values
+        if self._metric == "cosine":  # rounding can lead beyond 1
+            scores = np.where(np.isinf(scores), scores, np.clip(scores, -1, 1))
+        return scores
 
     def _is_wanted(self, block: Block) -> bool:
         return self._chosen is None or bool(self._chosen[block.start : block.stop].any())
 
-    def _look_at(self, block: Block, buffer: Floats, tile: Floats, kept: TopK) -> None:
+    def _work(self, blocks: Iterator[Block]) -> Any:
+        """Compare with row groups until none is left; returns a ``faiss.ResultHeap``."""
+        import faiss
+
+        heap = faiss.ResultHeap(len(self._queries), self._k)
+        rows = max((block.rows for block in self._data.blocks), default=0)
+        # allocated once for all row groups: allocating it for each costs a tenth of the time
+        buffer = np.empty(rows * self._data.width, np.float32)
+        tile = np.empty(max(_TILE, rows), np.float32)
+        for block in blocks:
+            if self._stopped:
+                break
+            vectors, indices = self._read(block, buffer)
+            self._compare(vectors, indices, tile, heap)
+            with self._lock:
+                self._done += block.rows
+                self._progress(Progress("searching", self._done, len(self._data), "records"))
+        heap.finalize()
+        return heap
+
+    def _read(self, block: Block, buffer: Float32) -> tuple[Float32, Int64]:
+        """Vectors of the chosen records of a row group as they are compared, and their indices."""
         vectors = buffer[: block.rows * self._data.width].reshape(block.rows, -1)
         self._data.read_block(block, vectors)
-        places = np.arange(block.start, block.stop)
+        indices = np.arange(block.start, block.stop)
         if self._chosen is not None:
             inside = self._chosen[block.start : block.stop]
             if not inside.all():
-                vectors, places = vectors[inside], places[inside]
-        if self._isotropy is not None:
-            vectors = self._isotropy.apply(vectors)
-        self._score(vectors, places, tile, kept)
-        self._done += block.rows
-        self._progress(min(self._done, len(self._data)), len(self._data))
+                vectors, indices = vectors[inside], indices[inside]
+        if self._whitening is not None:
+            vectors = self._whitening.apply(vectors)
+        return vectors, indices
 
-    def _score(self, vectors: Floats, places: Integers, tile: Floats, kept: TopK) -> None:
-        lengths = _inverse_norms(vectors) if self._metric == "cosine" else None
-        squares = _squares(vectors) if self._metric == "euclid" else None
-        for left in range(0, len(vectors), _ROWS):
-            here = slice(left, left + _ROWS)
-            part = _Part(
-                vectors[here], places[here], None if lengths is None else lengths[here],
-                None if squares is None else squares[here],
-            )  # fmt: skip
-            coarse = self._coarse
-            rounded = None if coarse is None else coarse.rounded(part.vectors)
-            for first in range(0, len(self._queries), _QUERIES):
-                count = min(_QUERIES, len(self._queries) - first)
-                scores = tile[: count * len(part.places)].reshape(count, -1)
-                if part.squares is not None:
-                    self._measure(part, part.squares, first, scores, kept)
-                elif coarse is None or not self._rule_out(
-                    coarse, part, rounded, first, scores, kept
-                ):
-                    self._multiply(part, first, scores, kept)
+    def _compare(self, vectors: Float32, indices: Int64, tile: Float32, heap: Any) -> None:
+        """Add the values of some records and all queries to a heap."""
+        factor = _inverse_norms(vectors) if self._metric == "cosine" else None
+        step = max(1, _TILE // len(vectors))
+        for first in range(0, len(self._queries), step):
+            some = np.arange(first, min(first + step, len(self._queries)))
+            values = tile[: len(some) * len(vectors)].reshape(len(some), -1)
+            np.matmul(self._queries[first : first + step], vectors.T, out=values)
+            if factor is not None:
+                values *= factor
+            elif self._metric == "euclid":
+                rows, values = self._distances(values, vectors, some, heap.D[some, 0])
+                some = some[rows]
+            heap.add_result_subset(some, values, indices)
 
-    def _multiply(self, part: _Part, first: int, scores: Floats, kept: TopK) -> None:
-        """Compute all scores of some queries."""
-        queries = self._queries[first : first + len(scores)]
-        np.matmul(queries, part.vectors.T, out=scores)
-        if part.factor is not None:
-            scores *= part.factor
-        kept.offer(scores, part.places, first=first)
+    def _distances(
+        self, products: Float32, vectors: Float32, some: Int64, worst: Float32
+    ) -> tuple[Int64, Float32]:
+        """Squared distances, infinite for records that cannot be a result.
 
-    def _measure(self, part: _Part, squares: Floats, first: int, rough: Floats, kept: TopK) -> None:
-        """Compute the distances of the records that a product does not rule out.
+        q² - 2 q·x + x² loses what is small beside q² and x². It only excludes records; distances
+        of the others are computed from the differences.
 
-        q² - 2 q·x + x² loses what is small beside q² and x², so that near records are measured by
-        their differences. What is kept is minus the square of the distance.
-        """
-        some = slice(first, first + len(rough))
-        own = self._squares[some]
-        np.matmul(self._queries[some], part.vectors.T, out=rough)
-        rough *= 2
-        rough -= squares
-        rough -= own[:, None]
-        slack = _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max(initial=0))) ** 2
-        rows, columns = reaching(rough, kept.limit(rough, first) - 2 * slack)
-        for start in range(0, len(rows), _SINGLES):
-            row, column = first + rows[start : start + _SINGLES], columns[start : start + _SINGLES]
-            apart = _squares(self._queries[row] - part.vectors[column])
-            kept.take(row, -apart, part.places[column])
-
-    def _rule_out(
-        self, coarse: CoarseProduct, part: _Part, rounded: Any, first: int, rough: Floats,
-        kept: TopK,
-    ) -> bool:  # fmt: skip
-        """Compute only the scores that a rough product does not rule out.
+        Args:
+            products: ``(queries, rows)``, overwritten.
+            vectors: ``(rows, width)``.
+            some: numbers of the queries.
+            worst: ``(queries,)`` largest value that each heap still holds.
 
         Returns:
-            Whether it was done; ``False`` if there is no bar yet, or too little is ruled out.
+            Which of the queries have a possible result, and their distances.
         """
-        bar = kept.bar(first, len(rough))
-        if np.isneginf(bar).any():
-            return False
-        coarse.scores(rounded, first, rough)
-        length = 1.0
-        if part.factor is not None:
-            rough *= part.factor
-        else:
-            length = float(np.sqrt(_squares(part.vectors).max(initial=0)))
-        rows, columns = reaching(rough, bar - coarse.slack(first, len(rough), length))
-        if len(rows) > rough.size // _WORTH_ROUGH:
-            self._in_vain += 1  # at first the bar is low; later the records are too close
-            if self._in_vain > _IN_VAIN:
-                self._coarse = None
-            return False
-        for start in range(0, len(rows), _SINGLES):
-            row, column = rows[start : start + _SINGLES], columns[start : start + _SINGLES]
-            exact = np.einsum("ij,ij->i", self._queries[first + row], part.vectors[column])
-            if part.factor is not None:
-                exact *= part.factor[column]
-            kept.take(first + row, exact, part.places[column])
-        return True
+        own, squares = self._squares[some], _squares(vectors)
+        products *= -2
+        products += squares  # q² is left out: it is the same for all records
+        limit = worst - own
+        unfilled = np.flatnonzero(worst == np.finfo(np.float32).max)
+        if len(unfilled) and len(vectors) > self._k:
+            kth = np.partition(products[unfilled], self._k - 1, axis=1)[:, self._k - 1]
+            limit[unfilled] = kth
+        limit += 2 * _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max())) ** 2
+        queries = np.flatnonzero(products.min(axis=1) <= limit)
+        rows, columns = np.nonzero(products[queries] <= limit[queries, None])
+        distances = np.full((len(queries), len(vectors)), np.inf, np.float32)
+        for start in range(0, len(rows), _PAIRS):
+            row, column = rows[start : start + _PAIRS], columns[start : start + _PAIRS]
+            apart = self._queries[some[queries[row]]].astype(np.float64) - vectors[column]
+            distances[row, column] = np.einsum("ij,ij->i", apart, apart)
+        return queries, distances
 
 
-def _squares(vectors: Floats) -> Floats:
+def _squares(vectors: Float32) -> Float32:
     return np.asarray(np.einsum("ij,ij->i", vectors, vectors), np.float32)
 
 
-def _inverse_norms(vectors: Floats) -> Floats:
+def _inverse_norms(vectors: Float32) -> Float32:
     squares = _squares(vectors)
     norms = np.sqrt(squares)
     odd = np.flatnonzero(~((squares > _LEAST_SQUARE) & (squares < _MOST_SQUARE)))

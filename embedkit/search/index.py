@@ -1,70 +1,61 @@
-"""Approximate nearest neighbours through faiss, built in a stream and saved beside the dataset.
+"""Approximate nearest neighbours through faiss, built in one pass and saved beside the dataset.
 
-    OUT/_embedkit/index/mean_6.hnsw.cosine/index.faiss    what faiss wrote
-    OUT/_embedkit/index/mean_6.hnsw.cosine/index.json     what it belongs to, how it was measured
-    OUT/_embedkit/index/mean_6.hnsw.cosine/places.npy     records in the order they were added
+    OUT/_embedkit/index/mean_6.hnsw.cosine/index.faiss    the index as faiss writes it
+    OUT/_embedkit/index/mean_6.hnsw.cosine/index.json     its dataset, settings and measured recall
+    OUT/_embedkit/index/mean_6.hnsw.cosine/order.npy      records in the order they were added
 
-An index appears by one rename when it is complete, carries the fingerprint of its dataset, and is
-mapped into memory when opened. Tuning leaves some records out until the settings are measured with
-them as queries, so that no query is in the index when its recall is counted.
+An index is written to a temporary folder, renamed when complete, carries the fingerprint of its
+dataset, and is mapped into memory when opened. Tuning leaves some records out, measures the
+settings with them as queries and adds them afterwards, so that no query is in the index when its
+recall is counted.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit._version import __version__
-from embedkit.dataset.store import Layout, VectorData, load
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.search.exact import METRICS, Neighbours, available_threads, nearest, unit_rows
-from embedkit.search.whitening import Isotropy, isotropy_of
-from embedkit.system import faiss_with_threads
+from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
+from embedkit.dataset.store import Block, Layout, VectorData, load
+from embedkit.errors import (
+    DamagedError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+    check_counts,
+)
+from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.search.exact import Neighbours, nearest, unit_rows
+from embedkit.search.kinds import KINDS
+from embedkit.search.tuning import (
+    RECALL_K,
+    TRUTH_K,
+    TunePoint,
+    measure_settings,
+    true_neighbours,
+)
+from embedkit.search.whitening import Whitening, load_whitening
+from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["KINDS", "AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
+__all__ = ["AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
 
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
+logger = logging.getLogger(__name__)
 
-KINDS = ("flat", "hnsw", "ivf", "ivfpq")
-
-_K = 10
 _HELD_OUT = 500
-_SINGLE = 100
-_LINKS = 16
-_EF_CONSTRUCTION = 40
-_PER_LIST = 64
-_PQ_LEAST = 2_000
-_PQ_BITS = 8
-_DEFAULT_EF, _DEFAULT_NPROBE = 64, 16
-_GRID = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
-_ENOUGH = 0.999
-
-
-@dataclass(frozen=True, slots=True)
-class TunePoint:
-    """One search-time setting and what it costs.
-
-    Attributes:
-        setting: ``efSearch`` of hnsw, ``nprobe`` of ivf and ivfpq, 0 of flat.
-        recall: share of the ten nearest records that are found, for queries not in the index.
-        single_ms: milliseconds of one query alone, median.
-        batch_per_second: queries a second, given all together.
-    """
-
-    setting: int
-    recall: float
-    single_ms: float
-    batch_per_second: float
+_PER_LIST, _LEAST_SAMPLE = 64, 16_384
+_RECALL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +63,26 @@ class IndexInfo:
     """Content of ``index.json``.
 
     Attributes:
-        fingerprint: of the dataset that it belongs to.
-        kind: one of :data:`KINDS`.
+        fingerprint: of the dataset that the index belongs to.
+        kind: one of :data:`~embedkit.choices.INDEX_KINDS`.
         view: the view.
         metric: ``cosine``, ``dot`` or ``euclid``.
-        isotropy: ``center``, ``whiten`` or ``None``.
-        records: number of records in it.
+        whitening: ``center``, ``whiten`` or ``None``.
+        records: number of records in the index.
         width: of the vectors.
         parameters: what it was built with.
         setting: search-time setting that is used unless a recall is asked for.
-        curve: what was measured, by ascending setting; empty if it was not tuned.
+        curve: measured settings, ascending; empty if the index was not tuned.
         nbytes: size of ``index.faiss``.
-        seconds: how long it took to build, tuning aside.
-        versions: of what made it.
+        seconds: building time, without tuning.
+        versions: of embedkit and faiss.
     """
 
     fingerprint: str
     kind: str
     view: str
     metric: str
-    isotropy: str | None
+    whitening: str | None
     records: int
     width: int
     parameters: dict[str, int]
@@ -103,37 +94,33 @@ class IndexInfo:
 
 
 class AnnIndex:
-    """An open index; finds what :func:`~embedkit.search.exact.nearest` does, not always all.
+    """An open index; answers like :func:`~embedkit.search.exact.nearest`, approximately.
 
     Args:
-        index: what faiss opened.
-        info: what it is.
-        isotropy: the map that vectors went through before they were added.
-        places: ``(n,)`` place of each entry, or ``None`` if they were added in order.
+        index: the index of faiss.
+        info: content of ``index.json``.
+        whitening: the map that vectors went through before they were added.
+        order: ``(n,)`` record of each entry, or ``None`` if they were added in order.
         setting: search-time setting.
     """
 
     def __init__(
-        self,
-        index: Any,
-        info: IndexInfo,
-        isotropy: Isotropy | None,
-        places: Integers | None,
+        self, index: Any, info: IndexInfo, whitening: Whitening | None, order: Int64 | None,
         setting: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.info, self.setting = info, setting
-        self._index, self._isotropy, self._places = index, isotropy, places
+        self._index, self._whitening, self._order = index, whitening, order
 
-    def __call__(self, queries: Floats, k: int) -> Neighbours:
+    def __call__(self, queries: Float32, k: int) -> Neighbours:
         """``k`` neighbours of each of ``(queries, width)`` vectors."""
-        vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self._isotropy)
-        setting = max(self.setting, k) if self.info.kind == "hnsw" else self.setting
-        parameters = _parameters(self.info.kind, setting)
-        scores, found = self._index.search(vectors, k, params=parameters)
+        vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self._whitening)
+        kind = KINDS[self.info.kind]
+        setting = max(self.setting, k) if kind.grows_with_k else self.setting
+        scores, found = self._index.search(vectors, k, params=kind.at(setting))
         if self.info.metric == "euclid":
             scores = np.sqrt(np.maximum(scores, 0))
-        if self._places is not None:
-            found = np.where(found >= 0, self._places[found], -1)
+        if self._order is not None:
+            found = np.where(found >= 0, self._order[found], -1)
         return Neighbours(scores.astype(np.float32), found.astype(np.int64))
 
 
@@ -143,47 +130,46 @@ def build_index(
     kind: str = "hnsw",
     view: str | None = None,
     metric: str = "cosine",
-    isotropy: str | None = None,
+    whitening: str | None = None,
     tune: bool = False,
     recall: float | None = None,
     seed: int = 0,
     threads: int | None = None,
     overwrite: bool = False,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
-    notify: Callable[[str], None] = lambda _: None,
+    progress: ProgressCallback = no_progress,
 ) -> IndexInfo:
     """Build an index of a view in one pass over the vectors, and save it beside the dataset.
 
     Args:
         dataset: folder that ``extract`` wrote.
-        kind: ``flat`` (exact, uncompressed), ``hnsw`` (quick, the vectors and their links in
+        kind: ``flat`` (exact, uncompressed), ``hnsw`` (fastest; vectors and their links in
             memory), ``ivf`` (lists, mapped from disk) or ``ivfpq`` (lists of compressed vectors).
         view: a stored view; by default the last mean.
         metric: ``cosine``, ``dot`` or ``euclid``.
-        isotropy: ``center`` or ``whiten``, or ``None``.
+        whitening: ``center`` or ``whiten``, or ``None``.
         tune: measure recall and speed of search-time settings on held-out records.
-        recall: choose the quickest setting that reaches it; implies ``tune``.
-        seed: of the draw of held-out and training records.
-        threads: by default as many as the process may use.
+        recall: choose the fastest setting that reaches it (0.95 by default); implies ``tune``.
+        seed: of the sample of held-out and training records.
+        threads: by default the number of cores that the process may use.
         overwrite: replace an index of the same kind, view and metric.
-        progress: called with what is being done, records done and records in all.
-        notify: called with sentences for the user.
+        progress: called with the stage and the records done.
 
     Raises:
         UsageError: a setting cannot be used, or there are too few records.
-        OutputExistsError: the index is there already.
+        OutputExistsError: the index exists already.
     """
-    _check(kind, metric, recall)
+    _check(kind, metric, whitening, recall)
+    check_counts(threads=threads)
     data = load(dataset, view)
     if len(data) == 0:
         raise UsageError(f"{dataset} has no records, so there is nothing to index.")
-    if kind == "ivfpq" and len(data) < _PQ_LEAST:
+    if len(data) < KINDS[kind].minimum:
         raise UsageError(
-            f"--kind ivfpq: {len(data):,} records are too few to learn its codes from "
-            f"({_PQ_LEAST:,} or more). Use hnsw or flat."
+            f"kind={kind!r}: {len(data):,} records are too few to learn its codes from "
+            f"({KINDS[kind].minimum:,} or more). Use hnsw or flat."
         )
-    builder = _Builder(data, kind, metric, isotropy, seed, threads, progress, notify)
-    with _new_index(_folder(data, kind, metric, isotropy), overwrite=overwrite) as folder:
+    builder = _Builder(data, kind, metric, whitening, seed, threads, progress)
+    with _new_index(_folder(data, kind, metric, whitening), overwrite=overwrite) as folder:
         info = builder.run(folder, tune=tune or recall is not None, recall=recall)
         content = json.dumps(asdict(info), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         fsio.write_durably(folder / "index.json", content.encode(), scratch=folder)
@@ -195,7 +181,7 @@ def open_index(
     *,
     kind: str,
     metric: str = "cosine",
-    isotropy: str | None = None,
+    whitening: str | None = None,
     recall: float | None = None,
     threads: int | None = None,
 ) -> AnnIndex:
@@ -203,10 +189,10 @@ def open_index(
 
     Args:
         data: the dataset.
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`~embedkit.choices.INDEX_KINDS`.
         metric: as it was built with.
-        isotropy: as it was built with.
-        recall: use the quickest setting that reached it when the index was tuned.
+        whitening: as it was built with.
+        recall: use the fastest setting that reached it when the index was tuned.
         threads: for batches of queries.
 
     Raises:
@@ -214,27 +200,27 @@ def open_index(
         MismatchError: it belongs to another state of the dataset.
         DamagedError: its files cannot be read.
     """
-    _check(kind, metric, recall)
-    folder = _folder(data, kind, metric, isotropy)
+    _check(kind, metric, whitening, recall)
+    check_counts(threads=threads)
+    folder = _folder(data, kind, metric, whitening)
     again = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
-    again += f" --metric {metric}" * (metric != "cosine") + f" --{isotropy}" * bool(isotropy)
+    again += f" --metric {metric}" * (metric != "cosine") + f" --{whitening}" * bool(whitening)
     info = _read_info(folder, data, again)
     file = folder / "index.faiss"
-    faiss = faiss_with_threads(threads or available_threads())
+    faiss = faiss_with_threads(threads or usable_cores())
     try:
         if file.stat().st_size != info.nbytes:
             raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
-        flag = faiss.IO_FLAG_MMAP if kind.startswith("ivf") else faiss.IO_FLAG_MMAP_IFC
-        index = faiss.read_index(str(file), flag)
-        places = _read_places(folder / "places.npy", info)
+        index = faiss.read_index(str(file), getattr(faiss, KINDS[kind].mapping))
+        order = _read_order(folder / "order.npy", info)
         if index.ntotal != info.records or index.d != info.width:
             raise ValueError(f"it holds {index.ntotal} vectors of width {index.d}")
     except (OSError, ValueError, EOFError, RuntimeError) as error:
         raise DamagedError(
             f"{file} cannot be read: {error}. Build it again: {again} --overwrite."
         ) from error
-    learnt = None if isotropy is None else isotropy_of(data, isotropy)
-    return AnnIndex(index, info, learnt, places, _setting(info, recall, again))
+    fitted = None if whitening is None else load_whitening(data, whitening)
+    return AnnIndex(index, info, fitted, order, _setting(info, recall, again))
 
 
 class _Builder:
@@ -245,221 +231,142 @@ class _Builder:
         data: VectorData,
         kind: str,
         metric: str,
-        isotropy: str | None,
+        whitening: str | None,
         seed: int,
         threads: int | None,
-        progress: Callable[[str, int, int], None],
-        notify: Callable[[str], None],
+        progress: ProgressCallback,
     ) -> None:
         self._data, self._kind, self._metric = data, kind, metric
-        self._isotropy_kind = isotropy
-        self._isotropy = None if isotropy is None else isotropy_of(data, isotropy, notify=notify)
+        self._whitening = None if whitening is None else load_whitening(data, whitening)
         self._random = np.random.default_rng(seed)
-        self._threads = threads or available_threads()
-        self._progress, self._notify = progress, notify
+        self._threads = threads or usable_cores()
+        self._progress = progress
 
     def run(self, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
+        """Train, fill, tune and write the index into a folder."""
         faiss = faiss_with_threads(self._threads)
         started = time.perf_counter()
-        index, parameters = _empty(self._kind, self._data.width, len(self._data), self._metric)
+        parameters = KINDS[self._kind].parameters(self._data.width, len(self._data))
+        index = _empty(self._kind, parameters, self._data.width, self._metric)
         self._train(index)
         held = self._held_out() if tune else np.zeros(0, np.int64)
         kept = np.ones(len(self._data), bool)
         kept[held] = False
-        late: list[Floats] = []
-        for name, part in self._blocks("adding"):
-            inside = kept[name.start : name.stop]
-            index.add(part if inside.all() else part[inside])
-            late.append(part[~inside])
+        late: list[Float32] = []
+        for block, vectors in self._blocks("adding"):
+            inside = kept[block.start : block.stop]
+            index.add(vectors if inside.all() else vectors[inside])
+            late.append(vectors[~inside])
         seconds = time.perf_counter() - started
         curve: tuple[TunePoint, ...] = ()
         if tune:
-            curve = self._measure(index, held, kept, np.concatenate(late))
+            curve = self._tune(index, held, kept, np.concatenate(late))
             started = time.perf_counter()
             index.add(np.concatenate(late))
             seconds += time.perf_counter() - started
-            places = np.concatenate([np.flatnonzero(kept), held])
-            _save_array(folder / "places.npy", places)
+            _save_order(folder / "order.npy", np.concatenate([np.flatnonzero(kept), held]))
         partial = folder / "index.faiss.partial"
         with fsio.storage_errors(partial):
             faiss.write_index(index, str(partial))
         fsio.publish_file(partial, folder / "index.faiss")
         return IndexInfo(
             fingerprint=self._data.manifest.fingerprint, kind=self._kind,
-            view="+".join(self._data.views), metric=self._metric, isotropy=self._isotropy_kind,
+            view="+".join(self._data.views), metric=self._metric,
+            whitening=None if self._whitening is None else self._whitening.kind,
             records=len(self._data), width=self._data.width, parameters=parameters,
-            setting=self._chosen(curve, recall), curve=curve,
+            setting=self._chosen(curve, _RECALL if recall is None else recall), curve=curve,
             nbytes=(folder / "index.faiss").stat().st_size, seconds=seconds,
             versions={"embedkit": __version__, "faiss": faiss.__version__},
         )  # fmt: skip
 
-    def _blocks(self, what: str) -> Iterator[tuple[Any, Floats]]:
+    def _blocks(self, stage: str) -> Iterator[tuple[Block, Float32]]:
         """Every row group with its vectors as they are added."""
         for block in self._data.blocks:
             vectors = np.empty((block.rows, self._data.width), np.float32)
             self._data.read_block(block, vectors)
-            yield block, _prepared(vectors, self._metric, self._isotropy)
-            self._progress(what, block.stop, len(self._data))
+            yield block, _prepared(vectors, self._metric, self._whitening)
+            self._progress(Progress(stage, block.stop, len(self._data), "records"))
 
     def _train(self, index: Any) -> None:
+        """Train the lists and codes of an index on a sample of the records."""
         if index.is_trained:
             return
-        wanted = min(len(self._data), max(_PER_LIST * index.nlist, 16_384))
+        wanted = min(len(self._data), max(_PER_LIST * index.nlist, _LEAST_SAMPLE))
         drawn = np.sort(self._random.choice(len(self._data), wanted, replace=False))
         sample = np.empty((wanted, self._data.width), np.float32)
         for block, vectors in self._blocks("sampling"):
             first, last = np.searchsorted(drawn, (block.start, block.stop))
             sample[first:last] = vectors[drawn[first:last] - block.start]
-        self._progress("training", 0, 1)
+        self._progress(Progress("training", 0))
         index.train(sample)
-        self._progress("training", 1, 1)
 
-    def _held_out(self) -> Integers:
+    def _tune(self, index: Any, held: Int64, kept: Bool, queries: Float32) -> tuple[TunePoint, ...]:
+        """Recall and speed of ascending settings, against exact search among the same records."""
+        found = nearest(
+            self._data, self._data.vectors_at(held), k=TRUTH_K, metric=self._metric,
+            whitening=self._whitening, chosen=kept, threads=self._threads,
+        )  # fmt: skip
+        truth = true_neighbours(found, distances=self._metric == "euclid")
+        return measure_settings(
+            index, KINDS[self._kind], queries, truth, np.flatnonzero(kept), self._progress
+        )
+
+    def _held_out(self) -> Int64:
         count = min(_HELD_OUT, len(self._data) // 10)
-        if count < 1 or len(self._data) - count < _K:
+        if count < 1 or len(self._data) - count < RECALL_K:
             raise UsageError(
-                f"--tune: {len(self._data)} records are too few to hold some out; "
+                f"tune=True: {len(self._data)} records are too few to hold some out; "
                 "exact search answers such a dataset at once."
             )
         return np.sort(self._random.choice(len(self._data), count, replace=False))
 
-    def _measure(
-        self, index: Any, held: Integers, kept: NDArray[np.bool_], queries: Floats
-    ) -> tuple[TunePoint, ...]:
-        """Recall and speed of rising settings, against exact search among the same records."""
-        truth = _truth(self._data, held, kept, self._metric, self._isotropy, self._threads)
-        numbers = np.flatnonzero(kept)
-        points = []
-        settings = _settings(self._kind, index)
-        for done, setting in enumerate(settings, start=1):
-            points.append(_measured(index, self._kind, setting, queries, truth, numbers))
-            self._progress("tuning", done, len(settings))
-            if points[-1].recall >= _ENOUGH:
-                break
-        return tuple(points)
-
-    def _chosen(self, curve: Sequence[TunePoint], recall: float | None) -> int:
-        wanted = 0.95 if recall is None else recall
-        good = [point for point in curve if point.recall >= wanted]
-        if curve and not good:
-            best = max(curve, key=lambda point: point.recall)
-            self._notify(
-                f"no setting of {self._kind} reaches recall {wanted}; the best, {best.setting}, "
-                f"has {best.recall:.3f} and is used"
-            )
-            return best.setting
+    def _chosen(self, curve: Sequence[TunePoint], recall: float) -> int:
+        """The smallest setting that reaches a recall, else the one with the highest recall."""
+        if not curve:
+            return KINDS[self._kind].default
+        good = [point.setting for point in curve if point.recall >= recall]
         if good:
-            return min(good, key=lambda point: point.setting).setting
-        return {"hnsw": _DEFAULT_EF, "flat": 0}.get(self._kind, _DEFAULT_NPROBE)
+            return min(good)
+        best = max(curve, key=lambda point: point.recall)
+        logger.warning(
+            "no setting of %s reaches recall %s; the best, %d, has %.3f and is used",
+            self._kind, recall, best.setting, best.recall,
+        )  # fmt: skip
+        return best.setting
 
 
-def _truth(
-    data: VectorData,
-    held: Integers,
-    kept: NDArray[np.bool_],
-    metric: str,
-    isotropy: Isotropy | None,
-    threads: int,
-) -> list[set[int]]:
-    """For each held-out record, the places of the others that are as near as the tenth."""
-    queries = data.vectors_at(held)
-    found = nearest(
-        data, queries, k=4 * _K, metric=metric, isotropy=isotropy, chosen=kept, threads=threads
-    )
-    scores = -found.scores if metric == "euclid" else found.scores
-    # repeated texts are equally near, so that any of them counts
-    edge = scores[:, min(_K, scores.shape[1]) - 1] - 1e-6 * np.abs(scores[:, 0])
-    return [
-        set(places[(row >= limit) & (places >= 0)].tolist())
-        for places, row, limit in zip(found.places, scores, edge, strict=True)
-    ]
-
-
-def _measured(
-    index: Any,
-    kind: str,
-    setting: int,
-    queries: Floats,
-    truth: Sequence[set[int]],
-    numbers: Integers,
-) -> TunePoint:
-    parameters = _parameters(kind, setting)
-    started = time.perf_counter()
-    _, found = index.search(queries, _K, params=parameters)
-    batch = len(queries) / (time.perf_counter() - started)
-    singles = []
-    for query in queries[:_SINGLE]:
-        started = time.perf_counter()
-        index.search(query[None], _K, params=parameters)
-        singles.append(time.perf_counter() - started)
-    right = sum(
-        len(wanted.intersection(numbers[row[row >= 0]].tolist()))
-        for row, wanted in zip(found, truth, strict=True)
-    )
-    there = sum(min(len(wanted), _K) for wanted in truth)
-    return TunePoint(setting, right / there, 1e3 * float(np.median(singles)), batch)
-
-
-def _prepared(vectors: Floats, metric: str, isotropy: Isotropy | None) -> Floats:
-    if isotropy is not None:
-        vectors = isotropy.apply(vectors)
+def _prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:
+    """Vectors as they are added and compared: whitened, of length 1 for cosines."""
+    if whitening is not None:
+        vectors = whitening.apply(vectors)
     return np.ascontiguousarray(unit_rows(vectors) if metric == "cosine" else vectors)
 
 
-def _empty(kind: str, width: int, records: int, metric: str) -> tuple[Any, dict[str, int]]:
-    """A new faiss index and what it was made with."""
+def _empty(kind: str, parameters: dict[str, int], width: int, metric: str) -> Any:
+    """A new index of faiss."""
     import faiss
 
-    measure = faiss.METRIC_L2 if metric == "euclid" else faiss.METRIC_INNER_PRODUCT
-    if kind == "flat":
-        return faiss.IndexFlat(width, measure), {}
-    if kind == "hnsw":
-        index = faiss.IndexHNSWFlat(width, _LINKS, measure)
-        index.hnsw.efConstruction = _EF_CONSTRUCTION
-        return index, {"M": _LINKS, "efConstruction": _EF_CONSTRUCTION}
-    lists = max(1, min(int(4 * records**0.5), records // 39))
-    coarse = faiss.IndexFlat(width, measure)
-    if kind == "ivf":
-        index = faiss.IndexIVFFlat(coarse, width, lists, measure)
-        parameters = {"nlist": lists}
-    else:
-        pieces = next(m for m in range(max(width // 4, 1), 0, -1) if width % m == 0)
-        index = faiss.IndexIVFPQ(coarse, width, lists, pieces, _PQ_BITS, measure)
-        index.pq.cp.min_points_per_centroid = 1
-        parameters = {"nlist": lists, "m": pieces, "nbits": _PQ_BITS}
-    index.cp.min_points_per_centroid = 1  # else it writes warnings to standard error
-    return index, parameters
+    distance = faiss.METRIC_L2 if metric == "euclid" else faiss.METRIC_INNER_PRODUCT
+    index = faiss.index_factory(width, KINDS[kind].factory.format(**parameters), distance)
+    if "efConstruction" in parameters:
+        index.hnsw.efConstruction = parameters["efConstruction"]
+    for name in ("cp", "pq.cp"):  # else faiss writes warnings to standard error
+        with suppress(AttributeError):
+            attrgetter(name)(index).min_points_per_centroid = 1
+    return index
 
 
-def _settings(kind: str, index: Any) -> list[int]:
-    if kind == "flat":
-        return [0]
-    if kind == "hnsw":
-        return [ef for ef in _GRID if ef >= _K]
-    return [n for n in _GRID if n < index.nlist] + [index.nlist]
-
-
-def _parameters(kind: str, setting: int) -> Any:
-    import faiss
-
-    if kind == "flat":
-        return None
-    if kind == "hnsw":
-        return faiss.SearchParametersHNSW(efSearch=setting)
-    return faiss.SearchParametersIVF(nprobe=setting)
-
-
-def _check(kind: str, metric: str, recall: float | None) -> None:
-    if kind not in KINDS:
-        raise UsageError(f"index {kind!r}: expected {', '.join(KINDS)}.")
-    if metric not in METRICS:
-        raise UsageError(f"--metric {metric}: expected {', '.join(METRICS)}.")
+def _check(kind: str, metric: str, whitening: str | None, recall: float | None) -> None:
+    check_choice(INDEX_KINDS, kind=kind)
+    check_choice(SEARCH_METRICS, metric=metric)
+    if whitening is not None:
+        check_choice(WHITENINGS, whitening=whitening)
     if recall is not None and not 0 < recall <= 1:
-        raise UsageError(f"--recall {recall}: expected more than 0 and at most 1.")
+        raise UsageError(f"recall={recall}: expected more than 0 and at most 1.")
 
 
-def _folder(data: VectorData, kind: str, metric: str, isotropy: str | None) -> Path:
-    name = ".".join(["+".join(data.views), kind, metric, *([isotropy] if isotropy else [])])
+def _folder(data: VectorData, kind: str, metric: str, whitening: str | None) -> Path:
+    name = ".".join(["+".join(data.views), kind, metric, *([whitening] if whitening else [])])
     return Layout(data.path).private / "index" / name
 
 
@@ -467,7 +374,7 @@ def _folder(data: VectorData, kind: str, metric: str, isotropy: str | None) -> P
 def _new_index(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A folder to fill, which becomes ``target`` when the block ends without an error."""
     if target.exists() and not overwrite:
-        raise OutputExistsError(f"{target} is there already; give --overwrite to build it again.")
+        raise OutputExistsError(f"{target} exists already; pass overwrite=True to build it again.")
     work = target.with_name(target.name + ".incomplete")
     fsio.make_folder(work)
     with fsio.exclusive(work):
@@ -507,32 +414,30 @@ def _setting(info: IndexInfo, recall: float | None, again: str) -> int:
         return info.setting
     if not info.curve:
         raise UsageError(
-            f"--recall {recall}: the index has not been tuned. Build it again: {again} --tune "
+            f"recall={recall}: the index has not been tuned. Build it again: {again} --tune "
             "--overwrite."
         )
     good = [point.setting for point in info.curve if point.recall >= recall]
     if not good:
         best = max(point.recall for point in info.curve)
         raise UsageError(
-            f"--recall {recall}: this {info.kind} index reaches {best:.3f} at most. Leave --index "
-            "out for exact search, or build another kind."
+            f"recall={recall}: this {info.kind} index reaches {best:.3f} at most. Use exact "
+            "search, or build another kind."
         )
     return min(good)
 
 
-def _read_places(file: Path, info: IndexInfo) -> Integers | None:
-    """Only tuning, which adds some records last, changes their order."""
+def _read_order(file: Path, info: IndexInfo) -> Int64 | None:
+    """Records in the order they were added; only tuning, which adds some last, changes it."""
     if not info.curve:
         return None
-    places: Integers = np.load(file, mmap_mode="r", allow_pickle=False)
-    if places.shape != (info.records,):
-        raise ValueError(f"{file.name} holds {places.shape}, not ({info.records},) places")
-    return places
+    order: Int64 = np.load(file, mmap_mode="r", allow_pickle=False)
+    if order.shape != (info.records,):
+        raise ValueError(f"{file.name} has shape {order.shape}, expected ({info.records},)")
+    return order
 
 
-def _save_array(file: Path, values: Integers) -> None:
-    import io
-
+def _save_order(file: Path, order: Int64) -> None:
     content = io.BytesIO()
-    np.save(content, values)
+    np.save(content, order)
     fsio.write_durably(file, content.getbuffer(), scratch=file.parent)

@@ -1,4 +1,4 @@
-"""Which records a condition chooses: ``label = '1' AND n_tokens > 20``, in the words of SQL."""
+"""Records for which an SQL condition such as ``label = '1' AND n_tokens > 20`` is true."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embedkit.dataset.store import VectorData
 from embedkit.errors import UsageError, first_line
+from embedkit.types import Bool
 
 __all__ = ["chosen_records"]
 
-_PLACE = "embedkit_place"
+_INDEX = "embedkit_index"
 
 
-def chosen_records(data: VectorData, condition: str) -> NDArray[np.bool_]:
-    """Records for which an SQL condition on the columns of a dataset is true.
+def chosen_records(data: VectorData, condition: str) -> Bool:
+    """Choose the records for which an SQL condition on the columns of a dataset is true.
 
-    Shards are looked at one after the other, and of their columns only those that the condition
-    names; vectors are never read.
+    Shards are read one after the other, and of their columns only those that the condition names;
+    vectors are never read.
 
     Args:
         data: the dataset.
@@ -43,15 +43,15 @@ def chosen_records(data: VectorData, condition: str) -> NDArray[np.bool_]:
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
         for shard in range(data.manifest.n_shards):
             table = data.read_columns(shard, named or columns[:1])
-            places = pa.array(np.arange(start, start + table.num_rows))
-            table = table.append_column(_PLACE, places)
+            indices = pa.array(np.arange(start, start + table.num_rows))
+            table = table.append_column(_INDEX, indices)
             try:
-                found = database.from_arrow(table).filter(condition).project(_PLACE).fetchnumpy()
+                found = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
             except duckdb.Error as error:
                 raise UsageError(
-                    f"--where {condition}: {first_line(error)}. The columns are "
-                    f"{', '.join(columns)}; an example: --where \"label = '1'\"."
+                    f"where={condition!r}: {first_line(error)}. The columns are "
+                    f"{', '.join(columns)}; an example: label = '1'."
                 ) from error
-            chosen[np.asarray(found[_PLACE], np.int64)] = True
+            chosen[np.asarray(found[_INDEX], np.int64)] = True
             start += table.num_rows
     return chosen

@@ -1,70 +1,70 @@
-"""Centring and whitening of a view, learnt on the dataset and stored beside it.
+"""Centering and whitening of a view, fitted on the dataset and stored beside it.
 
-The vectors of a raw BERT share a large common part, so that all cosines are high. ``center`` takes
-the mean away; ``whiten`` also scales the principal directions to the same variance (Su et al.,
-2021). What is learnt stands in ``_embedkit/isotropy/`` and carries the fingerprint of the dataset;
-of another dataset it is learnt anew.
+The vectors of a raw BERT share a large common component, so that all cosines are high. ``center``
+subtracts the mean; ``whiten`` also scales the principal directions to the same variance (Su et al.,
+2021). The result is stored in ``_embedkit/whitening/`` with the fingerprint of the dataset and is
+fitted again when the fingerprint differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.choices import WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import StorageError, UsageError
+from embedkit.types import Float32
 
-__all__ = ["KINDS", "Isotropy", "isotropy_of", "learn_isotropy"]
+__all__ = ["Whitening", "fit_whitening", "load_whitening"]
 
-Floats = NDArray[np.float32]
-
-KINDS = ("center", "whiten")
+logger = logging.getLogger(__name__)
 
 _SMALLEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Isotropy:
-    """A linear map that makes a view more isotropic.
+class Whitening:
+    """A linear map that centers a view or whitens it.
 
     Attributes:
         kind: ``center`` or ``whiten``.
-        mean: ``(width,)`` float32, taken away first.
+        mean: ``(width,)`` float32, subtracted first.
         matrix: ``(width, width)`` float32, multiplied from the right; ``None`` for ``center``.
     """
 
     kind: str
-    mean: Floats
-    matrix: Floats | None
+    mean: Float32
+    matrix: Float32 | None
 
-    def apply(self, vectors: Floats) -> Floats:
-        """Vectors ``(n, width)`` as the map makes them."""
+    def apply(self, vectors: Float32) -> Float32:
+        """Centered or whitened vectors, ``(n, width)`` float32."""
         moved = vectors - self.mean
         return np.asarray(moved if self.matrix is None else moved @ self.matrix, np.float32)
 
 
-def learn_isotropy(data: VectorData, kind: str) -> Isotropy:
-    """Learn a map in one pass over the vectors; memory holds one row group.
+def fit_whitening(data: VectorData, kind: str) -> Whitening:
+    """Fit a map in one pass over the vectors; memory holds one row group.
 
-    Directions with less than a millionth of the largest variance are noise of rounding and are
-    mapped to zero.
+    Directions with less than a millionth of the largest variance are rounding noise and are mapped
+    to zero.
 
     Raises:
-        UsageError: the kind is unknown, or there are too few records.
+        UsageError: the kind is unknown, or there are fewer than two records.
     """
-    if kind not in KINDS:
-        raise UsageError(f"isotropy {kind!r}: expected {' or '.join(KINDS)}.")
+    check_choice(WHITENINGS, whitening=kind)
     if len(data) < 2:
-        raise UsageError(f"{data.path} has {len(data)} records; --{kind} needs 2 or more.")
+        raise UsageError(
+            f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
+        )
     width = data.width
     total = np.zeros(width, np.float64)
     products = np.zeros((width, width), np.float64)
-    origin: Floats | None = None
+    origin: Float32 | None = None
     for block in data.blocks:
         vectors = np.empty((block.rows, width), np.float32)
         data.read_block(block, vectors)
@@ -78,35 +78,34 @@ def learn_isotropy(data: VectorData, kind: str) -> Isotropy:
     moved = total / len(data)
     mean = (origin + moved).astype(np.float32)
     if kind == "center":
-        return Isotropy(kind, mean, None)
+        return Whitening(kind, mean, None)
     values, directions = np.linalg.eigh(products / len(data) - np.outer(moved, moved))
     scale = np.zeros_like(values)
     real = values > _SMALLEST * values[-1]
     scale[real] = values[real] ** -0.5
-    return Isotropy(kind, mean, (directions * scale).astype(np.float32))
+    return Whitening(kind, mean, (directions * scale).astype(np.float32))
 
 
-def isotropy_of(
-    data: VectorData, kind: str, *, notify: Callable[[str], None] = lambda _: None
-) -> Isotropy:
-    """The map of a view, from beside the dataset, or learnt and stored there.
+def load_whitening(data: VectorData, kind: str) -> Whitening:
+    """The map of a view: read from beside the dataset, or fitted and stored there.
 
     Raises:
-        UsageError: the kind is unknown, or there are too few records.
+        UsageError: the kind is unknown, or there are fewer than two records.
     """
-    file = Layout(data.path).private / "isotropy" / f"{'+'.join(data.views)}.{kind}.safetensors"
+    check_choice(WHITENINGS, whitening=kind)
+    file = Layout(data.path).private / "whitening" / f"{'+'.join(data.views)}.{kind}.safetensors"
     found = _read(file, kind, data.manifest.fingerprint)
     if found is None:
-        found = learn_isotropy(data, kind)
+        found = fit_whitening(data, kind)
         try:
             _write(file, found, data.manifest.fingerprint)
         except StorageError as error:
-            notify(f"{error} It will be learnt again the next time.")
+            logger.warning("%s It will be fitted again the next time.", error)
     return found
 
 
-def _read(file: Path, kind: str, fingerprint: str) -> Isotropy | None:
-    """What is stored; ``None`` if there is nothing, or it is damaged or of another dataset."""
+def _read(file: Path, kind: str, fingerprint: str) -> Whitening | None:
+    """The stored map; ``None`` if there is none, or it is damaged or of another dataset."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -116,17 +115,17 @@ def _read(file: Path, kind: str, fingerprint: str) -> Isotropy | None:
             if (content.metadata() or {}).get("fingerprint") != fingerprint:
                 return None
             matrix = content.get_tensor("matrix") if kind == "whiten" else None
-            return Isotropy(kind, content.get_tensor("mean"), matrix)
+            return Whitening(kind, content.get_tensor("mean"), matrix)
     except (SafetensorError, OSError):
         return None
 
 
-def _write(file: Path, learnt: Isotropy, fingerprint: str) -> None:
+def _write(file: Path, fitted: Whitening, fingerprint: str) -> None:
     from safetensors.numpy import save
 
-    tensors = {"mean": learnt.mean}
-    if learnt.matrix is not None:
-        tensors["matrix"] = np.ascontiguousarray(learnt.matrix)
+    tensors = {"mean": fitted.mean}
+    if fitted.matrix is not None:
+        tensors["matrix"] = np.ascontiguousarray(fitted.matrix)
     fsio.make_folder(file.parent)
     data = save(tensors, metadata={"fingerprint": fingerprint})
     fsio.write_durably(file, data, scratch=file.parent)

@@ -1,1 +1,1 @@
-"""Words in context: ``matching`` finds them, ``uses`` compares them, ``wic`` scores pairs."""
+"""Words in context: ``uses`` finds them, ``describe`` compares them, ``wic`` scores pairs."""

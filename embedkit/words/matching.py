@@ -1,4 +1,4 @@
-"""Where a word stands in a text, and which word of a sentence is marked with brackets."""
+"""Find a word in a text, or the word of a sentence that is marked with brackets."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
+from embedkit.choices import MATCHES, check_choice
 from embedkit.errors import UsageError
 
-__all__ = ["MATCHES", "Marked", "find_word", "read_marked"]
-
-MATCHES = ("word", "start", "anywhere")
-"""word: the whole word, for Hangul also with particles; start: longer words too; anywhere."""
+__all__ = ["Marked", "find_word", "read_marked"]
 
 _PARTICLES = (
     "(?:(?:에게서|에서|에게|한테|으로|부터|까지|처럼|보다|마다|밖에|이랑|이나|이며|이고|라고|조차"
@@ -41,23 +39,26 @@ class Marked:
 
 
 def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, int]]:
-    """Character spans of a word in a text; particles are not part of a span.
+    """Find the character spans of a word in a text; particles are not part of a span.
 
-    Case makes no difference, nor whether letters are composed (NFC) or decomposed (NFD).
+    Case is ignored, and composed (NFC) and decomposed (NFD) letters are the same.
+
+    >>> find_word("Bank of the BANK, banks", "bank")
+    [(0, 4), (12, 16)]
 
     Args:
         text: the text.
         word: the word.
-        match: one of :data:`MATCHES`. Japanese, which has no spaces, is always looked for
-            anywhere.
+        match: ``word`` for the whole word, for Hangul also with particles; ``start`` also for
+            longer words that begin with it; ``anywhere``. Japanese, which has no spaces, is always
+            matched anywhere.
 
     Raises:
-        UsageError: the word is empty, or the way of matching is unknown.
+        UsageError: the word is empty, or ``match`` is unknown.
     """
     if not word.strip():
         raise UsageError("the word is empty.")
-    if match not in MATCHES:
-        raise UsageError(f"--match {match}: expected {', '.join(MATCHES)}.")
+    check_choice(MATCHES, match=match)
     return [found.span() for found in _pattern(word, match).finditer(text)]
 
 
@@ -74,7 +75,11 @@ def _pattern(word: str, match: str) -> re.Pattern[str]:
 
 
 def read_marked(text: str) -> Marked | None:
-    """A sentence whose word is marked as ``a [bank] of clay``; ``None`` unless one word is."""
+    """Read a sentence with a marked word; ``None`` unless exactly one word is marked.
+
+    >>> read_marked("a [bank] of clay")
+    Marked(text='a bank of clay', start=2, end=6)
+    """
     found = list(_MARK.finditer(text))
     if len(found) != 1 or text.count("[") != 1 or text.count("]") != 1:
         return None

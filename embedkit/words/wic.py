@@ -1,24 +1,25 @@
-"""The same word in two sentences: one cosine per pair and layer, and what a threshold makes of it.
+"""Word-in-context pairs: the same word in two sentences, one cosine per pair and layer.
 
-The word is marked as ``a [bank] of clay``; the brackets are taken away before encoding. Where the
-pairs say whether the word has the same sense, a threshold on the cosine is learnt for every layer
-on training pairs and applied to the others.
+The word is marked as ``a [bank] of clay``; the brackets are removed before encoding. Where the
+pairs have labels (same sense or not), a threshold on the cosine is fitted for every layer on
+training pairs and applied to the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
 from embedkit.errors import UsageError
 from embedkit.runs.metrics import Score
 from embedkit.search.exact import unit_rows
+from embedkit.types import Bool, Float64
 from embedkit.words.matching import Marked, read_marked
 from embedkit.words.uses import span_vectors
 
@@ -35,8 +36,7 @@ __all__ = [
     "marked_pairs",
 ]
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+logger = logging.getLogger(__name__)
 
 _SAMPLES = 2_000
 _TRUE = ("true", "1", "yes", "t", "same")
@@ -45,7 +45,7 @@ _FALSE = ("false", "0", "no", "f", "different")
 
 @dataclass(frozen=True, slots=True)
 class MarkedPairs:
-    """Pairs of sentences with the marked word's vectors compared.
+    """Word-in-context pairs with the cosines of the two marked words.
 
     Attributes:
         records: the pairs.
@@ -59,8 +59,8 @@ class MarkedPairs:
 
     records: tuple[Record, ...]
     words: tuple[tuple[str, str], ...]
-    cosines: dict[str, Floats]
-    same: Flags | None
+    cosines: dict[str, Float64]
+    same: Bool | None
     unmarked: int
     cut: int
     rejected: int
@@ -72,9 +72,9 @@ class LayerAccuracy:
 
     Attributes:
         layer: its name.
-        threshold: from the training pairs; a cosine that reaches it means the same sense.
+        threshold: fitted on the training pairs; a cosine that reaches it means the same sense.
         train: accuracy on the training pairs.
-        test: on the others, with its 95 % interval.
+        test: accuracy on the test pairs, with its 95 % interval.
     """
 
     layer: str
@@ -89,8 +89,8 @@ class SenseTest:
 
     Attributes:
         layers: in order.
-        chosen: layer that is best on the training pairs; the one to report.
-        majority: share of the more frequent answer among the test pairs.
+        chosen: layer with the highest accuracy on the training pairs; the one to report.
+        majority: fraction of the more frequent label among the test pairs.
         n_train: training pairs.
         n_test: test pairs.
     """
@@ -111,7 +111,6 @@ def marked_pairs(
     text_pair: str,
     label: str | None = None,
     prefix: str = "",
-    notify: Callable[[str], None] = lambda _: None,
     reading: CorpusOptions | None = None,
 ) -> MarkedPairs:
     """Compare the marked words of the two sentences of every record.
@@ -119,12 +118,11 @@ def marked_pairs(
     Args:
         corpus: a file.
         encoder: the model.
-        layers: layers to look at.
+        layers: the layers.
         text: column of the first sentence.
         text_pair: column of the second.
-        label: column that says whether the word has the same sense.
+        label: column with the label, true where the word has the same sense.
         prefix: put before every sentence.
-        notify: called with sentences for the user.
         reading: how the file is read; its columns are those named above.
 
     Raises:
@@ -150,40 +148,49 @@ def marked_pairs(
             f"{corpus} has no pair with one word marked as [word] in {text} and {text_pair}."
         )
     if unmarked:
-        notify(f"{unmarked} records of {corpus} have no pair of words marked as [word]")
-    sides = [m for _, m, _ in found] + [m for _, _, m in found]
-    vectors, there = span_vectors(
-        encoder, [m.text for m in sides], [(m.start, m.end) for m in sides], layers, prefix=prefix
-    )
-    count = len(found)
-    both = there[:count] & there[count:]
-    place = np.cumsum(there) - 1
-    a, b = place[:count][both], place[count:][both]
-    cosines = {}
-    for name, values in vectors.items():
-        unit = unit_rows(values).astype(np.float64)
-        cosines[name] = np.einsum("ij,ij->i", unit[a], unit[b])
+        logger.warning("%d records of %s have no pair of words marked as [word]", unmarked, corpus)
+    cosines, both = _compared(found, encoder, layers, prefix)
     kept = [one for one, is_there in zip(found, both, strict=True) if is_there]
     records = tuple(record for record, _, _ in kept)
     return MarkedPairs(
         records=records,
         words=tuple((m.text[m.start : m.end], n.text[n.start : n.end]) for _, m, n in kept),
         cosines=cosines,
-        same=None if label is None else _answers(records, label),
+        same=None if label is None else _labels(records, label),
         unmarked=unmarked,
-        cut=count - len(kept),
+        cut=len(found) - len(kept),
         rejected=reader.counts.n_rejected,
     )
 
 
+def _compared(
+    pairs: Sequence[tuple[Record, Marked, Marked]], encoder: Encoder, layers: Sequence[LayerSpec],
+    prefix: str,
+) -> tuple[dict[str, Float64], Bool]:  # fmt: skip
+    """Cosines of the pairs by layer, and for which pairs neither word was cut off."""
+    sides = [m for _, m, _ in pairs] + [m for _, _, m in pairs]
+    vectors, there = span_vectors(
+        encoder, [m.text for m in sides], [(m.start, m.end) for m in sides], layers, prefix=prefix
+    )
+    count = len(pairs)
+    both = there[:count] & there[count:]
+    index = np.cumsum(there) - 1
+    a, b = index[:count][both], index[count:][both]
+    cosines = {}
+    for name, values in vectors.items():
+        unit = unit_rows(values).astype(np.float64)
+        cosines[name] = np.einsum("ij,ij->i", unit[a], unit[b])
+    return cosines, both
+
+
 def evaluate(train: MarkedPairs, test: MarkedPairs, *, seed: int = 0) -> SenseTest:
-    """Learn a threshold for every layer on some pairs and apply it to others.
+    """Fit a threshold for every layer on some pairs and apply it to others.
 
     Raises:
-        UsageError: the pairs do not say whether the sense is the same.
+        UsageError: the pairs have no labels.
     """
     if train.same is None or test.same is None:
-        raise UsageError("--train needs --label COLUMN, which says whether the sense is the same.")
+        raise UsageError("a threshold needs labels: name the column with label='COLUMN'.")
     random = np.random.default_rng(seed)
     drawn = random.integers(len(test.same), size=(_SAMPLES, len(test.same)))
     layers = []
@@ -202,16 +209,21 @@ def evaluate(train: MarkedPairs, test: MarkedPairs, *, seed: int = 0) -> SenseTe
     )
 
 
-def best_threshold(cosines: Floats, same: Flags) -> tuple[float, float]:
-    """The threshold with the highest accuracy, between two neighbouring cosines, and that accuracy.
+def best_threshold(cosines: Float64, same: Bool) -> tuple[float, float]:
+    """Find the threshold with the highest accuracy; returns it and the accuracy.
+
+    It lies between two neighbouring cosines.
+
+    >>> best_threshold(np.array([0.25, 0.5, 0.75]), np.array([False, True, True]))
+    (0.375, 1.0)
 
     Args:
         cosines: ``(n,)``.
-        same: ``(n,)`` bool; true is expected where the cosine reaches the threshold.
+        same: ``(n,)`` bool, the labels; true is predicted where the cosine reaches the threshold.
     """
     order = np.argsort(cosines, kind="stable")
     values, truth = cosines[order], same[order]
-    # with the cut before number i: all below say different, all from i on say same
+    # with the threshold before number i, those below it are predicted different, the others same
     right = np.append(0, np.cumsum(~truth)) + truth.sum() - np.append(0, np.cumsum(truth))
     possible = np.append(True, np.append(np.diff(values) > 0, True))
     at = int(np.argmax(np.where(possible, right, -1)))
@@ -220,13 +232,13 @@ def best_threshold(cosines: Floats, same: Flags) -> tuple[float, float]:
     return threshold, float(right[at] / len(values))
 
 
-def _answers(records: Sequence[Record], column: str) -> Flags:
-    said = [(record.label or "").strip().casefold() for record in records]
-    unknown = [i for i, one in enumerate(said) if one not in (*_TRUE, *_FALSE)]
+def _labels(records: Sequence[Record], column: str) -> Bool:
+    values = [(record.label or "").strip().casefold() for record in records]
+    unknown = [i for i, value in enumerate(values) if value not in (*_TRUE, *_FALSE)]
     if unknown:
         first = records[unknown[0]]
         raise UsageError(
-            f"--label {column}: {len(unknown)} records say neither true nor false, the first in "
+            f"label={column!r}: {len(unknown)} records are neither true nor false, the first in "
             f"row {first.row} ({first.label!r})."
         )
-    return np.array([one in _TRUE for one in said], bool)
+    return np.array([value in _TRUE for value in values], bool)

@@ -1,0 +1,84 @@
+"""Fitted pipelines on disk, without pickle.
+
+    RUN/model/pipeline.skops   the scikit-learn pipeline
+    RUN/model/booster.txt      the last step of a LightGBM pipeline, in LightGBM's own text format
+
+Only types that skops trusts, or that a row of the estimators' table names, are ever built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from embedkit import fsio
+from embedkit.classifiers.estimators import TABLE
+from embedkit.errors import DamagedError, UsageError
+
+__all__ = ["load_model", "save_model"]
+
+
+def save_model(folder: Path, pipeline: Any) -> None:
+    """Write a fitted pipeline to the ``model`` folder of a run."""
+    from sklearn.pipeline import Pipeline
+    from skops.io import dumps
+
+    where = folder / "model"
+    fsio.make_folder(where)
+    last = pipeline.steps[-1][1]
+    if hasattr(last, "booster_"):
+        text = last.booster_.model_to_string()
+        fsio.write_durably(where / "booster.txt", text.encode(), scratch=folder)
+        pipeline = Pipeline([*pipeline.steps[:-1], ("nothing", "passthrough")])
+    fsio.write_durably(where / "pipeline.skops", dumps(pipeline), scratch=folder)
+
+
+def load_model(run: Path) -> Callable[[Any], Any]:
+    """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``.
+
+    Raises:
+        DamagedError: a file cannot be read.
+        UsageError: it holds types that are never built.
+    """
+    from skops.io import get_untrusted_types, loads
+
+    file = run / "model" / "pipeline.skops"
+    trusted = sorted({name for row in TABLE.values() for name in row.types})
+    try:
+        content = file.read_bytes()
+        unknown = sorted(set(get_untrusted_types(data=content)) - set(trusted))
+        if unknown:
+            raise UsageError(f"{file} holds {unknown[0]}, which is never loaded from a file.")
+        pipeline = loads(content, trusted=trusted)
+        for row in TABLE.values():
+            if row.check is not None:
+                row.check(pipeline)
+    except UsageError:
+        raise
+    except Exception as error:  # skops raises what its nodes raise
+        raise DamagedError(f"{file} cannot be read: {error}.") from error
+    booster = file.with_name("booster.txt")
+    if booster.is_file():
+        return _boosted(pipeline, booster)
+    if hasattr(pipeline, "predict_proba"):
+        return lambda features: pipeline.predict_proba(features)
+    return lambda features: pipeline.predict(features)
+
+
+def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
+    import lightgbm
+    import numpy as np
+
+    try:
+        booster = lightgbm.Booster(model_str=file.read_text("utf-8"))
+    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
+        raise DamagedError(f"{file} cannot be read: {error}.") from error
+
+    def apply(features: Any) -> Any:
+        values = np.asarray(booster.predict(pipeline.transform(features)))
+        if booster.params.get("objective") == "binary":
+            return np.stack([1 - values, values], axis=1)
+        return values
+
+    return apply

@@ -1,0 +1,59 @@
+"""Keys, texts and labels of records: what makes two texts the same, and which labels count."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from embedkit.dataset.store import VectorData
+from embedkit.errors import UsageError
+from embedkit.types import Int64
+
+__all__ = ["check_labelled", "has_label", "source_of", "stored_texts", "text_key", "whole_text"]
+
+_SEPARATOR = "\x1f"
+
+
+def text_key(text: str) -> str:
+    """Return a key that texts share if they differ in case, width or whitespace only.
+
+    >>> text_key("Ａ  Text ") == text_key("a text")
+    True
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def has_label(label: str | None) -> bool:
+    """Whether there is a label: not null, not blank, and not the NaN of a numeric column."""
+    return label is not None and label.strip().lower() not in ("", "nan")
+
+
+def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") -> None:
+    """Raise a :class:`UsageError` that names the rows without a label."""
+    missing = [i for i, label in enumerate(labels) if not has_label(label)]
+    if missing:
+        shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
+        raise UsageError(
+            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown}); empty "
+            "and NaN count as none. Remove them from the corpus."
+        )
+
+
+def source_of(data: VectorData) -> tuple[str, ...]:
+    """Return the SHA-256 of the files that a dataset was made from."""
+    return tuple(file["sha256"] for file in data.manifest.job["input"]["files"])
+
+
+def whole_text(first: str, second: str | None, *, separator: str = _SEPARATOR) -> str:
+    """Return a text, or both texts of a pair joined."""
+    return first if second is None else f"{first}{separator}{second}"
+
+
+def stored_texts(data: VectorData, *, separator: str = _SEPARATOR) -> list[str] | None:
+    """Return the texts of a dataset, those of a pair joined; ``None`` if none are stored."""
+    if not data.manifest.job["storage"]["text"]:
+        return None
+    if not data.manifest.job["input"]["text_pair"]:
+        return data.text
+    pairs = zip(data.text, data.column("text_pair"), strict=True)
+    return [whole_text(first, second, separator=separator) for first, second in pairs]

@@ -1,0 +1,355 @@
+"""The content of ``run.json``: one frozen dataclass per kind of run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embedkit.display import without_nan
+from embedkit.runs.metrics import Score
+from embedkit.runs.split_files import Split, SplitSettings
+
+__all__ = [
+    "FORMAT_VERSION",
+    "KINDS",
+    "Agreement",
+    "Checkpoint",
+    "Cost",
+    "DatasetContent",
+    "FinetuneRun",
+    "Names",
+    "PairCounts",
+    "PredictionRun",
+    "ProbeRun",
+    "RecordCounts",
+    "ReportedScore",
+    "Run",
+    "SimilarityRun",
+    "SplitContent",
+    "TestSetContent",
+    "Tokens",
+    "TrainRun",
+    "Truncated",
+    "ViewScore",
+    "as_json",
+]
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """How the user named the checkpoint and the input files."""
+
+    model: str
+    revision: str | None
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetContent:
+    """The data that a run was made from.
+
+    Attributes:
+        fingerprint: of the dataset; of a corpus that was fine-tuned on, of its bytes and columns.
+        source: SHA-256 of the input files.
+        path: from the run's folder to the dataset or corpus.
+        model: type, depth, width and SHA-256 of the checkpoint's files.
+        names: how checkpoint and files were named.
+        unicode: normal form of the texts: ``none``, ``nfc`` or ``nfkc``.
+        pairs: whether the records are pairs of texts.
+        vectors: settings of the vectors; ``None`` where the run reads texts.
+        storage: profile that the vectors were stored by, or ``None``.
+        reading: how the corpus was read; ``None`` where a dataset says it.
+        rejected: number of rejected records of a corpus, by reason.
+    """
+
+    fingerprint: str
+    source: tuple[str, ...]
+    path: str
+    model: dict[str, Any]
+    names: Names
+    unicode: str
+    pairs: bool
+    vectors: dict[str, Any] | None = None
+    storage: str | None = None
+    reading: dict[str, Any] | None = None
+    rejected: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitContent(SplitSettings):
+    """A split: its settings, and the hash of the assignment."""
+
+    fingerprint: str
+
+    @classmethod
+    def of(cls, split: Split) -> SplitContent:
+        """Return the content for a split."""
+        return cls(**asdict(split.settings), fingerprint=split.fingerprint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a run cost; ``None`` where it is not known.
+
+    Attributes:
+        fit_seconds: seconds to fit all folds.
+        predict_seconds: seconds to predict all held-out records.
+        seconds: seconds in all, of kinds that fit nothing that is kept.
+        peak_memory_bytes: peak memory of the process.
+        parameters: number of fitted parameters.
+        device: device type.
+    """
+
+    fit_seconds: float | None = None
+    predict_seconds: float | None = None
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    parameters: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordCounts:
+    """Number of records in folds and in the test set."""
+
+    folds: int
+    test: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestSetContent:
+    """A test set that is a file or dataset of its own.
+
+    Attributes:
+        source: SHA-256 of its input files.
+        rejected: number of records that cannot be predicted.
+        seen_texts: how many of its texts occur among the training texts; ``None`` without texts.
+    """
+
+    __test__ = False  # no class of tests
+
+    source: tuple[str, ...]
+    rejected: int
+    seen_texts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedScore(Score):
+    """A score with its interval, and that of the majority class (of values: of the mean)."""
+
+    majority: float
+
+
+@dataclass(frozen=True, slots=True)
+class ViewScore:
+    """A view under the folds.
+
+    Attributes:
+        name: the view.
+        score: on held-out records.
+        shuffled: the same with labels shuffled before fitting: the score by chance.
+        chosen: in how many folds the inner folds chose it.
+    """
+
+    name: str
+    score: Score
+    shuffled: float
+    chosen: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """How a fine-tuned model reads tokens."""
+
+    max_length: int
+    pad_id: int
+    type_vocab: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncated:
+    """How many records were cut at ``limit`` tokens, and how many of all tokens that cost."""
+
+    records: int
+    tokens: int
+    tokens_all: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint by name and the SHA-256 of its files."""
+
+    name: str
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCounts:
+    """Number of pairs, of rejected records, and of texts that were cut."""
+
+    pairs: int
+    rejected: int
+    truncated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Correlation of a view's cosines with human scores."""
+
+    view: str
+    spearman: Score
+    pearson: Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the content of every run has.
+
+    Attributes:
+        kind: a key of :data:`KINDS`.
+        format_version: of ``run.json``.
+        versions: of the libraries that decide a number.
+        command: the command line that made the run, written with it; ``None`` from Python.
+        cost: seconds, memory and parameters.
+    """
+
+    kind: str
+    format_version: int = FORMAT_VERSION
+    versions: dict[str, str]
+    command: str | None = None
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FittedRun(Run):
+    """What runs have that fit an estimator under a split.
+
+    Attributes:
+        estimator: its name; ``finetune`` for a fine-tuned encoder.
+        task: ``classification`` or ``regression``.
+        settings: the other settings.
+        dataset: what it was fitted on.
+        split: the folds.
+    """
+
+    estimator: str
+    task: str
+    settings: dict[str, Any]
+    dataset: DatasetContent
+    split: SplitContent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRun(_FittedRun):
+    """A run with predictions and a model.
+
+    Attributes:
+        features: ``vectors``, ``tfidf`` or ``text``.
+        best_params: parameters that tuning chose; ``None`` where nothing was tuned.
+        views: the views side by side; empty where the run reads texts.
+        classes: labels by class number; empty for a regression.
+        threshold: probability from which the second of two classes is predicted, or ``None``.
+        records: number of records in folds and in the test set.
+        test_set: a test set of its own, or ``None``.
+        scores: by subset (``cross_validation``, ``test``) and metric.
+    """
+
+    features: str
+    best_params: dict[str, Any] | None
+    views: tuple[str, ...]
+    classes: tuple[str, ...]
+    threshold: float | None
+    records: RecordCounts
+    test_set: TestSetContent | None
+    scores: dict[str, dict[str, ReportedScore]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRun(PredictionRun):
+    """A run of ``train``."""
+
+    kind: str = "frozen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneRun(PredictionRun):
+    """A run of ``finetune``.
+
+    Attributes:
+        head: name of the head.
+        precision: numeric format of the forward passes.
+        thresholds: of each fold.
+        models: folders of the folds' models, inside of ``model/``.
+        epochs: epoch that was kept, of each fold.
+        tokens: how the model reads tokens.
+        truncated: ledger of texts that were cut.
+    """
+
+    kind: str = "finetuned"
+    head: str
+    precision: str
+    thresholds: tuple[float | None, ...]
+    models: tuple[str, ...]
+    epochs: tuple[float, ...]
+    tokens: Tokens
+    truncated: Truncated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRun(_FittedRun):
+    """A run of ``probe``.
+
+    Attributes:
+        metric: ``accuracy`` or ``r2``.
+        majority: score of the majority class, or of the mean.
+        views: every view, in stored order.
+        nested: score of the view chosen inside the folds.
+        random_weights: score of every view of the same architecture with random weights; empty
+            if it was not asked for.
+    """
+
+    kind: str = "probe"
+    metric: str
+    majority: float
+    views: tuple[ViewScore, ...]
+    nested: Score
+    random_weights: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarityRun(Run):
+    """Results of ``similarity``.
+
+    Attributes:
+        corpus: SHA-256 of the input files.
+        model: the checkpoint.
+        settings: how the texts were encoded.
+        records: number of pairs.
+        agreement: correlations of every view; empty without human scores.
+    """
+
+    kind: str = "similarity"
+    corpus: tuple[str, ...]
+    model: Checkpoint
+    settings: dict[str, Any]
+    records: PairCounts
+    agreement: tuple[Agreement, ...]
+
+
+KINDS: Mapping[str, type[Run]] = {
+    "frozen": TrainRun,
+    "finetuned": FinetuneRun,
+    "probe": ProbeRun,
+    "similarity": SimilarityRun,
+}
+"""The dataclass of every kind of run."""
+
+
+def as_json(content: Run) -> dict[str, Any]:
+    """Return the content as JSON holds it; NaN becomes ``None``."""
+    result: dict[str, Any] = without_nan(asdict(content))
+    return result

@@ -1,0 +1,174 @@
+"""A split and its Parquet file.
+
+row, group, fold, fold_1 …     one column of fold numbers for every repeat; -1 is the test set
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit import fsio
+from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.runs.decoding import decode
+from embedkit.types import Int64
+
+__all__ = ["TEST", "Split", "SplitSettings", "align_split", "read_split", "write_split"]
+
+TEST = -1
+"""Fold number of the test set."""
+
+_KEY = b"embedkit.split"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSettings:
+    """How a split was made.
+
+    Attributes:
+        source: SHA-256 of the input files, in order.
+        folds: number of folds.
+        repeats: number of times that the records were shuffled into folds.
+        seed: seed of the shuffle.
+        stratified: whether the folds have the same distribution of labels.
+        test: fraction of the records that was asked for as test set.
+        grouped: whether the values of a column were kept together.
+        allow_duplicates: whether the same text may be in different folds.
+        column: column of the corpus that the folds were taken from, or ``None``.
+    """
+
+    source: tuple[str, ...]
+    folds: int
+    repeats: int
+    seed: int
+    stratified: bool
+    test: float = 0.0
+    grouped: bool = False
+    allow_duplicates: bool = False
+    column: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Folds of the records of one input.
+
+    Attributes:
+        row: ``(n,)`` record numbers, ascending.
+        group: ``(n,)`` int64; records of one number always share a fold.
+        folds: ``(n, repeats)`` int64; ``-1`` is the test set, the same in every repeat.
+        settings: how it was made.
+    """
+
+    row: Int64
+    group: Int64
+    folds: Int64
+    settings: SplitSettings
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the assignment and of the input it belongs to."""
+        digest = hashlib.sha256(json.dumps(self.settings.source).encode())
+        for array in (self.row, self.folds):
+            digest.update(np.ascontiguousarray(array, "<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def n_folds(self) -> int:
+        """Number of folds."""
+        return int(self.folds.max()) + 1
+
+    @property
+    def repeats(self) -> int:
+        """Number of times that the records were shuffled into folds."""
+        return int(self.folds.shape[1])
+
+    @property
+    def test(self) -> Int64:
+        """Indices of the test set."""
+        return np.flatnonzero(self.folds[:, 0] == TEST)
+
+    @property
+    def in_folds(self) -> Int64:
+        """Indices of all records but the test set."""
+        return np.flatnonzero(self.folds[:, 0] != TEST)
+
+    def fold(self, repeat: int, number: int) -> tuple[Int64, Int64]:
+        """Return train and test indices of one fold."""
+        folds = self.folds[:, repeat]
+        return np.flatnonzero((folds != number) & (folds != TEST)), np.flatnonzero(folds == number)
+
+
+def write_split(made: Split, path: Path) -> None:
+    """Write a split durably; the same split gives the same bytes."""
+    names = ["fold", *(f"fold_{i}" for i in range(1, made.repeats))]
+    columns = {name: made.folds[:, i].astype(np.int16) for i, name in enumerate(names)}
+    content = {**asdict(made.settings), "fingerprint": made.fingerprint}
+    table = pa.table({"row": made.row, "group": made.group, **columns})
+    table = table.replace_schema_metadata({_KEY: json.dumps(content, sort_keys=True).encode()})
+    fsio.make_folder(path.parent)
+    fsio.write_parquet(path, table)
+
+
+def read_split(path: Path) -> Split:
+    """Read a split.
+
+    Raises:
+        UsageError: the file does not exist, or it is no split.
+        DamagedError: the content is not what was written.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist. Make it with embedkit split.")
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        settings = json.loads((table.schema.metadata or {})[_KEY])
+        expected = settings["fingerprint"]
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise UsageError(f"{path} was not written by embedkit split.") from error
+    columns = [n for n in table.column_names if n == "fold" or n.startswith("fold_")]
+    found = Split(
+        row=table["row"].to_numpy(),
+        group=table["group"].to_numpy(),
+        folds=np.stack([table[n].to_numpy().astype(np.int64) for n in columns], axis=1),
+        settings=decode(SplitSettings, settings, file=path),
+    )
+    if found.fingerprint != expected:
+        raise DamagedError(f"{path} is not what was written. Make it again.")
+    return found
+
+
+def align_split(
+    found: Split, *, source: tuple[str, ...], row: Int64, name: str, file: str | Path
+) -> Split:
+    """Return a split in the order of some records of the same input.
+
+    Args:
+        found: the split.
+        source: SHA-256 of the input files of the records.
+        row: ``(n,)`` record numbers, ascending.
+        name: of the data, for messages.
+        file: of the split, for messages.
+
+    Raises:
+        MismatchError: it was made for other data, or a record has no fold.
+    """
+    advice = f"Make one for it: embedkit split {name} --out FILE."
+    if found.settings.source != source:
+        raise MismatchError(
+            f"{file} was made for other data than {name} (their input files differ). {advice}"
+        )
+    index = np.searchsorted(found.row, row)
+    inside = np.minimum(index, len(found.row) - 1)
+    missing = int((found.row[inside] != row).sum())
+    if missing:
+        raise MismatchError(
+            f"{file} has no fold for {missing} of the {len(row)} records of {name}. {advice}"
+        )
+    return Split(row, found.group[index], found.folds[index], found.settings)
