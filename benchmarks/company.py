@@ -98,7 +98,7 @@ def undisturbed(
     tries: list[tuple[float, list[float]]] = []
     while len(tries) < TRIES and (not tries or min(tries)[0] > options.foreign):
         with busy(hogs) as others:
-            ours = [process.pid for process in (*workers, *others)]
+            ours = [p.pid for p in workers] + [p.pid for p in others]
             before = foreign_seconds(ours)
             started = time.perf_counter()
             rates = run(workers, options.seconds)

@@ -40,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tsv(tmp_path / "clean.tsv", CLEAN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Encoder, "load", load_quickly)
+    monkeypatch.setattr("embedkit.dataset.estimate._LEAST_SECONDS", 0.01)
     return tmp_path
 
 

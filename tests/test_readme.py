@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.processes import ROOT, command, fresh
+from tests.processes import ROOT, Done, command, fresh
 
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -24,7 +24,7 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     for name in ("data", "pipelines"):
         shutil.copytree(ROOT / name, folder / name)
-    results = {}
+    results: dict[str, Done] = {}
     for block in blocks("bash"):
         for line in block.strip().splitlines():
             words = shlex.split(line)

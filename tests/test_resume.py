@@ -294,12 +294,12 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
     out = tmp_path / "out"
     run(corpus, tmp_path / "other", layers="0")
     before = tree_hash(tmp_path / "other")
-    seen: list[int] = []
+    seen: list[str] = []
 
     def intrude(state: Any) -> None:
         if not seen:
             shutil.copytree(tmp_path / "other", out)
-        seen.append(state.shard)
+        seen.append(state.stage)
 
     with pytest.raises(OutputExistsError, match="came into being while the job ran"):
         run(corpus, out, progress=intrude)

@@ -11,7 +11,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus import CorpusLike, CorpusOptions
 from embedkit.dataset.jobs import already_complete, open_job
 from embedkit.dataset.planning import ExtractPlan, ExtractSettings, plan_extract
-from embedkit.dataset.shards import ShardRun
+from embedkit.dataset.shards import JobRun
 from embedkit.dataset.store import Manifest, read_manifest
 from embedkit.dataset.workers import StageTime
 from embedkit.types import ProgressCallback, no_progress
@@ -175,7 +175,7 @@ def run_plan(
     if already_complete(plan.out, job, overwrite=overwrite):
         return ExtractResult(plan.out, read_manifest(plan.out), 0.0, 0, 0, was_complete=True)
     with open_job(plan.out, job, overwrite=overwrite, allow_env_change=allow_env_change) as folder:
-        run = ShardRun(plan, job, folder, progress)
+        run = JobRun(plan, job, folder, progress)
         manifest = run.all_shards(started)
     seconds = time.monotonic() - started
     return ExtractResult(plan.out, manifest, seconds, run.fresh, run.resumed, stages=run.stages)

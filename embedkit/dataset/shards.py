@@ -33,7 +33,7 @@ from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import CorpusError
 from embedkit.types import Progress, ProgressCallback
 
-__all__ = ["ShardRun"]
+__all__ = ["JobRun"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Shard:
         return sum(text.n_kept for text in self.texts)
 
 
-class ShardRun:
+class JobRun:
     """The shards of one job, from records to files.
 
     Attributes:

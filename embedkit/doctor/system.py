@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 from embedkit import fsio, machine
 from embedkit._version import __version__
@@ -233,22 +234,24 @@ def threads(load: float | None) -> Check:
 
     usable, quota = machine.usable_cores(), machine.cpu_quota()
     runtimes = sorted({str(p["prefix"]) for p in threadpool_info() if p["user_api"] == "openmp"})
-    facts = {
+    environment = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    of_torch = torch.get_num_threads()
+    facts: dict[str, Any] = {
         "cores": os.cpu_count(),
         "usable": usable,
         "quota": quota,
-        "torch": torch.get_num_threads(),
+        "torch": of_torch,
         "openmp": runtimes,
-        "environment": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        "environment": environment,
         "load": load,
     }
     text = f"{facts['torch']} threads in torch, {usable} of {facts['cores']} cores usable"
     text += f", {quota:g} by quota" if quota else ""
     text += f"; OpenMP: {', '.join(runtimes) or 'none'}"
-    settings = [f"{k}={v}" for k, v in facts["environment"].items()]
+    settings = [f"{k}={v}" for k, v in environment.items()]
     text += f" ({', '.join(settings)})" if settings else ""
     allowed = min(usable, max(int(quota), 1)) if quota else usable
-    if facts["torch"] > allowed:
+    if of_torch > allowed:
         return Check("threads", NOTE, f"{text}. These are more threads than cores",
                      f"Set OMP_NUM_THREADS={allowed}.", facts)  # fmt: skip
     if load is not None and load > usable / 2:
@@ -262,7 +265,7 @@ def cuda() -> Check:
     import torch
 
     driver = _driver()
-    devices = []
+    devices: list[dict[str, Any]] = []
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about = torch.cuda.get_device_properties(number)
         free, total = torch.cuda.mem_get_info(number)

@@ -545,7 +545,7 @@ def _has_onednn(weight: Tensor) -> bool:
 
 def _promises_bits(model: PackedModel) -> bool:
     """Whether a sequence is to have the same bits in any company."""
-    return model.device.type == "cpu" and model.dtype == torch.float32
+    return bool(model.device.type == "cpu" and model.dtype == torch.float32)
 
 
 def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
@@ -556,7 +556,11 @@ def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
         packed.forward(batch, [1], lambda _, h: found.append(h.clone()), first_only=first_only)
         return found[0]
 
-    pieces = zip(batch.ids.split(batch.lengths), batch.type_ids.split(batch.lengths), strict=True)
+    lengths = list(batch.lengths)
+    pieces = zip(
+        torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths),
+        strict=True,
+    )  # fmt: skip
     alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]
     for first_only in (False, True):
         together = first_layer(batch, first_only=first_only)

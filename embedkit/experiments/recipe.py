@@ -231,7 +231,9 @@ class _Reader:
         of_command = self._defaults.get(key[0], {})
         if not isinstance(of_command, dict):  # an option that is called as a command is
             of_command = {}
-        merged = {name: (value, (_DEFAULTS, name)) for name, value in common.items()}
+        merged: dict[str, tuple[Any, Key]] = {
+            name: (value, (_DEFAULTS, name)) for name, value in common.items()
+        }
         merged |= {n: (value, (_DEFAULTS, key[0], n)) for n, value in of_command.items()}
         merged |= {name: (value, (*key, name)) for name, value in own.items()}
         for name, (value, place) in merged.items():

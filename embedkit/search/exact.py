@@ -209,34 +209,44 @@ class _Scan:
             if factor is not None:
                 values *= factor
             elif self._metric == "euclid":
-                self._to_distances(values, vectors, first, heap.D[some, 0])
+                rows, values = self._distances(values, vectors, some, heap.D[some, 0])
+                some = some[rows]
             heap.add_result_subset(some, values, indices)
 
-    def _to_distances(self, values: Float32, vectors: Float32, first: int, worst: Float32) -> None:
-        """Turn products into squared distances, infinite for records that cannot be a result.
+    def _distances(
+        self, products: Float32, vectors: Float32, some: Int64, worst: Float32
+    ) -> tuple[Int64, Float32]:
+        """Squared distances, infinite for records that cannot be a result.
 
         q² - 2 q·x + x² loses what is small beside q² and x². It only excludes records; distances
         of the others are computed from the differences.
 
         Args:
-            values: ``(queries, rows)`` products, overwritten.
+            products: ``(queries, rows)``, overwritten.
             vectors: ``(rows, width)``.
-            first: number of the first query.
+            some: numbers of the queries.
             worst: ``(queries,)`` largest value that each heap still holds.
+
+        Returns:
+            Which of the queries have a possible result, and their distances.
         """
-        own, squares = self._squares[first : first + len(values)], _squares(vectors)
-        values *= -2
-        values += squares
-        values += own[:, None]
-        if len(vectors) > self._k:
-            worst = np.minimum(worst, np.partition(values, self._k - 1, axis=1)[:, self._k - 1])
-        bound = 2 * _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max())) ** 2
-        rows, columns = np.nonzero(values <= (worst + bound)[:, None])
-        values.fill(np.inf)
+        own, squares = self._squares[some], _squares(vectors)
+        products *= -2
+        products += squares  # q² is left out: it is the same for all records
+        limit = worst - own
+        unfilled = np.flatnonzero(worst == np.finfo(np.float32).max)
+        if len(unfilled) and len(vectors) > self._k:
+            kth = np.partition(products[unfilled], self._k - 1, axis=1)[:, self._k - 1]
+            limit[unfilled] = kth
+        limit += 2 * _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max())) ** 2
+        queries = np.flatnonzero(products.min(axis=1) <= limit)
+        rows, columns = np.nonzero(products[queries] <= limit[queries, None])
+        distances = np.full((len(queries), len(vectors)), np.inf, np.float32)
         for start in range(0, len(rows), _PAIRS):
             row, column = rows[start : start + _PAIRS], columns[start : start + _PAIRS]
-            apart = self._queries[first + row].astype(np.float64) - vectors[column]
-            values[row, column] = np.einsum("ij,ij->i", apart, apart)
+            apart = self._queries[some[queries[row]]].astype(np.float64) - vectors[column]
+            distances[row, column] = np.einsum("ij,ij->i", apart, apart)
+        return queries, distances
 
 
 def _squares(vectors: Float32) -> Float32:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import DamagedError, UsageError
@@ -209,7 +210,7 @@ def _require(uses: Sequence[Use], word: str, where: str) -> None:
         )
 
 
-def _touching(spans: Int64, start: int, end: int) -> Bool:
+def _touching(spans: NDArray[np.integer[Any]], start: int, end: int) -> Bool:
     return np.asarray((spans[:, 0] < end) & (spans[:, 1] > start) & (spans[:, 1] > spans[:, 0]))
 
 
