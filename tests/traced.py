@@ -129,12 +129,6 @@ class Device(TorchDispatchMode):
         buffer.numpy = checked  # type: ignore[method-assign, assignment]
         return buffer
 
-    def event(self, *, enable_timing: bool = False) -> Event:
-        """Stands for torch.cuda.Event."""
-        assert enable_timing
-        self.events.append(Event(self))
-        return self.events[-1]
-
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         """Stands for torch.cuda.stream."""
@@ -212,10 +206,21 @@ class Device(TorchDispatchMode):
 
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Let CudaLink, its streams, events and pinned memory work on the device."""
+
+    class DeviceStream(Stream):  # a class, as modules that are imported meanwhile expect
+        def __init__(self, _: torch.device) -> None:
+            super().__init__(device)
+
+    class DeviceEvent(Event):
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            super().__init__(device)
+            device.events.append(self)
+
     monkeypatch.setattr(device_module, "_pinned", device.pinned)
     monkeypatch.setattr(model_module, "link_to", lambda _: CudaLink(META))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(device))
-    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "Stream", DeviceStream)
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
     monkeypatch.setattr(torch.cuda, "stream", device.on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device.current)
 
