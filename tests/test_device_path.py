@@ -14,7 +14,6 @@ from torch import Tensor
 from embedkit.encoding import model as model_module
 from embedkit.encoding import packed as packed_module
 from embedkit.encoding import pooling
-from embedkit.encoding import shard as shard_module
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import CudaLink
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
@@ -318,7 +317,7 @@ def test_the_rules_find_what_waits_in_a_shard(
         WAITS[match](states.bfloat16())
         return real(states, *more)
 
-    monkeypatch.setattr(shard_module, "sum_tokens", faulty)
+    monkeypatch.setattr(pooling, "sum_tokens", faulty)
     with device, pytest.raises(FaultError, match=match):
         run_of(model, [9, 8])[0].all_batches()
 
