@@ -52,6 +52,8 @@ class Pooling(StrEnum):
     """The mean over the kept tokens, special ones included, as sentence-transformers does."""
     MAX = "max"
     """The maximum of each coordinate over the kept tokens."""
+    LAST_TOKEN = "last_token"
+    """The vector of the last kept token; [SEP], unless special tokens are excluded."""
     POOLER = "pooler"
     """The checkpoint's own head on the last layer's first token: tanh(dense(cls))."""
 

@@ -121,10 +121,26 @@ class _Max(Pooler):
         return np.asarray(np.maximum.reduceat(values, first), np.float32)
 
 
+class _LastToken(Pooler):
+    """Of a text in several windows, the last token of the last one."""
+
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        if not len(tokens.counted):
+            return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
+        ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
+        last = tokens.counted.index_select(0, (ends - 1).clamp(min=0))
+        vectors = hidden.index_select(0, last)
+        return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, torch.zeros_like(vectors))
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        return values[np.append(first[1:], len(values)) - 1]
+
+
 POOLERS: dict[Pooling, Pooler] = {
     Pooling.CLS: _Cls(),
     Pooling.MEAN: _Mean(),
     Pooling.MAX: _Max(),
+    Pooling.LAST_TOKEN: _LastToken(),
     Pooling.POOLER: _Head(),
 }
 """The implementation of each pooling; its keys are :class:`~embedkit.choices.Pooling`."""
