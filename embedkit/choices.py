@@ -7,6 +7,7 @@ its tuple by a test, so that neither can know a kind that the other does not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 from embedkit.errors import UsageError, did_you_mean
 
@@ -31,6 +32,7 @@ __all__ = [
     "TASKS",
     "UNICODE_FORMS",
     "WHITENINGS",
+    "Pooling",
     "check_choice",
 ]
 
@@ -40,7 +42,23 @@ FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow")
 QUOTINGS = ("auto", "none", "csv")
 UNICODE_FORMS = ("none", "nfc", "nfkc")
 
-POOLINGS = ("cls", "mean", "max", "pooler")
+
+class Pooling(StrEnum):
+    """How the token vectors of a text become one vector."""
+
+    CLS = "cls"
+    """The vector of the first token."""
+    MEAN = "mean"
+    """The mean over the kept tokens, special ones included, as sentence-transformers does."""
+    MAX = "max"
+    """The maximum of each coordinate over the kept tokens."""
+    LAST_TOKEN = "last_token"
+    """The vector of the last kept token; [SEP], unless special tokens are excluded."""
+    POOLER = "pooler"
+    """The checkpoint's own head on the last layer's first token: tanh(dense(cls))."""
+
+
+POOLINGS = tuple(Pooling)
 SUBTOKENS = ("first", "last", "first_last", "mean")
 ON_LONG = ("truncate", "window", "error")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")

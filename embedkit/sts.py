@@ -109,7 +109,7 @@ def similarity(
         device: where to encode.
         precision: to compute in.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``pooler``.
+        poolings: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``.
         special_tokens: whether ``mean`` and ``max`` count special tokens.
         prefix: put before every text, such as ``"query: "``.
         max_length: tokens per text.

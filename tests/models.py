@@ -303,6 +303,8 @@ def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:
         return states[0]
     if len(kept) == 0:
         return np.zeros(states.shape[1], np.float32)
+    if view.pooling is Pooling.LAST_TOKEN:
+        return kept[-1]
     return np.asarray(kept.mean(0) if view.pooling is Pooling.MEAN else kept.max(0))
 
 

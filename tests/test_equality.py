@@ -221,7 +221,10 @@ def test_windows(
             elif not len(counted):
                 wanted = np.zeros(rows[view.layer.name].shape[1], np.float32)
             else:
-                wanted = counted.mean(0) if view.pooling is Pooling.MEAN else counted.max(0)
+                wanted = {
+                    Pooling.MEAN: counted.mean(0), Pooling.MAX: counted.max(0),
+                    Pooling.LAST_TOKEN: counted[-1],
+                }[view.pooling]  # fmt: skip
             assert distance(ours.views[view.name][i], wanted).max() <= TOLERANCE, view.name
         start = stop
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from embedkit.choices import SUBTOKENS, Pooling
 from embedkit.encoding.pooling import (
-    SUBTOKENS,
+    POOLERS,
     combine_layers,
     first_tokens,
     max_tokens,
@@ -133,7 +134,7 @@ def test_words(subtokens: str, vectors: list[list[float]]) -> None:
 
 
 def test_words_by_an_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="subtokens='middle': expected one of first, last"):
+    with pytest.raises(ValueError, match="subtokens='middle': expected first, last"):
         pool_words(WORDS, np.array([0]), "middle")
 
 
@@ -151,3 +152,7 @@ def test_words_of_one_token_are_that_token(vectors: NDArray[np.float32], subtoke
 def test_no_words(subtokens: str) -> None:
     nothing = np.zeros((0, 4), np.float32)
     assert pool_words(nothing, np.zeros(0, np.int64), subtokens).shape == (0, 4)
+
+
+def test_every_pooling_is_implemented() -> None:
+    assert set(POOLERS) == set(Pooling)

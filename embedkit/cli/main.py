@@ -127,7 +127,7 @@ def _vector_options(command: F) -> F:
                      help="all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1, concat:-4..-1. "
                      "0 is the embedding output."),
         click.option("--pooling", default="mean", show_default=True,
-                     help="cls, mean, max, pooler; several with commas."),
+                     help="cls, mean, max, last_token, pooler; several with commas."),
         click.option("--words", is_flag=False, flag_value="mean", default=None, callback=_no_corpus,
                      metavar="[first|last|first_last|mean]",
                      help="Also write word vectors, from these sub-tokens. [mean]"),

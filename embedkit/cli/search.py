@@ -218,7 +218,7 @@ def _reading_options(command: F) -> F:
     "--pooling",
     default="cls,mean,max",
     show_default=True,
-    help="Of cls, mean, max, pooler; several with commas.",
+    help="Of cls, mean, max, last_token, pooler; several with commas.",
 )
 @click.option("--special-tokens", default="include", show_default=True,
               type=click.Choice(["include", "exclude"]),

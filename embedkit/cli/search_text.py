@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.text import count_text, table_text
 from embedkit.display import bytes_text, duration_text, visible
+from embedkit.encoding.views import split_view
 
 if TYPE_CHECKING:
     from embedkit.projection import MapResult
@@ -97,7 +98,7 @@ def similarity_text(found: PairSimilarity) -> str:
     layers: dict[str, dict[str, str]] = {}
     poolings: dict[str, None] = {}
     for one in found.agreement:
-        pooling, _, layer = one.view.partition("_")
+        pooling, layer = split_view(one.view)
         poolings[pooling] = None
         cell = "-"
         if math.isfinite(one.spearman.value):

@@ -89,7 +89,7 @@ def word_table(
         records: the records.
         texts: their tokens, with spans and words.
         token_vectors: ``(all kept tokens, width)`` by layer name.
-        subtokens: how sub-tokens become a word, see :data:`~embedkit.encoding.pooling.SUBTOKENS`.
+        subtokens: how sub-tokens become a word, see :func:`~embedkit.encoding.pooling.pool_words`.
         paired: whether the records are pairs; then a column ``segment`` is added.
 
     Returns:

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.choices import POOLINGS, Pooling
 from embedkit.dataset.parquet_pages import copy_vectors
-from embedkit.encoding.views import parse_view
+from embedkit.encoding.views import parse_view, split_view
 from embedkit.errors import DamagedError, UsageError, did_you_mean
 
 __all__ = ["Block", "Layout", "Manifest", "VectorData", "is_dataset", "load", "read_manifest"]
@@ -171,9 +172,9 @@ class Block:
 
 def _column_order(name: str) -> tuple[bool, int, int, str, int]:
     """Layers ascending, within one the poolings as they are listed, the pooler last."""
-    pooling, _, layer = name.partition("_")
+    pooling, layer = split_view(name)
     numbers = [int(x) for x in re.findall(r"\d+", layer)]
-    rank = ("cls", "mean", "max", "pooler").index(pooling)
+    rank = list(POOLINGS).index(Pooling(pooling))
     return name == "pooler", max(numbers, default=0), len(numbers), layer, rank
 
 
@@ -506,7 +507,7 @@ def _stored_view(name: str, manifest: Manifest, folder: Path) -> str:
     try:
         resolved = parse_view(name, n_layers=manifest.n_layers).name
     except UsageError:
-        if name.partition("_")[0] not in ("cls", "mean", "max"):
+        if split_view(name)[0] not in POOLINGS:
             raise
         resolved = name  # a layer that the model has not; the message below says what there is
     if resolved not in manifest.views:

@@ -175,7 +175,7 @@ class Encoder:
 
         Args:
             texts: the texts; a single string is refused.
-            pooling: ``cls``, ``mean``, ``max`` or ``pooler``.
+            pooling: ``cls``, ``mean``, ``max``, ``last_token`` or ``pooler``.
             layer: 0 is the embedding output, negative numbers count from the end; ``pooler``
                 has none and ignores it.
             normalize_embeddings: scale every vector to length 1 (L2).

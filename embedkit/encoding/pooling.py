@@ -8,18 +8,146 @@ order, so its result does not depend on what stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-__all__ = ["SUBTOKENS", "combine_layers", "first_tokens", "max_tokens", "pool_words", "sum_tokens"]
+from embedkit.choices import SUBTOKENS, Pooling, check_choice
+from embedkit.types import Float32, Int64
 
-SUBTOKENS = ("first", "last", "first_last", "mean")
-"""How the sub-tokens of a word become one vector."""
+__all__ = [
+    "POOLERS",
+    "PackedTokens",
+    "Pooler",
+    "combine_layers",
+    "first_tokens",
+    "max_tokens",
+    "pool_words",
+    "sum_tokens",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """Where the tokens of each sequence are in the hidden states of a batch.
+
+    Attributes:
+        first: ``(sequences,)`` int64, row of the first token.
+        counted: ``(chosen,)`` int64, rows of the tokens that poolings over tokens count,
+            sequence after sequence.
+        offsets: ``(sequences,)`` int64, where each sequence begins in ``counted``.
+        head: the checkpoint's own pooler: first tokens of the last layer to vectors.
+    """
+
+    first: Tensor
+    counted: Tensor
+    offsets: Tensor
+    head: Callable[[Tensor], Tensor]
+
+
+class Pooler(ABC):
+    """One kind of pooling: from the hidden states of sequences to the vectors of texts.
+
+    Attributes:
+        reads_all: whether it reads more of a layer than the first tokens.
+    """
+
+    reads_all = True
+
+    @abstractmethod
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        """Vectors of sequences, ``(sequences, width)`` float32, or sums still to be divided.
+
+        Args:
+            hidden: ``(all_tokens, width)``; float32 for poolings that read all of it.
+            tokens: where the sequences are.
+        """
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        """Vectors of texts from those of their windows; by default the mean over the windows.
+
+        Args:
+            values: ``(windows, width)``, text after text.
+            first: ``(texts,)``, the first window of each text.
+            counts: ``(windows,)``, tokens counted in each.
+        """
+        windows = np.diff(np.append(first, len(values)))
+        return _divided(np.add.reduceat(values, first), windows)
+
+    def finish(self, values: Float32, counts: Int64) -> Float32:
+        """Vectors of texts that are one sequence each, in place; by default as they are."""
+        return values
+
+
+class _Cls(Pooler):
+    reads_all = False
+
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        return first_tokens(hidden, tokens.first)
+
+
+class _Head(Pooler):
+    reads_all = False
+
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        return tokens.head(hidden[tokens.first])
+
+
+class _Mean(Pooler):
+    """Sums per window, divided when the windows of a text are together."""
+
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        return sum_tokens(hidden, tokens.counted, tokens.offsets)
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        return _divided(np.add.reduceat(values, first), np.add.reduceat(counts, first))
+
+    def finish(self, values: Float32, counts: Int64) -> Float32:
+        values /= np.maximum(counts, 1).astype(np.float32)[:, None]
+        return values
+
+
+class _Max(Pooler):
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        return max_tokens(hidden, tokens.counted, tokens.offsets)
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        # every one of several windows has tokens that count
+        return np.asarray(np.maximum.reduceat(values, first), np.float32)
+
+
+class _LastToken(Pooler):
+    """Of a text in several windows, the last token of the last one."""
+
+    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
+        if not len(tokens.counted):
+            return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
+        ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
+        last = tokens.counted.index_select(0, (ends - 1).clamp(min=0))
+        vectors = hidden.index_select(0, last)
+        return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, torch.zeros_like(vectors))
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        return values[np.append(first[1:], len(values)) - 1]
+
+
+POOLERS: dict[Pooling, Pooler] = {
+    Pooling.CLS: _Cls(),
+    Pooling.MEAN: _Mean(),
+    Pooling.MAX: _Max(),
+    Pooling.LAST_TOKEN: _LastToken(),
+    Pooling.POOLER: _Head(),
+}
+"""The implementation of each pooling; its keys are :class:`~embedkit.choices.Pooling`."""
+
+
+def _divided(sums: Float32, counts: Int64) -> Float32:
+    return np.asarray(sums / np.maximum(counts, 1).astype(np.float32)[:, None], np.float32)
 
 
 def first_tokens(hidden: Tensor, offsets: Tensor) -> Tensor:
@@ -61,9 +189,7 @@ def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> 
     return total / len(hidden_states) if combination == "mean" else total
 
 
-def pool_words(
-    vectors: NDArray[np.float32], starts: NDArray[np.int64], subtokens: str
-) -> NDArray[np.float32]:
+def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
     """Vectors of words from those of their sub-tokens.
 
     Args:
@@ -73,7 +199,11 @@ def pool_words(
 
     Returns:
         ``(words, width)`` float32.
+
+    Raises:
+        UsageError: ``subtokens`` is unknown.
     """
+    check_choice(SUBTOKENS, subtokens=subtokens)
     lengths = np.diff(np.append(starts, len(vectors)))
     first, last = vectors[starts], vectors[starts + lengths - 1]
     if subtokens == "first":
@@ -82,8 +212,6 @@ def pool_words(
         return last
     if subtokens == "first_last":
         return ((first + last) * np.float32(0.5)).astype(np.float32)
-    if subtokens != "mean":
-        raise ValueError(f"subtokens={subtokens!r}: expected one of {', '.join(SUBTOKENS)}")
     rows = torch.arange(len(vectors))
     sums = embedding_bag(rows, torch.from_numpy(vectors), torch.from_numpy(starts), mode="sum")
     return np.asarray(sums.numpy() / lengths[:, None].astype(np.float32), dtype=np.float32)

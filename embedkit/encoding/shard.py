@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from embedkit.encoding.device import Link, Mark, is_out_of_memory
 from embedkit.encoding.model import PackedBatch, PlainModel
 from embedkit.encoding.packed import ROWS, PackedModel
-from embedkit.encoding.pooling import combine_layers, first_tokens, max_tokens, sum_tokens
+from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
 from embedkit.encoding.tokenization import TokenizedText, Window
-from embedkit.encoding.views import LayerSpec, Pooling, View
+from embedkit.encoding.views import LayerSpec, View
 from embedkit.errors import EncodeError
 
 __all__ = ["Sequences", "ShardRun", "ShardVectors", "cut_batches", "unique_sequences"]
@@ -120,8 +120,8 @@ class ShardRun:
         self._specs = sorted(specs, key=lambda s: (s.layers[-1], s.layers, s.combination or ""))
         self._layers = sorted({layer for spec in specs for layer in spec.layers})
         self._last_use = {layer: spec.layers[-1] for spec in self._specs for layer in spec.layers}
-        whole = (Pooling.MEAN, Pooling.MAX)
-        self._all_tokens = {*token_layers, *(v.layer for v in views if v.pooling in whole)}
+        whole = [view.layer for view in views if POOLERS[view.pooling].reads_all]
+        self._all_tokens = {*token_layers, *whole}
         self._first_only = self._wants_first_only()
         self._lay_out()
         widths = {v.name: v.layer.width(model.width) for v in self._views}
@@ -226,15 +226,20 @@ class ShardRun:
             lengths=tuple(self._lengths[start:stop].tolist()),
         )
         counted = slice(int(self._counted[start]), int(self._counted[stop]))
-        rows = self._rows[counted] - begin
-        bags = self._bags[start:stop] - counted.start
+        tokens = PackedTokens(
+            first=batch.offsets[:-1],
+            counted=self._rows[counted] - begin,
+            offsets=self._bags[start:stop] - counted.start,
+            head=lambda first: self._model.pool(first.to(self._model.dtype)),
+        )
+        alone = tokens  # of the highest layer there may be nothing but first tokens
+        if self._first_only:
+            alone = replace(tokens, first=torch.arange(stop - start, device=batch.offsets.device))
         held: dict[int, torch.Tensor] = {}
 
         def on_layer(layer: int, hidden: torch.Tensor) -> None:
             held[layer] = hidden
-            firsts = batch.offsets[:-1]
-            if self._first_only and layer == self._layers[-1]:
-                firsts = torch.arange(stop - start, device=hidden.device)
+            first_only = self._first_only and layer == self._layers[-1]
             for spec in self._specs:
                 if spec.layers[-1] != layer:
                     continue
@@ -243,7 +248,8 @@ class ShardRun:
                     states = states.float()  # once for all that read the whole of it
                 for view in self._views:
                     if view.layer == spec:
-                        pooled = self._pool(view.pooling, states, rows, bags, firsts)
+                        where = alone if first_only else tokens
+                        pooled = POOLERS[view.pooling].pool(states, where)
                         self._vectors[view.name].index_copy_(0, self._places[start:stop], pooled)
                 if spec in self._token_layers:
                     places = self._token_places[begin:end]
@@ -252,22 +258,6 @@ class ShardRun:
                 del held[unused]
 
         self._model.forward(batch, self._layers, on_layer, first_only=self._first_only)
-
-    def _pool(
-        self,
-        pooling: Pooling,
-        states: torch.Tensor,
-        rows: torch.Tensor,
-        bags: torch.Tensor,
-        firsts: torch.Tensor,
-    ) -> torch.Tensor:
-        if pooling is Pooling.MEAN:  # sums; divided when the windows of a text are together
-            return sum_tokens(states, rows, bags)
-        if pooling is Pooling.MAX:
-            return max_tokens(states, rows, bags)
-        if pooling is Pooling.POOLER:
-            return self._model.pool(states[firsts].to(self._model.dtype))
-        return first_tokens(states, firsts)
 
     def collect(self, texts: Sequence[TokenizedText]) -> ShardVectors:
         """Put the sequences' results back to the texts they belong to."""
@@ -280,11 +270,13 @@ class ShardRun:
             views = _gathered(views, used)
             tokens = _gathered(tokens, self._token_rows(texts, used)) if tokens else tokens
         for view in self._views:
-            values = views[view.name]
+            pooler, values = POOLERS[view.pooling], views[view.name]
             if len(used) != len(texts):
-                views[view.name] = self._over_windows(view.pooling, values, used)
-            elif view.pooling is Pooling.MEAN:
-                values /= np.maximum(self._counts[used], 1).astype(np.float32)[:, None]
+                per_text = np.array(self._sequences.per_text, np.int64)
+                first = np.cumsum(per_text) - per_text
+                views[view.name] = pooler.combine(values, first, self._counts[used])
+            else:
+                views[view.name] = pooler.finish(values, self._counts[used])
         seconds = max(self._host_seconds, self._link.seconds(self._first, self._launched))
         return ShardVectors(
             views, tokens, encoded=len(self._lengths), splits=self._splits, seconds=seconds
@@ -303,20 +295,6 @@ class ShardRun:
                 rows = slice(self._starts[text], self._starts[text + 1])
                 source = self._starts[first[text]]
                 values[rows] = values[source : source + rows.stop - rows.start]
-
-    def _over_windows(
-        self,
-        pooling: Pooling,
-        values: Floats,
-        used: NDArray[np.int64],
-    ) -> Floats:
-        per_text = np.array(self._sequences.per_text, np.int64)
-        first = np.cumsum(per_text) - per_text
-        if pooling is Pooling.MAX:  # every one of several windows has tokens that count
-            return np.asarray(np.maximum.reduceat(values, first), np.float32)
-        sums = np.add.reduceat(values, first)
-        total = np.add.reduceat(self._counts[used], first) if pooling is Pooling.MEAN else per_text
-        return np.asarray(sums / np.maximum(total, 1).astype(np.float32)[:, None], np.float32)
 
     def _token_rows(
         self, texts: Sequence[TokenizedText], used: NDArray[np.int64]

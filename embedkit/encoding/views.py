@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from embedkit.choices import Pooling
 from embedkit.errors import UsageError, did_you_mean
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "parse_layers",
     "parse_poolings",
     "parse_view",
+    "split_view",
     "views_of",
 ]
 
@@ -28,19 +29,6 @@ _COMBINATIONS = ("sum", "mean", "concat")
 _ONE = re.compile(r"[+-]?\d+")
 _RANGE = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)")
 _COMBINED_NAME = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
-
-
-class Pooling(StrEnum):
-    """How the token vectors of a text become one vector."""
-
-    CLS = "cls"
-    """The vector of the first token."""
-    MEAN = "mean"
-    """The mean over the kept tokens, special ones included, as sentence-transformers does."""
-    MAX = "max"
-    """The maximum of each coordinate over the kept tokens."""
-    POOLER = "pooler"
-    """The checkpoint's own head on the last layer's first token: tanh(dense(cls))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +92,7 @@ def parse_view(name: str, *, n_layers: int) -> View:
     """
     if name == "pooler":
         return View(Pooling.POOLER, LayerSpec((n_layers,)))
-    pooling, _, layer = name.partition("_")
+    pooling, layer = split_view(name)
     if pooling in set(Pooling) - {Pooling.POOLER} and layer:
         if combined := _COMBINED_NAME.fullmatch(layer):
             kind, first, last = combined.groups()
@@ -116,6 +104,19 @@ def parse_view(name: str, *, n_layers: int) -> View:
         f"{name!r} is not a view. Views are named pooling_layer, such as mean_-1, cls_0, "
         "mean_sum_9to12, or pooler."
     )
+
+
+def split_view(name: str) -> tuple[str, str]:
+    """Pooling and layer of a view name; what is no view name is divided at its first ``_``.
+
+    >>> split_view("mean_sum_9to12"), split_view("pooler")
+    (('mean', 'sum_9to12'), ('pooler', ''))
+    """
+    for pooling in sorted(Pooling, key=len, reverse=True):
+        if name == pooling or name.startswith(f"{pooling}_"):
+            return str(pooling), name[len(pooling) + 1 :]
+    pooling, _, layer = name.partition("_")
+    return pooling, layer
 
 
 def parse_poolings(names: Iterable[str]) -> tuple[Pooling, ...]:

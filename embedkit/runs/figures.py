@@ -13,6 +13,7 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit.display import visible
+from embedkit.encoding.views import split_view
 from embedkit.runs.content import Agreement, ProbeRun
 from embedkit.runs.predictions import Predictions
 
@@ -186,7 +187,7 @@ def layer_curve(result: ProbeRun) -> Any:
     """Return the figure of :func:`draw_probe`."""
     lines: dict[str, list[tuple[int, Any]]] = {}
     for view in result.views:
-        pooling, _, layer = view.name.partition("_")
+        pooling, layer = split_view(view.name)
         if layer.isdigit():
             lines.setdefault(pooling, []).append((int(layer), view))
     figure, axis = canvas(6.5, 4.2)
@@ -285,7 +286,7 @@ def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:
     lines: dict[str, list[tuple[int, Any]]] = {}
     single = []
     for one in agreement:
-        pooling, _, layer = one.view.partition("_")
+        pooling, layer = split_view(one.view)
         if layer.isdigit():
             lines.setdefault(pooling, []).append((int(layer), one.spearman))
         else:
