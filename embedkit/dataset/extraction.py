@@ -116,7 +116,8 @@ def extract(
         seed: seed of the sample.
         limit: use only the first so many records.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string with commas.
+        poolings: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
+            with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
         tokens: write token vectors.
         max_length: tokens per sequence, special ones counted.
