@@ -407,8 +407,8 @@ def test_numbers_that_cannot_be_stored_are_refused(
 
     def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
         vectors = genuine(self, *args, **kwargs).result()
-        values = next(iter(getattr(vectors, where).values()))
-        values[min(2, len(values) - 1), 5] = value
+        for values in list(getattr(vectors, where).values())[:1]:  # none in the trial of the bits
+            values[min(2, len(values) - 1), 5] = value
         return PendingShard(lambda: vectors, nbytes=0)
 
     monkeypatch.setattr(Encoder, "start_shard", spoiled)

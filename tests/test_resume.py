@@ -804,9 +804,10 @@ def test_a_job_that_stops_at_bad_values_keeps_its_shards(
 
     def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
         vectors = genuine(self, *args, **kwargs).result()
-        calls.append(1)
-        if len(calls) == 2:
-            vectors.views["mean_2"][1, 3] = np.nan
+        if "mean_2" in vectors.views:  # not in the trial of the bits
+            calls.append(1)
+            if len(calls) == 2:
+                vectors.views["mean_2"][1, 3] = np.nan
         return PendingShard(lambda: vectors, nbytes=0)
 
     monkeypatch.setattr(Encoder, "start_shard", spoiled)
