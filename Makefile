@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-all check format bench clean
+.PHONY: help install run test test-all test-oldest check format bench clean
 
 help:
 	@echo "make run       install into $(VENV), then compare classifiers on the corpora of data/"
 	@echo "make test      install into $(VENV), then run the quick tests"
 	@echo "make test-all  install into $(VENV), then run the slow tests too"
+	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
 
@@ -39,6 +40,24 @@ test: install
 
 test-all: install
 	$(PYTEST) -m "not network and not gpu"
+
+# the core tests with the floors of pyproject.toml; older versions of numpy have no wheels for 3.13
+OLDEST := .venv-oldest
+CORE := $(patsubst %,tests/test_%.py,corpus corpus_formats schema tokenization encoder packed \
+    extraction jobs verification splits results search heads sklearn dependencies) \
+    tests/test_finetune.py::test_predict_answers_as_for_any_run \
+    tests/test_resume.py::test_a_damaged_shard_is_made_again
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile --no-cache-dir \
+	    -c constraints-oldest.txt -e . \
+	    datasets fugashi hypothesis pandas peft polars pytest pytest-xdist unidic-lite
+	touch $@
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal \
+	    -m "not network and not gpu and not slow" $(CORE)
 
 check: install
 	$(BIN)/ruff check .

@@ -536,7 +536,7 @@ def test_some_records_have_no_label(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     made = embedkit.extract(tmp_path / "c.jsonl", out=tmp_path / "d", model=str(tiny_model()))
     for query in ("good", "the bus"):
-        table = run("search", made.out, query).stdout.splitlines()
+        table = run("search", made.out, query, "-k", 2).stdout.splitlines()
         assert table[1].split() == ["score", "row", "id", "label", "text"]
         assert len(table) == 4
 
@@ -545,7 +545,7 @@ def test_every_answer_is_one_line(tmp_path: Path) -> None:
     broken = "good \x85 \u2028 \v \x1e movie"
     made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", broken, "1")]),
                             out=tmp_path / "d", model=str(tiny_model()))  # fmt: skip
-    assert len(run("search", made.out, "good", "--tsv").stdout.splitlines()) == 2
+    assert len(run("search", made.out, "good", "-k", 1, "--tsv").stdout.splitlines()) == 2
 
 
 def test_text_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -71,13 +71,14 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
     import numpy as np
 
     try:
-        booster = lightgbm.Booster(model_str=file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+        booster = lightgbm.Booster(model_str=text)
     except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
         raise DamagedError(f"{file} cannot be read: {error}.") from error
 
     def apply(features: Any) -> Any:
         values = np.asarray(booster.predict(pipeline.transform(features)))
-        if booster.params.get("objective") == "binary":
+        if "\nobjective=binary" in text:  # older releases read no parameters from it
             return np.stack([1 - values, values], axis=1)
         return values
 

@@ -44,6 +44,10 @@ _PREDICT_TOKENS = 4_096
 _CHECKPOINT_STEPS = 1_000
 _DONE = "complete"
 
+_CHECKPOINTING = "activation_checkpointing"
+if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older name
+    _CHECKPOINTING = "gradient_checkpointing"
+
 
 @dataclass(frozen=True, slots=True)
 class FoldSettings:
@@ -313,6 +317,13 @@ class _LikeLengths(Sampler[int]):
         yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
 
+def _warmup_steps(settings: FoldSettings, steps_per_epoch: int) -> int:
+    """As whole steps: older transformers take no part of all steps under this name."""
+    if settings.warmup >= 1:
+        return int(settings.warmup)
+    return math.ceil(settings.warmup * settings.epochs * steps_per_epoch)
+
+
 class _FoldTrainer(Trainer):  # type: ignore[misc]
     """The Trainer with this module's batches, evaluation and checkpoints."""
 
@@ -332,7 +343,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             per_device_train_batch_size=settings.batch_size,
             gradient_accumulation_steps=settings.accumulate,
             learning_rate=settings.learning_rate,
-            warmup_steps=settings.warmup,
+            warmup_steps=_warmup_steps(settings, steps),
             weight_decay=_WEIGHT_DECAY,
             logging_steps=max(steps // _LOGS_PER_EPOCH, 1),
             logging_nan_inf_filter=False,
@@ -342,14 +353,16 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             greater_is_better=False,
             bf16=settings.precision == "bf16",
             fp16=settings.precision == "fp16",
-            activation_checkpointing=settings.gradient_checkpointing,
-            activation_checkpointing_kwargs={"use_reentrant": False},
             use_cpu=device.type == "cpu",
             dataloader_pin_memory=device.type == "cuda",
             remove_unused_columns=False,
             disable_tqdm=True,
             report_to="none",
             seed=fold.seed,
+            **{
+                _CHECKPOINTING: settings.gradient_checkpointing,
+                f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False},
+            },
         )
         arguments._n_gpu = min(arguments.n_gpu, 1)  # several would each get a part of a batch
         super().__init__(
