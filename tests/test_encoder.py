@@ -352,7 +352,7 @@ def test_max_length_of_a_call(encoder: Encoder, plain_of: Callable[[str], Plain]
         wanted = plain_of("bert")(text, max_length=7).hidden[-1].mean(0)
         assert distance(vector, wanted).max() <= TOLERANCE
     for wrong in (0, 2, -1):
-        with pytest.raises(UsageError, match=f"--max-length {wrong}(:| leaves no room)"):
+        with pytest.raises(UsageError, match=rf"max_length={wrong}(:| leaves no room)"):
             encoder.encode(TEXTS, max_length=wrong)
     with pytest.raises(UsageError, match=r"--max-length 161: .* has positions for 160 tokens"):
         encoder.encode(TEXTS, max_length=161)

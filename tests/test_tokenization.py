@@ -170,9 +170,7 @@ def test_no_room_for_text(
     tokenizer = tokenizer_of("bert")
     (encoded,) = tokenizer.encode(["a a a"], pairs, settings=TokenizerSettings(least))
     assert encoded.n_kept == least
-    message = (
-        f"--max-length {least - 1} leaves no room for text beside the {least - 1 - bool(pairs)}"
-    )
+    message = f"max_length={least - 1} leaves no room for text beside the {least - 1 - bool(pairs)}"
     with pytest.raises(UsageError, match=message):
         tokenizer.encode(["a a a"], pairs, settings=TokenizerSettings(least - 1))
 

@@ -133,7 +133,7 @@ class _LastToken(Pooler):
         return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, torch.zeros_like(vectors))
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        return values[np.append(first[1:], len(values)) - 1]
+        return np.asarray(values[np.append(first[1:], len(values)) - 1])
 
 
 POOLERS: dict[Pooling, Pooler] = {

@@ -240,7 +240,7 @@ class TextTokenizer:
         room = settings.max_length - added
         if room < (2 if paired else 1):
             raise UsageError(
-                f"--max-length {settings.max_length} leaves no room for text beside the "
+                f"max_length={settings.max_length} leaves no room for text beside the "
                 f"{added} special tokens. Use {added + 2} or more."
             )
         if settings.on_long == "window":

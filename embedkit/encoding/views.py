@@ -112,9 +112,9 @@ def split_view(name: str) -> tuple[str, str]:
     >>> split_view("mean_sum_9to12"), split_view("pooler")
     (('mean', 'sum_9to12'), ('pooler', ''))
     """
-    for pooling in sorted(Pooling, key=len, reverse=True):
-        if name == pooling or name.startswith(f"{pooling}_"):
-            return str(pooling), name[len(pooling) + 1 :]
+    for known in sorted(map(str, Pooling), key=len, reverse=True):
+        if name == known or name.startswith(f"{known}_"):
+            return known, name[len(known) + 1 :]
     pooling, _, layer = name.partition("_")
     return pooling, layer
 
