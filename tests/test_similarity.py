@@ -98,7 +98,7 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert "pairs.parquet" in told
     assert (tmp_path / "out/figures/layers.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
-    with pytest.raises(OutputExistsError, match="--overwrite"):
+    with pytest.raises(OutputExistsError, match="pass overwrite=True"):
         compare(corpus, score="score", out=tmp_path / "out")
 
 
