@@ -22,8 +22,9 @@ from huggingface_hub import constants
 from torch.torch_version import TorchVersion
 
 import embedkit.encoding.checkpoint
-from embedkit.encoding.checkpoint import DEFAULT_MODEL, MODEL_TYPES, Checkpoint, find_checkpoint
+from embedkit.encoding.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.families import FAMILIES, Family
 from embedkit.errors import ModelError, UsageError
 from tests.models import TEXTS, build_old, distance, trusted_reader
 
@@ -200,7 +201,7 @@ def test_models_that_are_no_encoders(changes: dict[str, Any], kind: str, copy: P
 def test_model_type_by_architecture(architecture: str, kind: str, copy: Path) -> None:
     change_config(copy, model_type=None, architectures=[architecture])
     assert find_checkpoint(str(copy)).model_type == kind
-    assert kind in MODEL_TYPES
+    assert kind in FAMILIES
 
 
 def test_model_type_by_vocabulary(tmp_path: Path) -> None:
@@ -631,3 +632,8 @@ def test_the_hub_cannot_be_reached(hub: FakeHub, tmp_path: Path) -> None:
     answer = find_apart(hub, tmp_path)
     assert answer.startswith(f"--model {NAME}: not in the cache of this machine, and the hub")
     assert "\n" not in answer
+
+
+def test_a_family_without_layers_cannot_be_packed() -> None:
+    with pytest.raises(ValueError, match="needs the path of the layers"):
+        Family(packed=True)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import BertForSequenceClassification
 
+from embedkit.choices import HEADS
 from embedkit.encoding.checkpoint import (
     DEFAULT_MODEL,
     Checkpoint,
@@ -20,7 +21,7 @@ from embedkit.encoding.checkpoint import (
 )
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
-from embedkit.finetuning.heads import HEADS, EncoderWithHead, build_model, parameter_depth
+from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, parameter_depth
 from embedkit.finetuning.training import _LikeLengths, batches_by_length, freeze, predict_logits
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
@@ -227,3 +228,7 @@ def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     assert sorted(second) == list(range(1_003))
     spread = [np.ptp(lengths[second[i : i + 16]]) for i in range(0, 992, 16)]
     assert np.median(spread) < 8  # of 95 that batches at random would have
+
+
+def test_every_head_is_implemented() -> None:
+    assert tuple(_HEADS) == HEADS

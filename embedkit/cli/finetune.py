@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from embedkit.choices import HEADS
 from embedkit.cli.options import (
     corpus_options,
     model_options,
@@ -38,8 +39,8 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
     "--head",
     default="cls",
     show_default=True,
-    type=click.Choice(["cls", "pooler", "mean", "cnn", "lstm"]),
-    help="What turns token vectors into an answer.",
+    type=click.Choice(HEADS),
+    help="Classification head.",
 )
 @click.option(
     "--mix-layers", default=1, show_default=True, type=int,

@@ -15,27 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
 __all__ = [
     "DEFAULT_MODEL",
-    "MODEL_TYPES",
     "Checkpoint",
     "find_checkpoint",
     "quiet_transformers",
 ]
-
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-
-MODEL_TYPES = (
-    "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "albert",
-    "deberta", "deberta-v2", "modernbert",
-)  # fmt: skip
-"""Encoders that are read. The first six are tested layer by layer in this project."""
-
-# positions begin after the padding index in these families, so that fewer are usable
-_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
@@ -95,7 +85,7 @@ class Checkpoint:
     def positions(self) -> int:
         """Longest sequence in tokens that the position embeddings allow, special tokens counted."""
         positions = int(self.config.get("max_position_embeddings") or 512)
-        if self.model_type in _OFFSET_POSITIONS:
+        if FAMILIES[self.model_type].positions_from_padding:
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
         return positions
 
@@ -188,14 +178,14 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     kind = config.get("model_type")
     if not kind:  # configurations of 2019 do not state it
         stem = str((config.get("architectures") or [""])[0]).lower()
-        known = sorted(MODEL_TYPES, key=len, reverse=True)
+        known = sorted(FAMILIES, key=len, reverse=True)
         kind = next((t for t in known if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():
             kind = "bert"
-    if kind not in MODEL_TYPES or config.get("is_decoder") or config.get("is_encoder_decoder"):
+    if kind not in FAMILIES or config.get("is_decoder") or config.get("is_encoder_decoder"):
         raise ModelError(
             f"{name} is a {kind or 'nameless'} model; embedkit reads encoders of the BERT family: "
-            f"{', '.join(MODEL_TYPES)}."
+            f"{', '.join(FAMILIES)}."
         )
     return str(kind)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
 from embedkit.encoding.device import is_out_of_memory, link_to
+from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, first_line
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
@@ -30,17 +31,6 @@ _FIRST_TRUSTED = "2.10"
 """First torch whose restricted reader of pickle files has no known hole."""
 
 OnLayer = Callable[[int, Tensor], None]
-
-# Families whose last hidden state is exactly the output of the last layer that ran: here layers
-# above the highest one asked for need not run. Others apply a norm or share weights.
-_CUTTABLE = {
-    "bert": "encoder.layer",
-    "roberta": "encoder.layer",
-    "xlm-roberta": "encoder.layer",
-    "camembert": "encoder.layer",
-    "electra": "encoder.layer",
-    "distilbert": "transformer.layer",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +77,7 @@ class PlainModel:
         self._pad_id = pad_id
         self._link = link_to(self.device)
         self._takes_types = "token_type_ids" in _forward_arguments(model)
-        path = _CUTTABLE.get(checkpoint.model_type)
+        path = FAMILIES[checkpoint.model_type].layers
         owner, _, name = (path or "").rpartition(".")
         self._stack = (model.get_submodule(owner), name) if path else None
         self.all_layers = list(getattr(*self._stack)) if self._stack else []

@@ -28,6 +28,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.device import computes_bf16, is_out_of_memory
+from embedkit.encoding.families import FAMILIES
 from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
 from embedkit.errors import first_line
 
@@ -45,12 +46,6 @@ Linear = Callable[[Tensor], Tensor]
 Kernel = Callable[..., Tensor]
 Attend = Callable[[Tensor, "_Spans", int], Tensor]
 AttendFirst = Callable[[Tensor, Tensor, "_Spans", int], Tensor]
-
-_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
-"""Model types whose layers are BERT's, with the same names."""
-
-_COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert")
-"""Model types whose first position is the one after that of the padding token."""
 
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 """Activations that are understood, with the name of their form in torch."""
@@ -73,7 +68,7 @@ def can_pack(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is a plain BERT encoder, which this forward computes."""
     config = checkpoint.config
     return (
-        checkpoint.model_type in _FAMILIES
+        FAMILIES[checkpoint.model_type].packed
         and config.get("position_embedding_type") in (None, "absolute")
         and config.get("hidden_act", "gelu") in _GELU
         and not config.get("is_decoder")
@@ -157,7 +152,7 @@ class PackedModel:
         self._eps = float(config.get("layer_norm_eps", 1e-12))
         self._embeddings = plain.module.embeddings
         self._projection: Linear | None = getattr(plain.module, "embeddings_project", None)
-        counts = checkpoint.model_type in _COUNTS_FROM_PADDING
+        counts = FAMILIES[checkpoint.model_type].positions_from_padding
         self._padding = self._embeddings.word_embeddings.padding_idx if counts else None
         form = _GELU[str(config.get("hidden_act", "gelu"))]
         self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from embedkit.encoding.alignment import align
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
 __all__ = [
@@ -44,7 +45,6 @@ Ints = NDArray[np.int32]
 _WORD = re.compile(r"\S+")
 _HUGE = 10**9
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
-_WORDPIECE_FAMILIES = ("bert", "electra", "distilbert")
 _WORDPIECE_TOKENIZERS = ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer")
 
 
@@ -542,7 +542,7 @@ def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, 
     could never produce its upper-case entries, and one that strips accents takes precomposed Hangul
     and kana apart.
     """
-    if checkpoint.model_type not in _WORDPIECE_FAMILIES:
+    if not FAMILIES[checkpoint.model_type].wordpiece:
         return {}
     stated = checkpoint.side_json("tokenizer_config.json")
     vocabulary_file = checkpoint.folder / "vocab.txt"

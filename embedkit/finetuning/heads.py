@@ -27,9 +27,8 @@ from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import load_model
 from embedkit.errors import UsageError
 
-__all__ = ["HEADS", "EncoderWithHead", "HeadConfig", "build_model", "parameter_depth"]
+__all__ = ["EncoderWithHead", "HeadConfig", "build_model", "parameter_depth"]
 
-HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 
 _FILTERS = 100
 
@@ -39,7 +38,7 @@ class HeadConfig(PretrainedConfig):  # type: ignore[misc]
 
     Attributes:
         encoder: configuration of the encoder, with its ``model_type``.
-        head: one of :data:`HEADS`.
+        head: one of :data:`~embedkit.choices.HEADS`.
         n_outputs: width of the logits.
         problem: ``classes`` (a logit each), ``one_logit`` (of the second of two classes) or
             ``value`` (regression).
@@ -69,7 +68,7 @@ class HeadConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
-    """An encoder of any family with one of the :data:`HEADS`.
+    """An encoder of any family with one of the heads of :data:`~embedkit.choices.HEADS`.
 
     Args:
         config: what it is made of; the weights are random until they are loaded.

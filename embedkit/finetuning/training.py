@@ -24,9 +24,10 @@ from torch.utils.data import Dataset, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from embedkit import fsio
+from embedkit.choices import HEADS
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import EncodeError, StorageError, UsageError, first_line
-from embedkit.finetuning.heads import HEADS, EncoderWithHead, parameter_depth
+from embedkit.finetuning.heads import EncoderWithHead, parameter_depth
 from embedkit.finetuning.lora import add_lora, check_lora, merge_lora
 from embedkit.runs.metrics import classification_scores, regression_scores
 from embedkit.runs.targets import Target
@@ -54,7 +55,7 @@ class FoldSettings:
     """How a fold is trained.
 
     Attributes:
-        head: one of :data:`~embedkit.finetuning.heads.HEADS`.
+        head: one of :data:`~embedkit.choices.HEADS`.
         mix_layers: of how many last layers the head sees a learnt mix.
         cnn_widths: tokens that the convolutions span.
         one_logit: of two classes, one logit instead of two.
