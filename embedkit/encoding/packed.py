@@ -54,7 +54,7 @@ ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
-_QUERIES = 16
+_QUERIES = 2
 """On CPU the query of a first token is asked so many times. A single one makes a matrix-vector
 product, whose order of summation depends, on some processors, on which thread computes it."""
 
@@ -336,6 +336,8 @@ def _attend_runs(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
     width = qkv.shape[1] // 3
     size = width // heads
     context = qkv.new_empty(len(qkv), width)
+    if not _attends_in(qkv.dtype, qkv.device):
+        qkv = qkv.float()
     for start, count, length in spans.runs:
         keys = key_length(length) if spans.widen else length
         rows = qkv[start:]
@@ -353,6 +355,19 @@ def _attend_runs(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
         context[start:end].view(count, length, heads, size).copy_(result.transpose(1, 2))
     context[spans.tokens :] = 0
     return context
+
+
+@lru_cache
+def _attends_in(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel runs: for bf16 it may ask for instructions that were taken from it."""
+    if device.type != "cpu" or dtype == torch.float32:
+        return True
+    try:
+        rows = torch.zeros(1, 1, 128, 64, dtype=dtype)  # short sequences are computed otherwise
+        scaled_dot_product_attention(rows, rows, rows)
+    except RuntimeError:
+        return False
+    return True
 
 
 def key_length(length: int) -> int:
