@@ -101,6 +101,17 @@ class Device(TorchDispatchMode):
         self._one_dtype = one_dtype
         self._pinned: set[int] = set()
         self._written: dict[int, int] = {}
+        self._factories: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Device:
+        self._factories.append((torch.tensor, torch.as_tensor))
+        torch.tensor, torch.as_tensor = (_on_host_only(f) for f in self._factories[-1])
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.tensor, torch.as_tensor = self._factories.pop()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of the host that knows when the device is using it."""
@@ -117,12 +128,6 @@ class Device(TorchDispatchMode):
 
         buffer.numpy = checked  # type: ignore[method-assign, assignment]
         return buffer
-
-    def event(self, *, enable_timing: bool = False) -> Event:
-        """Stands for torch.cuda.Event."""
-        assert enable_timing
-        self.events.append(Event(self))
-        return self.events[-1]
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -201,12 +206,21 @@ class Device(TorchDispatchMode):
 
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Let CudaLink, its streams, events and pinned memory work on the device."""
-    for factory in (torch.tensor, torch.as_tensor):
-        monkeypatch.setattr(torch, factory.__name__, _on_host_only(factory))
+
+    class DeviceStream(Stream):  # a class, as modules that are imported meanwhile expect
+        def __init__(self, _: torch.device) -> None:
+            super().__init__(device)
+
+    class DeviceEvent(Event):
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            super().__init__(device)
+            device.events.append(self)
+
     monkeypatch.setattr(device_module, "_pinned", device.pinned)
     monkeypatch.setattr(model_module, "link_to", lambda _: CudaLink(META))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(device))
-    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "Stream", DeviceStream)
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
     monkeypatch.setattr(torch.cuda, "stream", device.on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device.current)
 
