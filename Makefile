@@ -4,14 +4,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-oldest check format bench clean
+.PHONY: help install run test test-all test-oldest check format bench clean
 
 help:
-	@echo "make run     install into $(VENV), then compare classifiers on the corpora of data/"
-	@echo "make test    install into $(VENV), then run the tests"
+	@echo "make run       install into $(VENV), then compare classifiers on the corpora of data/"
+	@echo "make test      install into $(VENV), then run the quick tests"
+	@echo "make test-all  install into $(VENV), then run the slow tests too"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
-	@echo "make check   lint, format and types"
-	@echo "make bench   measure"
+	@echo "make check     lint, format and types"
+	@echo "make bench     measure"
 
 # torch comes first and pinned: an open range would fetch several gigabytes of CUDA packages
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -31,8 +32,14 @@ run: install
 	$(BIN)/embedkit info $(OUT)/quickstart/vectors
 	$(BIN)/python pipelines/first_look.py $(OUT)
 
+# a worker for each core, each with one thread; those that are done take tests from the others
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not network and not gpu and not slow"
+
+test-all: install
+	$(PYTEST) -m "not network and not gpu"
 
 # the core tests with the floors of pyproject.toml; older versions of numpy have no wheels for 3.13
 OLDEST := .venv-oldest

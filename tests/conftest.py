@@ -4,29 +4,62 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when huggingface_hub is imported
+# both are read once, when the libraries are imported
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers and their children share the cores
 
-import contextlib
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
+from embedkit.learning import figures
 from tests.models import Plain, build
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+MEMORY_PER_WORKER = 2_500_000_000
 
-# the same examples every time: a failure in one run must be one in the next
-settings.register_profile("repeatable", deadline=None, database=None, derandomize=True)
+# the same examples every time, on a busy machine too: a failure in one run must be one in the next
+settings.register_profile(
+    "repeatable", deadline=None, database=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
 settings.load_profile("repeatable")
-torch.set_num_threads(min(torch.get_num_threads(), 2))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker for each core that this process may use, as far as memory allows, and 16 at most.
+
+    The answer to ``-n auto``, which otherwise counts physical cores, or those of other containers.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(cores or 1, memory // MEMORY_PER_WORKER, 16))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the imports have made out of garbage collections, which Trainer asks for."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """``fsync`` is called as ever, but does nothing: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # an error for what is no open file
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of runs are built but not drawn, except in tests with the marker ``figures``."""
+    if "figures" not in request.keywords:
+        monkeypatch.setattr(figures, "render", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")
@@ -81,27 +114,20 @@ def minilm() -> Encoder:
     return Encoder.load(device="cpu")
 
 
+def _given(variable: str, what: str) -> Path:
+    """The folder that an environment variable names; the test is skipped without it."""
+    named = os.environ.get(variable)
+    if not named:
+        pytest.skip(f"{variable} does not name a folder of {what}")
+    folder = Path(named)
+    assert folder.is_dir(), f"{variable}={named} is not a folder"
+    return folder
+
+
 @pytest.fixture(scope="session")
 def multilingual_folder() -> Path:
-    """multilingual-e5-small: given by EMBEDKIT_TEST_MULTILINGUAL, else built once and kept."""
-    if given := os.environ.get("EMBEDKIT_TEST_MULTILINGUAL"):
-        return Path(given)
-    folder = Path(tempfile.gettempdir(), "embedkit-multilingual")
-    if folder.is_dir():
-        return folder
-    tool = SHARED / "tools" / "make_multilingual_model.py"
-    if not tool.is_file():
-        pytest.skip(f"the multilingual model is built by {tool}, which is not here")
-    with tempfile.TemporaryDirectory() as scratch:
-        built = Path(scratch, "model")
-        done = subprocess.run(
-            [sys.executable, str(tool), str(built)], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"the multilingual model cannot be built: {done.stderr.strip()[-300:]}")
-        with contextlib.suppress(OSError):  # another run has just put it there
-            built.rename(folder)
-    return folder
+    """A checkpoint of multilingual-e5-small."""
+    return _given("EMBEDKIT_TEST_MULTILINGUAL", "a checkpoint of multilingual-e5-small")
 
 
 @pytest.fixture(scope="session")
@@ -111,9 +137,6 @@ def multilingual(multilingual_folder: Path) -> Encoder:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Folder of the real corpora, which are kept beside the project."""
-    folder = SHARED / "data"
-    if not folder.is_dir():
-        pytest.skip(f"the real corpora are not in {folder}")
-    return folder
+def corpora() -> Path:
+    """Folder of real corpora, which are no part of the project."""
+    return _given("EMBEDKIT_TEST_CORPORA", "real corpora")

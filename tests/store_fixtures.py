@@ -5,12 +5,9 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,6 @@ from embedkit.dataset.extraction import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import choose_max_length
 from tests.models import bert_tokenizer, save_tokenizer
-
-ROOT = Path(__file__).resolve().parent.parent
-EMBEDKIT = [sys.executable, "-m", "embedkit"]
 
 PIECES = (
     "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있",
@@ -145,31 +139,3 @@ def tree_hash(folder: Path) -> str:
 def manifest_of(out: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((out / "_embedkit/manifest.json").read_text("utf-8"))
     return content
-
-
-def command(
-    *arguments: str | Path, cwd: Path, stdin: bytes | None = None, timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
-    """Run ``embedkit`` in a process of its own."""
-    done = subprocess.run(
-        [*EMBEDKIT, *map(str, arguments)],
-        cwd=cwd, input=stdin, capture_output=True, timeout=timeout, env=environment(), check=False,
-    )  # fmt: skip
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
-
-
-def environment() -> dict[str, str]:
-    """Of a child process: one thread, since the processes of these tests share few cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Return as soon as the condition holds."""
-    import time
-
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import embedkit
-from tests.store_fixtures import ROOT
+from tests.processes import ROOT
 
 PACKAGE = ROOT / "embedkit"
 
@@ -156,22 +156,6 @@ def test_one_default_model() -> None:
     from embedkit.encoding import checkpoint
 
     assert options.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
-
-
-def test_the_files_name_no_machine() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    places = tuple(f"/{name}/".encode() for name in ("work", "root"))
-    named = [
-        name
-        for name in listed.stdout.splitlines()
-        if (ROOT / name).is_file() and any(place in (ROOT / name).read_bytes() for place in places)
-    ]
-    assert named == []
 
 
 def test_the_package_says_that_it_is_typed() -> None:

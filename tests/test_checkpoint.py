@@ -572,7 +572,7 @@ def find_apart(hub: FakeHub, cache: Path, revision: str = "", name: str = NAME) 
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", FIND, name, revision], env=environment, capture_output=True,
-        text=True, check=False, timeout=60, cwd=Path(__file__).parents[1],
+        text=True, check=False, cwd=Path(__file__).parents[1],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

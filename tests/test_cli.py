@@ -17,12 +17,10 @@ import pytest
 from embedkit import cli, display
 from embedkit.encoding.encoder import Encoder
 from embedkit.rendering.render import table_text
+from tests.processes import ROOT, command, environment, fresh
 from tests.store_fixtures import (
     N_ACCEPTED,
-    ROOT,
     ROWS,
-    command,
-    environment,
     load_quickly,
     manifest_of,
     run,
@@ -41,6 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tsv(tmp_path / "clean.tsv", CLEAN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Encoder, "load", load_quickly)
+    monkeypatch.setattr("embedkit.dataset.estimate._LEAST_SECONDS", 0.01)
     return tmp_path
 
 
@@ -139,9 +138,20 @@ def test_mistakes_are_told_in_one_line(
     assert tree(here) == before
 
 
-def test_mistakes_in_a_process_of_its_own(here: Path) -> None:
-    (here / "utf16.tsv").write_text("id\tdocument\n1\t배\n", "utf-16")
-    (here / "zero.tsv").touch()
+def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "corpus.tsv")
+    done = fresh("extract", "corpus.tsv", "--model", "./none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_mistakes_that_are_found_while_loading(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "corpus.tsv")
+    (tmp_path / "utf16.tsv").write_text("id\tdocument\n1\t배\n", "utf-16")
+    (tmp_path / "zero.tsv").touch()
     for arguments, word in (
         (["extract", "utf16.tsv"], "--encoding utf-16"),
         (["extract", "zero.tsv"], "zero.tsv is empty"),
@@ -153,17 +163,15 @@ def test_mistakes_in_a_process_of_its_own(here: Path) -> None:
             ["extract", "corpus.tsv", "--model", "no/such-model", "--offline"],
             "offline mode forbids",
         ),
-        (["extract", "corpus.tsv", "--model", "./none"], "no such folder"),
         (["extract", "corpus.tsv", "--model", "nobody", "--offline"], "--model nobody"),
         (["tokenize", "x", "--vocab", "9"], "give either"),
         (["tokenize", "--vocab", "9"], "expected FROM:TO"),
     ):
-        done = command(*arguments, cwd=here)
+        done = command(*arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert word in done.stderr
-        assert "Traceback" not in done.stderr
         assert done.stdout == ""
-    assert len(list(here.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_pooler_that_is_not_there(embedkit_: Any) -> None:
@@ -422,7 +430,7 @@ def test_the_examples_of_the_help_are_read_by_the_parser(here: Path, embedkit_: 
 def test_version_and_module(here: Path) -> None:
     import embedkit
 
-    assert command("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)
+    assert fresh("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)
 
 
 def test_a_closed_pipe_is_no_error(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real corpora with the traps they are known for; skipped where they are not beside the project."""
+"""Real corpora with their known traps; skipped unless EMBEDKIT_TEST_CORPORA names them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ pytestmark = pytest.mark.corpora
 
 
 @pytest.fixture
-def corpus() -> Callable[[str], Path]:
+def corpus(corpora: Path) -> Callable[[str], Path]:
     """Path of a file of the real corpora."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
 
     def path(name: str) -> Path:
-        if not (folder / name).is_file():
-            pytest.skip(f"{folder / name} is not here; the real corpora are no part of the project")
-        return folder / name
+        if not (corpora / name).is_file():
+            pytest.skip(f"EMBEDKIT_TEST_CORPORA holds no {name}")
+        return corpora / name
 
     return path
 

@@ -317,8 +317,8 @@ def test_equals_sentence_transformers(minilm: Encoder) -> None:
 
 
 @pytest.mark.corpora
-def test_published_score_of_minilm(minilm: Encoder, shared_data: Path) -> None:
-    file = InputFile.of(shared_data / "stsb_en" / "test.tsv")
+def test_published_score_of_minilm(minilm: Encoder, corpora: Path) -> None:
+    file = InputFile.of(corpora / "stsb_en" / "test.tsv")
     plan = plan_corpus(
         [file], text="sentence1", text_pair="sentence2", keep=["score"], quoting="csv"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
@@ -176,7 +176,7 @@ LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\t\0")
 TEXT = st.text(LETTERS, max_size=30)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60)
 @given(
     cells=st.lists(st.one_of(TEXT, st.sampled_from(["", " ", "the movie"])), max_size=13),
     min_chars=st.integers(0, 4),

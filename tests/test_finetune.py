@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,8 @@ from embedkit.rendering.run_render import run_info_text
 from embedkit.rendering.tabulate import comparison_text
 from embedkit.tuning.finetuning import FinetuneResult, finetune
 from embedkit.tuning.heads import EncoderWithHead
-from tests.store_fixtures import command, environment, load_quickly, tiny_model
+from tests.processes import Process, command
+from tests.store_fixtures import load_quickly, tiny_model
 
 N = 60
 TINY: dict[str, Any] = {
@@ -426,10 +425,9 @@ def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 from embedkit import fsio
 from embedkit.tuning import training
-from embedkit.cli import main
 
 training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10
 write, seen = fsio.write_durably, []
@@ -442,8 +440,6 @@ def until(path, data, *, scratch):
             os.kill(os.getpid(), signal.SIGKILL)
 
 fsio.write_durably = until
-sys.argv = ["embedkit", *sys.argv[1:]]
-main()
 """
 
 
@@ -456,10 +452,7 @@ def test_killed_in_the_third_fold_it_goes_on_there(
         "--epochs", "2", "--learning-rate", "0.005", "--batch-size", "8", "--device", "cpu",
     ]  # fmt: skip
     arguments = [*map(str, options), "--out", "run"]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments],
-        cwd=tmp_path, capture_output=True, env=environment(), check=False,
-    )  # fmt: skip
+    killed = Process(*arguments, cwd=tmp_path, first=KILLED).wait()
     assert killed.returncode == -9, killed.stderr
     work = tmp_path / "run.incomplete"
     assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.dataset.pages import copy_vectors
@@ -34,7 +34,6 @@ def random(rows: int, width: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 200), width=st.integers(1, 40), group=st.integers(1, 120),
     page=st.sampled_from([64, 500, 4_096, 1 << 20]),

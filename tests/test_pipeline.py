@@ -6,11 +6,9 @@ import hashlib
 import http.server
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from embedkit.experiments import pipeline
 from embedkit.experiments.fetch import fetch
 from embedkit.experiments.pipeline import Done, content_hash, run_recipe, shell_lines
 from embedkit.experiments.recipe import Stage, read_recipe
-from tests.store_fixtures import ROOT, command, environment, tiny_model
+from tests.processes import ROOT, Process, command, environment
+from tests.store_fixtures import tiny_model
 from tests.test_results import corpus_of
 
 RECIPE = """\
@@ -236,7 +235,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         corpus_of(tmp_path / name / "corpus.tsv")
         (tmp_path / name / "recipe.toml").write_text(RECIPE, "utf-8")
-    ran = command("run", "by run/recipe.toml", cwd=tmp_path)
+    ran = Process("run", "by run/recipe.toml", cwd=tmp_path).wait()
     assert ran.returncode == 0, ran.stderr
     assert "[2/2] split.other: done in" in ran.stderr
     assert f"made {Path('by run/out put/other.parquet')}" in ran.stderr
@@ -244,8 +243,8 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     assert not (tmp_path / "by shell/out put").exists()
     tool = f'embedkit() {{ "{sys.executable}" -m embedkit "$@"; }}\n'
     subprocess.run(
-        ["bash", "-e", "-c", tool + dry.stdout], cwd=tmp_path, check=True, capture_output=True,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
+        ["bash", "-e", "-c", tool + dry.stdout],
+        cwd=tmp_path, check=True, capture_output=True, env=environment(),
     )  # fmt: skip
     for name in ("split.parquet", "other.parquet"):
         one, other = (
@@ -260,7 +259,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
 
 
-def test_kill_9_of_an_experiment(tmp_path: Path) -> None:
+def test_kill_9_of_an_experiment(tmp_path: Path, calls: list[list[str]]) -> None:
     """Everything killed while the second stage works: the first is not run again, the second goes
     on with the fold it was at, and its predictions are those of an undisturbed run."""
     recipe = f"""\
@@ -282,18 +281,10 @@ out = "run"
         (tmp_path / name).mkdir()
         corpus_of(tmp_path / name / "corpus.tsv")
         (tmp_path / name / "recipe.toml").write_text(recipe, "utf-8")
-    arguments = [sys.executable, "-m", "embedkit", "run", "killed/recipe.toml"]
-    process = subprocess.Popen(
-        arguments, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    try:
-        while not list((tmp_path / "killed/run.incomplete").rglob("folds/*.json")):
-            assert process.poll() is None
-            time.sleep(0.02)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process = Process("run", "killed/recipe.toml", cwd=tmp_path)
+    work = tmp_path / "killed/run.incomplete"
+    assert process.until(lambda: any(work.rglob("folds/*.json")))
+    process.kill()
     assert not (tmp_path / "killed/run").exists()
     first = tmp_path / "killed/run.incomplete/model/fold-0/model.safetensors"
     written = first.stat().st_mtime_ns

@@ -177,7 +177,7 @@ def opened(browser: Any, file: Path) -> tuple[Any, list[str]]:
 
 def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
     """The value of a script once it is as it should be; the page allows no ``eval`` of its own."""
-    for _ in range(200):
+    for _ in range(2_400):
         if holds(value := page.evaluate(script)):
             return value
         page.wait_for_timeout(25)

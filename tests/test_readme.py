@@ -1,17 +1,15 @@
-"""The README's commands run as they stand, and it names what exists."""
+"""The README's commands and Python run as they stand, and it names what exists."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, command, fresh
+
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -31,13 +29,12 @@ def workplace(tmp_path_factory):
         for line in block.strip().splitlines():
             words = shlex.split(line)
             assert words[0] == "embedkit"
-            results[line] = subprocess.run(
-                [sys.executable, "-m", "embedkit", *words[1:]],
-                cwd=folder, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            run = command if results else fresh  # the first in a process of its own
+            results[line] = run(*words[1:], cwd=folder)
     return folder, results
 
 
+@pytest.mark.figures
 def test_commands_run(workplace):
     _, results = workplace
     assert len(results) >= 6
@@ -57,13 +54,12 @@ def test_shown_output_is_what_the_first_command_prints(workplace):
     assert [timing.sub("", line) for line in printed] == [timing.sub("", line) for line in shown]
 
 
-def test_python_runs(workplace):
+def test_python_runs(workplace, monkeypatch):
     folder, _ = workplace
+    monkeypatch.chdir(folder)
+    assert blocks("python")
     for block in blocks("python"):
-        done = subprocess.run(
-            [sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
 def test_every_command_and_exit_code_is_documented():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embedkit.cli import cli
 from embedkit.errors import UsageError
 from embedkit.experiments.recipe import Stage, key_lines, misplaced, read_recipe
-from tests.store_fixtures import ROOT
+from tests.processes import ROOT
 
 GOOD = """\
 title = "An experiment"

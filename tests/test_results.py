@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,8 @@ from embedkit.learning.probing import probe
 from embedkit.learning.splits import split, text_key
 from embedkit.prediction import Prediction, Predictor, parse_label_names
 from embedkit.rendering.run_render import run_info_text
-from tests.store_fixtures import build_tiny, command, environment, load_quickly, tiny_model
+from tests.processes import command
+from tests.store_fixtures import build_tiny, load_quickly, tiny_model
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
 N = 120
@@ -733,6 +732,7 @@ def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
     assert "–" in run_info_text(tmp_path / "run", content)
 
 
+@pytest.mark.figures
 @pytest.mark.filterwarnings("error")
 def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
     import matplotlib as mpl
@@ -749,6 +749,7 @@ def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
 # probe
 
 
+@pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     result = probe(shared / "data", out=tmp_path / "probe", split=shared / "split.parquet",
                    control="random-weights", jobs=1)  # fmt: skip
@@ -786,11 +787,8 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     corpus_of(tmp_path / "c.tsv")
     model = str(tiny_model())
 
-    def run(*arguments: str, code: int = 0, stdin: str | None = None) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "embedkit", *arguments], capture_output=True, text=True,
-            input=stdin, env=environment(), check=False,
-        )  # fmt: skip
+    def run(*arguments: str, code: int = 0, stdin: bytes | None = None) -> str:
+        done = command(*arguments, cwd=tmp_path, stdin=stdin)
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 
@@ -809,7 +807,7 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "report this, not the highest row" in text
     said = run("predict", "r", "--text", "the good movie", "--label-names", "0=부정,1=긍정")
     assert said.split("\t")[0] in ("부정", "긍정")
-    lines = run("predict", "r", "-", stdin="good\nbad\n").splitlines()
+    lines = run("predict", "r", "-", stdin=b"good\nbad\n").splitlines()
     assert len(lines) == 2
     run("predict", "r", "c.tsv", "--out", "a.tsv", "-q")
     table = pd.read_csv("a.tsv", sep="\t", dtype=str)

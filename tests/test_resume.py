@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,11 @@ from embedkit.errors import (
     OutputExistsError,
     StorageError,
 )
+from tests.processes import ROOT, Process, command
 from tests.store_fixtures import (
-    EMBEDKIT,
     N_ACCEPTED,
-    ROOT,
     ROWS,
     build_tiny,
-    command,
-    environment,
     load_quickly,
     manifest_of,
     quick,  # noqa: F401 - a fixture
@@ -47,7 +43,6 @@ from tests.store_fixtures import (
     tiny_model,
     tree,
     tree_hash,
-    wait_for,
     write_tsv,
 )
 
@@ -314,7 +309,7 @@ def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: P
 
 
 def _kill_until_done(
-    arguments: list[str], cwd: Path, *, kills: int, share: float, seed: int
+    arguments: list[str], cwd: Path, *, kills: int, shards: int, seed: int
 ) -> list[int]:
     """Run a job to ``golden``, then to ``out`` with kills at random moments of its work.
 
@@ -322,65 +317,59 @@ def _kill_until_done(
         arguments: the command without its output.
         cwd: where to run.
         kills: how many runs to kill at most.
-        share: longest time to the kill, as a share of the whole work; counted in turn from the
-            start of work and from the first new shard.
+        shards: a run is killed when it has written fewer new shards than this, and none at times.
         seed: of the moments.
 
     Returns:
         The number of sentence files after each kill.
     """
-    golden = command(*arguments, "--out", "golden", cwd=cwd)
-    assert golden.returncode in (0, 3), golden.stderr
-    ended = json.loads((cwd / "golden/_embedkit/log.jsonl").read_text().splitlines()[-1])
+    assert command(*arguments, "--out", "golden", cwd=cwd).returncode in (0, 3)
     rng = random.Random(seed)
-    log, shards = cwd / "out.incomplete/_embedkit/log.jsonl", cwd / "out.incomplete/sentences"
-    found: list[int] = []
+    log, sentences = cwd / "out.incomplete/_embedkit/log.jsonl", cwd / "out.incomplete/sentences"
+    found = [0]
     for run_number in range(1, kills + 1):
-        process = subprocess.Popen(
-            [*EMBEDKIT, *arguments, "--out", "out"], cwd=cwd, env=environment(),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        before = found[-1] if found else 0
-        while process.poll() is None and (
-            not log.is_file() or log.read_text().count("started") < run_number
-        ):
-            time.sleep(0.005)
-        while process.poll() is None and run_number % 2 == 0 and _count(shards) == before:
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0, share) * ended["seconds"])
-        over = process.poll() is not None
-        process.kill()  # does nothing to a process that has ended
-        process.wait()
-        if over or (cwd / "out").exists():
+        process = Process(*arguments, "--out", "out", cwd=cwd)
+        process.until(partial(_has_started, log, run_number))
+        process.until(partial(_has_written, sentences, found[-1] + rng.randrange(shards)))
+        time.sleep(rng.uniform(0, 0.02))  # into the work on the next shard
+        process.kill()
+        if (cwd / "out").exists():
             break
-        found.append(_count(shards))
+        found.append(_count(sentences))
     assert command(*arguments, "--out", "out", cwd=cwd).returncode in (0, 3)
-    return found
+    return found[1:]
+
+
+def _has_started(log: Path, times: int) -> bool:
+    return log.is_file() and log.read_text().count("started") == times
+
+
+def _has_written(folder: Path, count: int) -> bool:
+    return _count(folder) >= count
 
 
 def _count(folder: Path) -> int:
     return sum(1 for _ in folder.glob("*.parquet"))
 
 
-def test_kill_9_of_a_tiny_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_kill_9_of_a_tiny_job(tmp_path: Path, kills: int) -> None:
     rows = [(f"{i:03}", f"{'the movie was good ' * (i % 5 + 1)}{i}", "1") for i in range(900)]
     write_tsv(tmp_path / "corpus.tsv", rows)
     arguments = ["extract", "corpus.tsv", "--model", str(tiny_model()), "--shard-rows", "12",
                  "--words", "--tokens", "--layers", "all"]  # fmt: skip
-    found = _kill_until_done(arguments, tmp_path, kills=12, share=0.16, seed=5)
-    assert len(found) > 5
-    assert len(set(found)) > 3, "the kills were to fall between different shards"
+    assert _kill_until_done(arguments, tmp_path, kills=kills, shards=8, seed=5)
     assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_default_model(tmp_path: Path) -> None:
     for name in ("reviews_ko.tsv", "reviews_en.tsv"):
         lines = (ROOT / "data" / name).read_text("utf-8").splitlines(keepends=True)
         (tmp_path / name).write_text("".join(lines[:61]), "utf-8")
     arguments = ["extract", "reviews_ko.tsv", "reviews_en.tsv", "--shard-rows", "8",
                  "--max-length", "64", "--words", "--tokens"]  # fmt: skip
-    found = _kill_until_done(arguments, tmp_path, kills=8, share=0.3, seed=6)
-    assert len(found) > 3
+    assert _kill_until_done(arguments, tmp_path, kills=8, shards=4, seed=6)
     assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
 
 
@@ -403,19 +392,14 @@ def test_signals_end_the_job_at_once_and_it_resumes(
 ) -> None:
     arguments, folder = long_job
     out = f"signal-{code}"
-    process = subprocess.Popen(
-        [*EMBEDKIT, *arguments, "--out", out], cwd=folder, env=environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # whoever runs the tests in the background may ignore the signal, and children inherit that
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    )  # fmt: skip
+    process = Process(*arguments, "--out", out, cwd=folder)
     parts = folder / f"{out}.incomplete/sentences"
-    wait_for(lambda: parts.is_dir() and len(list(parts.iterdir())) >= 2)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=20)
-    assert process.returncode == code
-    assert "Traceback" not in stdout + stderr
-    assert stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
+    assert process.until(lambda: _count(parts) >= 2)
+    process.send(number)
+    ended = process.wait()
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
     assert not (folder / out).exists()
     for part in parts.iterdir():
         read_footer(part)
@@ -425,17 +409,14 @@ def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(
     long_job: tuple[list[str], Path],
 ) -> None:
     arguments, folder = long_job
-    process = subprocess.Popen(
-        [*EMBEDKIT, *arguments, "--out", "locked"], cwd=folder, env=environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = Process(*arguments, "--out", "locked", cwd=folder)
     try:
-        wait_for((folder / "locked.incomplete/sentences/part-00000.parquet").is_file)
+        assert process.until(lambda: _count(folder / "locked.incomplete/sentences") > 0)
+        process.send(signal.SIGSTOP)
         second = command(*arguments, "--out", "locked", cwd=folder)
-        assert process.poll() is None
+        assert process.code is None
         assert second.returncode == 7
         assert "is being written by another process" in second.stderr
-        assert "Traceback" not in second.stderr
         with (
             pytest.raises(LockedError, match="another process"),
             fsio.exclusive(folder / "locked.incomplete"),
@@ -443,7 +424,6 @@ def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(
             pass
     finally:
         process.kill()
-        process.wait()
     with fsio.exclusive(folder / "locked.incomplete"):
         pass
 

@@ -26,7 +26,8 @@ from embedkit.neighbours.isotropy import isotropy_of, learn_isotropy
 from embedkit.neighbours.nearest import nearest, unit_rows
 from embedkit.neighbours.search import Searcher, read_queries, search
 from embedkit.neighbours.topk import TopK
-from tests.store_fixtures import ROOT, ROWS, load_quickly, tiny_model, write_tsv
+from tests.processes import ROOT
+from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
 
 N = 90
 

@@ -78,6 +78,7 @@ def test_correlations_are_those_of_scipy() -> None:
     assert np.isnan(found["flat"].pearson.value)
 
 
+@pytest.mark.figures
 def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare(corpus, score="score", out=tmp_path / "out")
     table = pq.read_table(tmp_path / "out/pairs.parquet").to_pydict()
@@ -147,13 +148,11 @@ def test_the_command(corpus: Path) -> None:
     assert found["agreement"][0]["view"] == "cls_0"
 
 
-def test_published_figures(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch, minilm: Encoder
-) -> None:
+def test_published_figures(corpora: Path, monkeypatch: pytest.MonkeyPatch, minilm: Encoder) -> None:
     """all-MiniLM-L6-v2 on the English STS benchmark: Spearman 82.03, Pearson 82.74."""
     monkeypatch.setattr(Encoder, "load", lambda *_, **__: minilm)
     found = similarity(
-        shared_data / "stsb_en/test.tsv", quoting="csv", text="sentence1", text_pair="sentence2",
+        corpora / "stsb_en/test.tsv", quoting="csv", text="sentence1", text_pair="sentence2",
         score="score", layers="-1", poolings=["mean"],
     )  # fmt: skip
     assert 100 * found.agreement[0].spearman.value == pytest.approx(82.03, abs=0.02)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
+from embedkit.dataset import stages
 from embedkit.dataset.stages import Clock, StageTime, Writers, ahead, bottleneck
 
 
@@ -21,21 +24,25 @@ def test_items_come_in_order() -> None:
 
 def test_one_item_ahead_and_no_more() -> None:
     made: list[int] = []
+    one_more = threading.Semaphore(0)
 
     def source() -> Iterator[int]:
         for i in range(5):
             made.append(i)
+            one_more.release()
             yield i
 
     with ahead(source()) as items:
         for item in items:
-            time.sleep(0.05)
+            for _ in range({0: 2, 4: 0}.get(item, 1)):
+                one_more.acquire()
+            time.sleep(0.01)  # in which another one could be made
             assert made == list(range(min(item + 2, 5)))
 
 
 def test_the_source_runs_beside_its_consumer() -> None:
     """Two sides that wait for each other inside one item would never end one after the other."""
-    meet = threading.Barrier(2, timeout=10)
+    meet = threading.Barrier(2)
 
     def source() -> Iterator[int]:
         yield 0
@@ -80,8 +87,13 @@ def test_leaving_early_stops_the_source() -> None:
 
 
 def test_results_in_the_order_they_were_handed_over() -> None:
+    """Each of a pair ends after the one that was handed over later."""
+    later = [threading.Event() for _ in range(21)]
+
     def work(i: int) -> int:
-        time.sleep(0.0005 * (20 - i))
+        if i % 2 == 0:
+            later[i + 1].wait()
+        later[i].set()
         return i
 
     with Writers[int](bytes_waiting=1 << 30, threads=4) as writers:
@@ -116,11 +128,14 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 def test_an_error_stops_the_run_and_lets_the_others_finish() -> None:
     done: list[int] = []
+    begun, failing = threading.Barrier(3), threading.Event()
 
     def work(i: int) -> int:
+        begun.wait()
         if i == 1:
+            failing.set()
             raise OSError("disk is full")
-        time.sleep(0.05)
+        failing.wait()
         done.append(i)
         return i
 
@@ -141,25 +156,27 @@ def test_an_error_is_met_by_the_next_shard() -> None:
 
     with Writers[int](bytes_waiting=1 << 30, threads=1) as writers:
         writers.submit(1, fail)
-        time.sleep(0.05)
+        wait([future for _, future in writers._pending])
         with pytest.raises(OSError, match="disk is full"):
             writers.submit(1, lambda: 1)
 
 
-def test_the_busiest_stage_is_the_bottleneck() -> None:
+def test_the_busiest_stage_is_the_bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stages, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = Clock()
     with clock("read"):
-        time.sleep(0.01)
+        now[0] += 0.01
     for _ in range(2):
         with clock("write"):
-            time.sleep(0.05)
+            now[0] += 0.05
     with pytest.raises(ZeroDivisionError), clock("encode"):
         _ = 1 / 0
-    stages = clock.stages({"read": 1, "tokenize": 1, "encode": 1, "write": 1})
-    assert [s.name for s in stages] == ["read", "encode", "write"]
-    assert bottleneck(stages).name == "write"
-    assert all(0 <= s.share <= 1 for s in stages)
-    assert stages[2].seconds >= 0.1
+    found = clock.stages({"read": 1, "tokenize": 1, "encode": 1, "write": 1})
+    assert [s.name for s in found] == ["read", "encode", "write"]
+    assert bottleneck(found).name == "write"
+    assert [s.seconds for s in found] == pytest.approx([0.01, 0, 0.1])
+    assert [s.share for s in found] == pytest.approx([0.01 / 0.11, 0, 0.1 / 0.11])
     clock.add("encode", 60)  # a device that was busy while its host was not
     assert bottleneck(clock.stages({"write": 1, "encode": 1})).name == "encode"
     two = StageTime("write", 1.0, 2, 0.5)

@@ -1,0 +1,140 @@
+"""The command line called in this process, and in processes of its own that can be killed."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from embedkit import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+EMBEDKIT = [sys.executable, "-m", "embedkit"]
+
+Done = subprocess.CompletedProcess[str]
+
+# a start costs seconds of imports: processes are forked from one that has done them
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(
+    [
+        "pytest", "torch", "transformers.models.bert.modeling_bert",
+        "embedkit.cli", "embedkit.dataset.extraction", "embedkit.encoding.packed",
+    ]
+)  # fmt: skip
+
+
+def command(*arguments: str | Path, cwd: Path, stdin: bytes | None = None) -> Done:
+    """Call ``embedkit`` in this process as if it had been typed; the usual way in these tests.
+
+    Where a process would end with a traceback, the error is raised.
+    """
+    typed = ["embedkit", *map(str, arguments)]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        CliRunner(env={"COLUMNS": "100"}).isolation(stdin) as (out, err, _),
+    ):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", typed)
+        patch.setattr(signal, "signal", lambda *_: None)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        printed = out.getvalue().decode(), err.getvalue().decode()
+    assert isinstance(ended.value.code, int)
+    return Done(typed, ended.value.code, *printed)
+
+
+def environment() -> dict[str, str]:
+    """Variables of a new Python: this checkout of embedkit, and lines of 100 columns."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "100"}
+
+
+def fresh(*arguments: str | Path, cwd: Path) -> Done:
+    """Run ``python -m embedkit`` and wait for it."""
+    return subprocess.run(
+        [*EMBEDKIT, *map(str, arguments)],
+        cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+class Process:
+    """``embedkit`` in a process of its own.
+
+    Args:
+        arguments: of the command.
+        cwd: folder in which it works.
+        first: Python that the process runs before the command.
+    """
+
+    def __init__(self, *arguments: str | Path, cwd: Path, first: str = "") -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._out, self._err = (Path(self._folder.name, name) for name in ("out", "err"))
+        self._out.touch()
+        self._err.touch()
+        typed = ["embedkit", *map(str, arguments)]
+        self._process = _SERVER.Process(
+            target=_become, args=(typed, cwd, self._out, self._err, first)
+        )
+        self._process.start()
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for a signal; none while it runs."""
+        return self._process.exitcode
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait until a condition holds, and return whether it does; false at the process' end."""
+        while self.code is None:
+            if condition():
+                return True
+            time.sleep(0.002)
+        return False
+
+    def send(self, number: int) -> None:
+        """Send a signal, which a process that has ended does not get."""
+        if self.code is None:
+            os.kill(self._process.pid or 0, number)
+
+    def wait(self) -> Done:
+        """Wait for its end, and for that of its children."""
+        self._process.join()
+        with self._err.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        done = Done([], self.code or 0, self._out.read_text("utf-8"), self._err.read_text("utf-8"))
+        self._folder.cleanup()
+        return done
+
+    def kill(self) -> None:
+        """Kill it with all its children, and wait for their end."""
+        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self.wait()
+
+
+def _become(typed: list[str], cwd: Path, out: Path, err: Path, first: str) -> None:
+    os.setsid()
+    for number, file in ((1, out), (2, err)):
+        opened = os.open(file, os.O_WRONLY)
+        os.dup2(opened, number)
+        os.close(opened)
+    fcntl.flock(2, fcntl.LOCK_EX)  # until this process and its children have ended
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+    os.environ["COLUMNS"] = "100"
+    os.chdir(cwd)
+    sys.argv = typed
+    exec(first, {})
+    cli.main()
