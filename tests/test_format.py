@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ import pytest
 
 import embedkit
 from embedkit.encoding.encoder import Encoder
+from embedkit.runs.content import KINDS
 from tests.processes import ROOT
 from tests.store_fixtures import load_quickly, run, write_tsv
 
@@ -103,3 +105,34 @@ def test_every_column_and_key_is_described(made: Path) -> None:
                           if re.match(rf"\| .*`{field.name}`", line)]  # fmt: skip
                 assert f"| {'yes' if field.nullable else 'no'} |" in row
                 assert str(field.type) in row
+
+
+def _field_names(kind: type) -> Iterator[str]:
+    """Names of a dataclass and of the dataclasses in it."""
+    for name, hint in get_type_hints(kind).items():
+        yield name
+        for inner in (hint, *get_args(hint), *(a for g in get_args(hint) for a in get_args(g))):
+            if isinstance(inner, type) and is_dataclass(inner):
+                yield from _field_names(inner)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_key_of_a_run_is_described(kind: str) -> None:
+    section = PAGE.split("## Run\n")[1]
+    listed = set(re.findall(r"`([a-z_\d]+)`", section))
+    split = set(re.findall(r"`([a-z_]+)`", PAGE.split("## Split\n")[1].split("## Run\n")[0]))
+    assert set(_field_names(KINDS[kind])) <= listed | split
+
+
+def test_the_fingerprint_of_a_split_is_made_as_described(made: Path, tmp_path: Path) -> None:
+    embedkit.split(made, folds=2, repeats=2, label="label", out=tmp_path / "s.parquet")
+    table = pq.read_table(tmp_path / "s.parquet")
+    settings = json.loads(table.schema.metadata[b"embedkit.split"])
+    digest = hashlib.sha256(json.dumps(settings["source"]).encode())
+    folds = np.stack([table[name].to_numpy() for name in ("fold", "fold_1")], axis=1)
+    digest.update(table["row"].to_numpy().astype("<i8").tobytes())
+    digest.update(folds.astype("<i8").tobytes())
+    assert digest.hexdigest() == settings["fingerprint"]
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "row": "int64", "group": "int64", "fold": "int16", "fold_1": "int16",
+    }  # fmt: skip
