@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 EMBEDKIT = [sys.executable, "-m", "embedkit"]
 
 Done = subprocess.CompletedProcess[str]
+
+# click 8.1 has to be asked for what later ones always do
+_TWO_STREAMS: dict[str, Any] = {}
+if "mix_stderr" in inspect.signature(CliRunner).parameters:
+    _TWO_STREAMS["mix_stderr"] = False
 
 # a start costs seconds of imports: processes are forked from one that has done them
 _SERVER = multiprocessing.get_context("forkserver")
@@ -42,7 +49,7 @@ def command(*arguments: str | Path, cwd: Path, stdin: bytes | None = None) -> Do
     typed = ["embedkit", *map(str, arguments)]
     with (
         pytest.MonkeyPatch.context() as patch,
-        CliRunner(env={"COLUMNS": "100"}).isolation(stdin) as (out, err, _),
+        CliRunner(env={"COLUMNS": "100"}, **_TWO_STREAMS).isolation(stdin) as (out, err, *_),
     ):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", typed)

@@ -189,10 +189,11 @@ def columnar(request: pytest.FixtureRequest, folder: Folder) -> Callable[..., Ou
 STRINGS = {
     "string": pa.string(),
     "large_string": pa.large_string(),
-    "string_view": pa.string_view(),
     "dictionary": pa.dictionary(pa.int32(), pa.string()),
     "dictionary of large": pa.dictionary(pa.int8(), pa.large_string()),
 }
+if int(pa.__version__.split(".")[0]) >= 21:  # earlier releases write no Parquet of this type
+    STRINGS["string_view"] = pa.string_view()
 
 
 @pytest.mark.parametrize("kind", STRINGS.values(), ids=STRINGS.keys())
