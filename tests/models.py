@@ -58,6 +58,21 @@ _PIECES = (
 )  # fmt: skip
 
 
+def _attends_in_bf16() -> bool:
+    rows = torch.zeros(1, 1, 128, 64, dtype=torch.bfloat16)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_plain_bf16 = pytest.mark.skipif(
+    not _attends_in_bf16(), reason="ATEN_CPU_CAPABILITY keeps torch from attention in bf16"
+)
+"""For what is compared with the forward of transformers in bf16."""
+
+
 def characters(text: str) -> list[str]:
     """The different characters that are not whitespace, in order."""
     return list(dict.fromkeys(c for c in text if not c.isspace()))

@@ -15,7 +15,7 @@ from embedkit.encoding.encoder import Encoder, ShardVectors
 from embedkit.encoding.pooling import pool_words
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
 from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, views_of
-from tests.models import FAMILIES, TEXTS, Plain, combined, distance, expected
+from tests.models import FAMILIES, TEXTS, Plain, combined, distance, expected, needs_plain_bf16
 
 PAIRS = (*TEXTS[3:], *TEXTS[:3])
 LONG_AND_SHORT = (TEXTS[2], TEXTS[3], TEXTS[6], TEXTS[8], TEXTS[9], TEXTS[13])
@@ -286,6 +286,7 @@ def half_errors(
     return result
 
 
+@needs_plain_bf16
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "electra", "distilbert"])
 def test_bf16_is_as_near_as_plain_bf16(
     family: str, tiny: Callable[[str], Path], plain_of: Callable[[str], Plain]
@@ -296,6 +297,7 @@ def test_bf16_is_as_near_as_plain_bf16(
         assert 0 < ours <= 1.2 * theirs
 
 
+@needs_plain_bf16
 def test_bf16_of_minilm(minilm: Encoder) -> None:
     folder = minilm.checkpoint.folder
     encoder = Encoder.load(precision="bf16", device="cpu")

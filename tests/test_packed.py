@@ -27,7 +27,7 @@ from embedkit.encoding.packed import (
 )
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
-from tests.models import FAMILIES, TEXTS, save_model
+from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
 
 PACKED = ("bert", "roberta", "xlm-roberta", "electra", "japanese")
 LENGTHS: list[Sequence[int]] = [
@@ -101,6 +101,7 @@ def test_every_layer_for_every_mix_of_lengths(
             assert far(hidden, theirs[layer]) <= 1e-5
 
 
+@needs_plain_bf16
 def test_bf16_is_as_near_to_fp32_as_plain_bf16(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:
@@ -145,6 +146,7 @@ def attended(
     return result
 
 
+@needs_plain_bf16
 def test_the_kernel_for_cuda_is_given_what_it_takes(
     minilm: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +186,7 @@ def efficient_by_hand(
     return attended(query[0], key[0], value[0], *ends)[None], None
 
 
+@needs_plain_bf16
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_kernel_for_older_devices_is_given_what_it_takes(
     minilm: Encoder, monkeypatch: pytest.MonkeyPatch, precision: str
