@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,12 @@ def _read(file: Path) -> str:
         return ""
 
 
-def faiss_with_threads(threads: int) -> Any:
-    """The module ``faiss``, set to so many threads.
+@contextmanager
+def faiss_with_threads(threads: int) -> Iterator[Any]:
+    """The module ``faiss``, set to so many threads until the block ends.
+
+    Where torch is loaded, faiss sets the threads of torch too, on which the last bits of a training
+    depend; so the number is put back.
 
     On macOS faiss and torch each bring an OpenMP library of their own. The second one to be loaded
     ends the process unless it is told not to, and faiss may crash with more than one thread.
@@ -167,8 +172,12 @@ def faiss_with_threads(threads: int) -> Any:
         threads = 1
     import faiss
 
+    before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
-    return faiss
+    try:
+        yield faiss
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def maxrss_bytes(maxrss: int) -> int:

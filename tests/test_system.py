@@ -37,7 +37,10 @@ def test_faiss_has_one_thread_on_macos(
     monkeypatch.setattr(faiss, "omp_set_num_threads", asked.append)
     monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "")
     monkeypatch.delenv("KMP_DUPLICATE_LIB_OK")
-    found: Any = system.faiss_with_threads(3)
-    assert found is faiss
-    assert asked == [threads]
+    monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: 7)
+    found: Any
+    with system.faiss_with_threads(3) as found:
+        assert found is faiss
+        assert asked == [threads]
+    assert asked == [threads, 7]
     assert os.environ.get("KMP_DUPLICATE_LIB_OK") == ("TRUE" if threads == 1 else None)

@@ -128,7 +128,6 @@ class _Scan:
         """Compare every query with every record."""
         from threadpoolctl import threadpool_limits
 
-        faiss = faiss_with_threads(threads)
         if not len(self._queries):
             empty = (0, self._k)
             return Neighbours(np.zeros(empty, np.float32), np.zeros(empty, np.int64))
@@ -137,6 +136,7 @@ class _Scan:
         waiting = iter(blocks)  # shared: each thread takes the next row group when it is free
         one_thread = (1,)  # together the threads use the cores that one product would
         with (
+            faiss_with_threads(1) as faiss,
             threadpool_limits(1, user_api="blas"),
             ThreadPoolExecutor(threads, initializer=faiss.omp_set_num_threads,
                                initargs=one_thread) as pool,

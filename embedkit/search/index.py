@@ -102,13 +102,14 @@ class AnnIndex:
         whitening: the map that vectors went through before they were added.
         order: ``(n,)`` record of each entry, or ``None`` if they were added in order.
         setting: search-time setting.
+        threads: for batches of queries.
     """
 
     def __init__(
         self, index: Any, info: IndexInfo, whitening: Whitening | None, order: Int64 | None,
-        setting: int,
+        setting: int, threads: int,
     ) -> None:  # fmt: skip
-        self.info, self.setting = info, setting
+        self.info, self.setting, self._threads = info, setting, threads
         self._index, self._whitening, self._order = index, whitening, order
 
     def __call__(self, queries: Float32, k: int) -> Neighbours:
@@ -116,7 +117,8 @@ class AnnIndex:
         vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self._whitening)
         kind = KINDS[self.info.kind]
         setting = max(self.setting, k) if kind.grows_with_k else self.setting
-        scores, found = self._index.search(vectors, k, params=kind.at(setting))
+        with faiss_with_threads(self._threads):
+            scores, found = self._index.search(vectors, k, params=kind.at(setting))
         if self.info.metric == "euclid":
             scores = np.sqrt(np.maximum(scores, 0))
         if self._order is not None:
@@ -207,11 +209,12 @@ def open_index(
     again += f" --metric {metric}" * (metric != "cosine") + f" --{whitening}" * bool(whitening)
     info = _read_info(folder, data, again)
     file = folder / "index.faiss"
-    faiss = faiss_with_threads(threads or usable_cores())
+    threads = threads or usable_cores()
     try:
         if file.stat().st_size != info.nbytes:
             raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
-        index = faiss.read_index(str(file), getattr(faiss, KINDS[kind].mapping))
+        with faiss_with_threads(threads) as faiss:
+            index = faiss.read_index(str(file), getattr(faiss, KINDS[kind].mapping))
         order = _read_order(folder / "order.npy", info)
         if index.ntotal != info.records or index.d != info.width:
             raise ValueError(f"it holds {index.ntotal} vectors of width {index.d}")
@@ -220,7 +223,7 @@ def open_index(
             f"{file} cannot be read: {error}. Build it again: {again} --overwrite."
         ) from error
     fitted = None if whitening is None else load_whitening(data, whitening)
-    return AnnIndex(index, info, fitted, order, _setting(info, recall, again))
+    return AnnIndex(index, info, fitted, order, _setting(info, recall, again), threads)
 
 
 class _Builder:
@@ -244,7 +247,10 @@ class _Builder:
 
     def run(self, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
         """Train, fill, tune and write the index into a folder."""
-        faiss = faiss_with_threads(self._threads)
+        with faiss_with_threads(self._threads) as faiss:
+            return self._run(faiss, folder, tune=tune, recall=recall)
+
+    def _run(self, faiss: Any, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
         started = time.perf_counter()
         parameters = KINDS[self._kind].parameters(self._data.width, len(self._data))
         index = _empty(self._kind, parameters, self._data.width, self._metric)
