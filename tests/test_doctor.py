@@ -155,7 +155,7 @@ def test_quiet_and_verbose(said):
 
 def test_the_spinner_leaves_standard_output_alone(said, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes standard error for a terminal
-    monkeypatch.setattr(command, "show_progress", lambda *_: True)
+    monkeypatch.setattr(command, "progress_shown", lambda: True)
     result = CliRunner().invoke(cli, ["doctor"], standalone_mode=False)
     assert "checking: disk" in result.stderr
     assert "checking" not in result.stdout

@@ -142,7 +142,7 @@ def test_the_command(corpus: Path) -> None:
     rows = [line.split() for line in scored.output.splitlines()]
     assert [row[0] for row in rows if row[1:2] != ["%"] and row[0].isdigit()] == ["0", "1", "2"]
     flat = run("--score", "score", "--layers", "0", "--pooling", "cls")
-    assert "the cosines of all pairs are the same" in flat.output
+    assert "the cosines of all pairs are equal" in flat.output
     plain = run("--layers", "-1", "--pooling", "mean")
     assert "mean_2" in plain.output
     found = json.loads(run("--score", "score", "--json").stdout)
