@@ -55,9 +55,10 @@ def compare(
     texts: Path | None, records: int, write_blend: Path | None, blend: str,
     answers: tuple[Path, ...], seed: int, markdown: bool, overwrite: bool,
 ) -> Result:  # fmt: skip
-    """Compare runs of one split: scores, differences, cost, blends.
+    """Compare runs: scores, differences, cost.
 
-    RUNS are folders that train, finetune or probe wrote.
+    RUNS are folders that train, finetune or probe wrote, all with the same split. Two blends of
+    them are compared too.
     """
     from embedkit.comparison.compare import compare as calculate
 

@@ -24,12 +24,13 @@ FORMAT = 1
 
 @command("embedkit doctor", "embedkit doctor --json")
 def doctor(as_json: bool, quiet: bool) -> int:
-    """Check the installation and the machine; the output belongs in bug reports.
+    """Check the installation and the machine.
 
     Versions, processor, memory, disk, devices, models, the speed of each precision, and the
-    extraction of a few texts, in about ten seconds. A problem prevents extraction, a note does not.
-    The exit code is 0 if extraction works, else that of the first problem. Tokens, passwords, the
-    home folder and the user name are left out. --quiet prints only notes and problems.
+    extraction of a few texts, in about ten seconds: include the output in bug reports. A problem
+    prevents extraction, a note does not. The exit code is 0 if extraction works, else that of the
+    first problem. Tokens, passwords, the home folder and the user name are left out. --quiet prints
+    only notes and problems.
     """
     from embedkit.doctor.diagnose import diagnose
 

@@ -52,10 +52,10 @@ def run(
     context: click.Context, recipe: Path, settings: tuple[str, ...], dry_run: bool, force: bool,
     as_json: bool, quiet: bool,
 ) -> int:  # fmt: skip
-    """Run the stages of an experiment, in the order of the file; skip what is up to date.
+    """Run the stages of an experiment.
 
-    RECIPE is a TOML file. A stage is a command with its options; paths are relative to the folder
-    of the file.
+    RECIPE is a TOML file. A stage is a command with its options; stages run in the order of the
+    file, and those that are up to date are skipped. Paths are relative to the folder of the file.
     """
     from embedkit.experiments.pipeline import run_recipe, shell_lines
     from embedkit.experiments.recipe import misplaced, read_recipe

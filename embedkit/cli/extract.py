@@ -81,10 +81,11 @@ def extract(
     corpus: tuple[str, ...], out: Path | None, special_tokens: str, no_text: bool, dry_run: bool,
     overwrite: bool, allow_env_change: bool, progress: bool | None, verbose: bool, **settings: Any,
 ) -> Result:  # fmt: skip
-    """Write the sentence, word and token vectors of a corpus as Parquet files.
+    """Write the vectors of a corpus as Parquet files.
 
-    CORPUS is one or more TSV, CSV, JSONL, Parquet or Arrow files, text files also as .gz or .zst,
-    or - for standard input. Run the same command again to resume an interrupted job.
+    Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
+    is one or more TSV, CSV, JSONL, Parquet or Arrow files, text files also as .gz or .zst, or - for
+    standard input. Run the same command again to resume an interrupted job.
     """
     from embedkit.dataset.extraction import run_plan
     from embedkit.dataset.planning import ExtractSettings, plan_extract

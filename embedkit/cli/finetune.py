@@ -12,7 +12,6 @@ from embedkit.choices import HEADS, PRECISIONS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options, reading_of
 from embedkit.cli.progress import progress_shown
-from embedkit.cli.run_text import run_data, run_text
 from embedkit.errors import EXIT_REJECTS, UsageError
 
 __all__ = ["finetune"]
@@ -74,11 +73,13 @@ logger = logging.getLogger(__name__)
 def finetune(
     corpus: Path, cnn_widths: str, seed: int, progress: bool | None, **settings: Any
 ) -> Result:
-    """Train an encoder and a classification head on labelled texts, fold by fold.
+    """Train an encoder with a classification head.
 
-    CORPUS is a corpus file with a label column, or a dataset that extract wrote, whose texts and
-    labels are used. Run the same command again to resume an interrupted run.
+    One model is trained per fold. CORPUS is a corpus file with a label column, or a dataset that
+    extract wrote, whose texts and labels are used. Run the same command again to resume an
+    interrupted run.
     """
+    from embedkit.cli.run_text import run_data, run_text
     from embedkit.finetuning.folds import finetune as run
 
     shown = progress_shown()

@@ -159,7 +159,10 @@ def _model_text(model: ModelInfo) -> str:
     "--device",
 )  # fmt: skip
 def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
-    """Check a dataset: checksums, counts, order, finite numbers."""
+    """Check the files of a dataset.
+
+    Checksums, counts, order, finite numbers.
+    """
     from embedkit.dataset.verification import require_ok
     from embedkit.dataset.verification import verify as check
 
@@ -200,7 +203,10 @@ def tokenize(
     text: str | None, pair: str | None, vocab: str | None, max_length: int | None, prefix: str,
     **model: Any,
 ) -> Result:  # fmt: skip
-    """Show how a text is tokenized: tokens, ids, segments, offsets, words."""
+    """Show how a text is tokenized.
+
+    A row for each token: its id, segment, offsets and word.
+    """
     from embedkit.encoding.tokenization import explain, open_tokenizer, vocabulary_slice
 
     if (text is None) == (vocab is None):

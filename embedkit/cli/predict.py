@@ -54,7 +54,7 @@ def predict(
     label_names: str | None, model: str | None, device: str, as_json: bool, quiet: bool,
     **settings: Any,
 ) -> int:  # fmt: skip
-    """Predict labels and probabilities of new texts with a run.
+    """Predict labels of new texts with a run.
 
     RUN is a folder that train or finetune wrote; CORPUS a file of texts, a dataset extracted with
     the same settings as that of the run, or - to read lines from standard input.

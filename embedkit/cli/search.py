@@ -53,7 +53,7 @@ _COMPARED = (
     option("--like", type=int, multiple=True, metavar="ROW",
            help="Find records similar to this row; can be repeated."),
     option("--vector", type=FILE, help=".npy file of query vectors."),
-    _COMPARED,
+    *_COMPARED,
     option("--where", help="SQL condition on the columns, such as \"label = '1'\"."),
     option("--keep-duplicates", is_flag=True, help="Return duplicate texts too."),
     option("--index", "kind", type=click.Choice(INDEX_KINDS),
@@ -164,7 +164,7 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
 @options(
     option("--kind", default="hnsw", type=click.Choice(INDEX_KINDS),
            help="flat: exact; hnsw: fastest, in memory; ivf: on disk; ivfpq: compressed."),
-    _COMPARED,
+    *_COMPARED,
     option("--tune", is_flag=True, help="Measure recall@10 and speed on held-out records."),
     option("--recall", type=float,
            help="Minimum recall@10: use the fastest setting that reaches it; implies --tune. "
@@ -173,7 +173,10 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
     "--overwrite",
 )  # fmt: skip
 def index(dataset: Path, center: bool, whiten: bool, **settings: Any) -> Result:
-    """Build an index of a view for approximate search, and save it next to the dataset."""
+    """Build an index for approximate search.
+
+    It is saved in the folder of the dataset.
+    """
     from embedkit.search.index import build_index
 
     whitening = whitening_of(center, whiten)
@@ -231,7 +234,10 @@ def map_(
     dataset: Path, out: str | None, method: str, color: str | None, projector: Path | None,
     **settings: Any,
 ) -> Result:  # fmt: skip
-    """Draw a view in two dimensions: a figure and an interactive HTML page."""
+    """Draw a view in two dimensions.
+
+    The map is written as a figure and as an interactive HTML page.
+    """
     from embedkit.projection import draw_map, export_projector
 
     if projector is not None:

@@ -11,7 +11,6 @@ from embedkit.choices import FEATURES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, names_of, option, options, reading_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.run_text import run_data, run_text
 from embedkit.display import visible
 
 __all__ = ["probe", "split", "train"]
@@ -34,10 +33,10 @@ __all__ = ["probe", "split", "train"]
     "corpus",
 )  # fmt: skip
 def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result:
-    """Assign records to folds, stratified by label; duplicate texts always share a fold.
+    """Assign records to folds.
 
-    SOURCE is a dataset that extract wrote, or a corpus file; the options on how to read are for the
-    latter.
+    Folds are stratified by label; duplicate texts always share a fold. SOURCE is a dataset that
+    extract wrote, or a corpus file; the options on how to read are for the latter.
     """
     import numpy as np
 
@@ -96,8 +95,12 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     "--overwrite",
 )  # fmt: skip
 def train(dataset: Path, view: str | None, **settings: Any) -> Result:
-    """Cross-validate an estimator on stored vectors, and fit it on all folds."""
+    """Cross-validate an estimator on stored vectors.
+
+    It is then fitted on all folds, and saved for predict.
+    """
     from embedkit.classifiers.train import train as fit
+    from embedkit.cli.run_text import run_data, run_text
 
     with progress_bar() as progress:
         result = fit(dataset, view=names_of(view), progress=progress, **settings)
@@ -124,8 +127,12 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
     "--overwrite",
 )  # fmt: skip
 def probe(dataset: Path, view: str | None, **settings: Any) -> Result:
-    """Score every stored view under the same folds, next to its controls."""
+    """Score every stored view under the same folds.
+
+    Controls: the majority class, shuffled labels and, if asked for, an untrained encoder.
+    """
     from embedkit.classifiers.probe import probe as run
+    from embedkit.cli.run_text import run_data, run_text
 
     with progress_bar() as progress:
         result = run(dataset, views=names_of(view), progress=progress, **settings)

@@ -47,9 +47,10 @@ _MATRIX = 10
 )  # fmt: skip
 def similarity(corpus: Path, pooling: str, special_tokens: str, id: str | None, **settings: Any
                ) -> Result:  # fmt: skip
-    """Compute the cosine similarity of the two texts of every record, for every layer and pooling.
+    """Compute cosine similarities of text pairs.
 
-    Without --score the cosine of every pair is printed; with it the correlation of every view.
+    Every layer and pooling is a view. Without --score the cosine of every pair is printed; with it
+    the correlation of every view with the score.
     """
     from embedkit.sts import similarity as compare
 

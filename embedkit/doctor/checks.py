@@ -342,8 +342,7 @@ def _forward() -> Check:
                              forward="transformers")  # fmt: skip
         ours, theirs = fast.encode_views(TEXTS, views), plain.encode_views(TEXTS, views)
         distance = max(  # relative L2 distances; NaN stays NaN
-            float((norm(ours[v] - theirs[v], axis=1) / norm(theirs[v], axis=1)).max())
-            for v in views
+            float((norm(ours[v] - theirs[v], axis=1) / norm(theirs[v], axis=1)).max()) for v in ours
         )
         alone = [fast.encode_views([text], views) for text in TEXTS]
         same = sum(all((one[name][0] == ours[name][row]).all() for name in ours)
@@ -394,8 +393,9 @@ def _extraction() -> Check:
         corpus, out = Path(scratch, "corpus.tsv"), Path(scratch, "vectors")
         with fsio.storage_errors(corpus):
             corpus.write_text("\n".join(["id\ttext", *rows, "empty\t", ""]), "utf-8")
-        made = extract(corpus, out=out, model=DEFAULT_MODEL, offline=True, layers="all",
-                       poolings=("cls", "mean"), words="mean", shard_rows=16)  # fmt: skip
+        made = extract(corpus, out=out, text="text", id="id", model=DEFAULT_MODEL, offline=True,
+                       layers="all", poolings=("cls", "mean"), words="mean",
+                       shard_rows=16)  # fmt: skip
         verified = verify(out)
         require_ok(verified, out)
     totals = made.manifest.totals

@@ -52,7 +52,8 @@ def found(
 
 def facts_text(facts: Mapping[str, Any]) -> str:
     """Return facts on one line: ``cores 2, load 0.5, openmp none``."""
-    return ", ".join(f"{name.replace('_', ' ')} {_shown(name, v)}" for name, v in facts.items())
+    names = {name: name.replace("_", " ") if name.islower() else name for name in facts}
+    return ", ".join(f"{names[name]} {_shown(name, value)}" for name, value in facts.items())
 
 
 def _shown(name: str, value: Any) -> str:
