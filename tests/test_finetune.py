@@ -18,8 +18,8 @@ from transformers import AutoModel
 
 import embedkit
 from embedkit.classifiers.train import train
-from embedkit.cli.run_text import run_info_text
 from embedkit.cli.compare import comparison_text
+from embedkit.cli.run_text import run_info_text
 from embedkit.comparison.blend import write_blend
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, write_report

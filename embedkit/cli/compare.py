@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,12 +144,13 @@ def _difference_cells(table: Comparison, row: Row) -> dict[str, str]:
 
 
 def _difference(found: Difference | None) -> str:
-    value = number_text(found and found.value, "+.3f")
-    return f"{value} ({found.low:+.3f} to {found.high:+.3f})" if found and value != "–" else "–"
+    if found is None or math.isnan(found.value):
+        return "–"
+    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
 def _p(found: Difference | None) -> str:
-    p = found and found.p_corrected
+    p = None if found is None else found.p_corrected
     return "< 0.001" if p is not None and p < 0.001 else number_text(p, ".3f")
 
 

@@ -100,11 +100,16 @@ _GROUPS = {
 
 def options(*given: str | Option) -> Option:
     """Give a command options in this order: names of shared ones, of groups, or its own."""
+    found: list[Option] = []
+    for one in given:
+        if isinstance(one, str):
+            found += [_SHARED[name] for name in _GROUPS.get(one, (one,))]
+        else:
+            found.append(one)
 
     def decorate(function: Any) -> Any:
-        for one in reversed(given):
-            for each in reversed(_GROUPS.get(one, (one,)) if isinstance(one, str) else (one,)):
-                function = (_SHARED[each] if isinstance(each, str) else each)(function)
+        for each in reversed(found):
+            function = each(function)
         return function
 
     return decorate

@@ -335,7 +335,8 @@ def _forward() -> Check:
     from embedkit.encoding.encoder import Encoder
 
     facts: dict[str, Any] = {}
-    notes, far, views = [], [], ["mean_-1", "cls_-1", "pooler"]
+    notes: list[str] = []
+    far, views = [], ["mean_-1", "cls_-1", "pooler"]
     for device in _devices():
         fast = Encoder.load(DEFAULT_MODEL, device=device, offline=True, notify=notes.append)
         plain = Encoder.load(DEFAULT_MODEL, device=device, precision=fast.precision, offline=True,
