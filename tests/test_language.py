@@ -69,7 +69,8 @@ def names_in(code: str) -> Iterator[str]:
         for name in names:
             if name.startswith("_"):
                 continue
-            words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", re.sub(r"^(draw|measure)_", "", name))
+            noun = re.sub(r"^(draw|measure)_", "", name)
+            words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", noun)
             if bad := {word.lower() for word in words} & INSTEAD.keys():
                 yield f"{node.lineno}: {name} ({', '.join(sorted(bad))})"
 
@@ -89,8 +90,11 @@ def check(place: str, found: list[str]) -> None:
     assert len(found) == LEFT.get(place, 0), (place, found)
 
 
-PAGES = [p for p in ("README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))))
-         if p != "docs/cli.md"]  # whose words are in the help texts; fmt: skip
+PAGES = [
+    p
+    for p in ("README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))))
+    if p != "docs/cli.md"
+]  # whose words are in the help texts; fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -512,8 +512,8 @@ def _begin(corpus: Path, out: Path, **settings: Any) -> None:
 SHAPING = [
     ({"layers": "0"}, "views.mean_0"),
     ({"layers": "concat:1..2"}, "views.mean_concat_1to2"),
-    ({"poolings": ["cls"]}, "views.cls_2"),
-    ({"poolings": ["mean", "pooler"]}, "views.pooler"),
+    ({"pooling": ["cls"]}, "views.cls_2"),
+    ({"pooling": ["mean", "pooler"]}, "views.pooler"),
     ({"words": "mean"}, "vectors.words"),
     ({"tokens": True}, "vectors.tokens"),
     ({"max_length": 12}, "max_length"),

@@ -92,8 +92,7 @@ def extract(
 
     reading = reading_of(settings)
     made = ExtractSettings(
-        poolings=settings.pop("pooling"), store_text=not no_text,
-        special_tokens=special_tokens == "include", **settings,
+        store_text=not no_text, special_tokens=special_tokens == "include", **settings
     )  # fmt: skip
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=made) as plan:

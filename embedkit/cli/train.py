@@ -135,5 +135,5 @@ def probe(dataset: Path, view: str | None, **settings: Any) -> Result:
     from embedkit.cli.run_text import run_data, run_text
 
     with progress_bar() as progress:
-        result = run(dataset, views=names_of(view), progress=progress, **settings)
+        result = run(dataset, view=names_of(view), progress=progress, **settings)
     return Result(run_data(result), lambda: run_text(result), indent=None)

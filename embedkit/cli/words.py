@@ -58,7 +58,7 @@ def similarity(corpus: Path, pooling: str, special_tokens: str, id: str | None, 
     reading = reading_of(settings)
     with progress_bar() as progress:
         found = compare(
-            corpus, poolings=pooling.split(","), special_tokens=special_tokens == "include", id=id,
+            corpus, pooling=pooling, special_tokens=special_tokens == "include", id=id,
             reading=reading, progress=progress, **columns, **settings,
         )  # fmt: skip
     return Result(

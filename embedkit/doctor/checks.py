@@ -395,7 +395,7 @@ def _extraction() -> Check:
         with fsio.storage_errors(corpus):
             corpus.write_text("\n".join(["id\ttext", *rows, "empty\t", ""]), "utf-8")
         made = extract(corpus, out=out, text="text", id="id", model=DEFAULT_MODEL, offline=True,
-                       layers="all", poolings=("cls", "mean"), words="mean",
+                       layers="all", pooling=("cls", "mean"), words="mean",
                        shard_rows=16)  # fmt: skip
         verified = verify(out)
         require_ok(verified, out)
