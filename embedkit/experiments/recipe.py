@@ -323,43 +323,34 @@ class _Reader:
 def _override(
     setting: str, tables: Mapping[Key, dict[str, Any]], values: dict[str, Any], path: Path
 ) -> None:
-    """Apply one ``--set KEY=VALUE`` to a stage's options or to ``[set]``."""
+    """Apply one ``--set KEY=VALUE`` to a stage, to all stages of a command or to ``[set]``."""
     name, equals, text = setting.partition("=")
-    name = name.strip()
-    if not equals or not name:
+    *stage, option = name.strip().split(".")
+    if not equals or not option:
         raise UsageError(f"--set {setting}: expected KEY=VALUE.")
-    *stage, option = name.split(".")
-    value = _value(text)
-    if not stage:
-        if name not in values:
-            raise UsageError(
-                f"--set {setting}: [{_SET}] of {path} has no {name!r}; it has "
-                f"{', '.join(values) or 'nothing'}.{did_you_mean(name, values)}"
-            )
-        values[name] = value
-        return
-    of_command = [key for key in tables if key[:1] == tuple(stage)]
-    if tuple(stage) not in tables and of_command:  # one value for all stages of a command
-        for key in of_command:
-            tables[key][option] = value
-        return
-    if tuple(stage) not in tables:
-        known = [".".join(key) for key in tables]
+    if stage:
+        what, wanted, known = "stage ", ".".join(stage), [".".join(key) for key in tables]
+        targets = [table for key, table in tables.items() if ".".join(key) == wanted]
+        targets = targets or [table for key, table in tables.items() if key[0] == wanted]
+    else:
+        what, wanted, known = f"[{_SET}] value ", option, list(values)
+        targets = [values] if option in values else []
+    if not targets:
         raise UsageError(
-            f"--set {setting}: {path} has no stage {'.'.join(stage)!r}; it has "
-            f"{', '.join(known)}.{did_you_mean('.'.join(stage), known)}"
+            f"--set {setting}: {path} has no {what}{wanted!r}; it has "
+            f"{', '.join(known) or 'nothing'}.{did_you_mean(wanted, known)}"
         )
-    tables[tuple(stage)][option] = value
+    for table in targets:
+        table[option] = _value(text)
 
 
 def _value(text: str) -> Any:
     """A number, truth value or list as in TOML; everything else is text."""
     try:
-        value = tomllib.loads(f"value = {text}")
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    found = value["value"] if len(value) == 1 else text
-    return found if isinstance(found, str | int | float | list) else text
+    return value if isinstance(value, str | int | float | list) else text
 
 
 def _parameters(command: click.Command) -> dict[str, click.Parameter]:
