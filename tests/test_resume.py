@@ -402,7 +402,7 @@ def test_signals_end_the_job_at_once_and_it_resumes(
     ended = process.wait()
     assert ended.returncode == code
     assert "Traceback" not in ended.stdout + ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
+    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; run the same command again")
     assert not (folder / out).exists()
     for part in parts.iterdir():
         read_footer(part)

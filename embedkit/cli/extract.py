@@ -11,7 +11,7 @@ from embedkit.choices import ON_LONG, STORAGES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, LAYERS, option, options, reading_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import count_text, reasons_text
+from embedkit.cli.text import count_text, ledger_text
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 
@@ -155,12 +155,9 @@ def _stages_text(result: ExtractResult) -> str:
 
 
 def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
-    left = sum(cost.left_out.values())
     lines = [
         f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
-        f"  records    {cost.records:,} = {cost.accepted:,} to embed + "
-        f"{sum(cost.rejected.values()):,} rejected{reasons_text(cost.rejected)} + {left:,} left out"
-        f"{reasons_text(cost.left_out)}",
+        f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
         f"{cost.truncated:.1%} of them longer than {plan.tokenizer.max_length})",
     ]
@@ -194,11 +191,10 @@ def _result_text(result: ExtractResult) -> str:
             f"{duration_text(result.seconds)} ({speed:,.0f} tokens/s"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
         )
-    rejected = f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])}"
-    if totals["rejected"]:
-        rejected += f" → {result.out}/_embedkit/rejects.jsonl"
-    left = totals["left_out"]
-    left_out = f" + {left:,} left out{reasons_text(totals['left_out_by_reason'])}" if left else ""
+    records = ledger_text(
+        totals["accepted"], "embedded", totals["rejected_by_reason"], totals["left_out_by_reason"],
+        f"{result.out}/_embedkit/rejects.jsonl",
+    )  # fmt: skip
     names = list(manifest.views)
     if len(names) > 8:
         names = [*names[:3], "…", *names[-3:]]
@@ -206,8 +202,7 @@ def _result_text(result: ExtractResult) -> str:
     opened = open_lines(result.out, manifest)
     return visible("\n".join([
         first,
-        f"  records  {totals['records']:,} = {totals['accepted']:,} embedded + "
-        f"{rejected}{left_out}",
+        f"  records  {records}",
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {' '.join(names)} ({widths} wide)",
         "open it:",

@@ -13,7 +13,7 @@ import click
 from embedkit.cli.command import Result, command
 from embedkit.cli.extract import tokens_text
 from embedkit.cli.options import FILE, option, options
-from embedkit.cli.text import count_text, reasons_text, table_text
+from embedkit.cli.text import count_text, ledger_text, table_text
 from embedkit.display import bytes_text, visible
 from embedkit.errors import ModelError, UsageError, did_you_mean
 
@@ -86,14 +86,14 @@ def _dataset_text(info: DatasetInfo) -> str:
     manifest = info.manifest
     totals, names, vectors = manifest.totals, manifest.names, manifest.job["vectors"]
     ledger = totals["ledger"]
+    records = ledger_text(totals["accepted"], "embedded", totals["rejected_by_reason"],
+                          totals["left_out_by_reason"])  # fmt: skip
     revision = f" at {names['revision']}" if names["revision"] else ""
     lines = [
         f"{info.path}: vectors of {', '.join(names['inputs'])}",
         f"  model      {names['model']}{revision}, {manifest.n_layers} layers, "
         f"{manifest.job['model']['width']} wide, computed in {vectors['precision']}",
-        f"  records    {totals['records']:,} = {totals['accepted']:,} embedded + "
-        f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])} + "
-        f"{totals['left_out']:,} left out{reasons_text(totals['left_out_by_reason'])}",
+        f"  records    {records}",
         f"  tokens     {tokens_text(manifest)}",
     ]
     if unknown := ledger.get("tokens_unknown"):

@@ -65,8 +65,8 @@ def _terminate(_signal: int, _frame: object) -> NoReturn:
 
 
 def _stopped(how: str) -> str:
-    goes_on = sys.argv[1:2] and sys.argv[1] in ("extract", "finetune", "run")
-    return f"{how}; the same command goes on where it stopped." if goes_on else f"{how}."
+    resumable = sys.argv[1:2] and sys.argv[1] in ("extract", "finetune", "run")
+    return f"{how}; run the same command again to resume." if resumable else f"{how}."
 
 
 def _complain(message: str) -> None:

@@ -16,8 +16,8 @@ from embedkit.display import visible, without_nan
 if TYPE_CHECKING:
     from embedkit.runs.metrics import Score
 
-__all__ = ["count_text", "json_text", "number_text", "one_line", "reasons_text", "score_text",
-           "table_markdown", "table_text"]  # fmt: skip
+__all__ = ["count_text", "json_text", "ledger_text", "number_text", "one_line", "reasons_text",
+           "score_text", "table_markdown", "table_text"]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
 _UNLIMITED = 1 << 16
@@ -98,9 +98,19 @@ def count_text(count: int, name: str) -> str:
 
 def reasons_text(counts: Mapping[str, int]) -> str:
     """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
-    if not counts:
-        return ""
-    return " (" + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()) + ")"
+    listed = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+    return f" ({listed})" if counts else ""
+
+
+def ledger_text(
+    accepted: int, done: str, rejected: Mapping[str, int], left_out: Mapping[str, int],
+    where: str = "",
+) -> str:  # fmt: skip
+    """Return ``13 = 10 embedded + 3 rejected (empty_text 3)``: what became of the records."""
+    lost, left = sum(rejected.values()), sum(left_out.values())
+    text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
+    text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
+    return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
 
 
 def one_line(text: str) -> str:

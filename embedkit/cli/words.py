@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,13 +111,21 @@ def _similarity_data(found: PairSimilarity) -> dict[str, Any]:
         "agreement": [asdict(one) for one in found.agreement],
         "rejected": found.rejected,
         "truncated": found.truncated,
-        "pairs": [
-            {"row": record.row, "id": record.id,
-             "score": None if found.gold is None else float(found.gold[i]),
-             "cosine": {name: float(values[i]) for name, values in found.cosines.items()}}
-            for i, record in enumerate(found.records)
-        ],
+        "pairs": _pairs_data(found, lambda i: {
+            "score": None if found.gold is None else float(found.gold[i]),
+        }),
     }  # fmt: skip
+
+
+def _pairs_data(
+    found: PairSimilarity | MarkedPairs, more: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Records with further columns, and their cosines."""
+    return [
+        {"row": record.row, "id": record.id, **more(i),
+         "cosine": {name: float(values[i]) for name, values in found.cosines.items()}}
+        for i, record in enumerate(found.records)
+    ]  # fmt: skip
 
 
 @command(
@@ -316,10 +324,8 @@ def _marked_data(pairs: MarkedPairs, test: SenseTest | None) -> dict[str, Any]:
         "unmarked": pairs.unmarked,
         "cut": pairs.cut,
         "rejected": pairs.rejected,
-        "pairs": [
-            {"row": record.row, "id": record.id, "words": list(pairs.words[i]),
-             "same": None if pairs.same is None else bool(pairs.same[i]),
-             "cosine": {name: float(values[i]) for name, values in pairs.cosines.items()}}
-            for i, record in enumerate(pairs.records)
-        ],
+        "pairs": _pairs_data(pairs, lambda i: {
+            "words": list(pairs.words[i]),
+            "same": None if pairs.same is None else bool(pairs.same[i]),
+        }),
     }  # fmt: skip
