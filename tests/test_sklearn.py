@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "load", load_quickly)
         run(
-            folder / "c.tsv", folder / "data", layers="all", poolings=["mean", "cls"], shard_rows=64
+            folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"], shard_rows=64
         )
     return folder / "data"
 

@@ -119,14 +119,14 @@ def split_view(name: str) -> tuple[str, str]:
     return pooling, layer
 
 
-def parse_poolings(names: Iterable[str]) -> tuple[Pooling, ...]:
-    """Read pooling names.
+def parse_poolings(names: str | Iterable[str]) -> tuple[Pooling, ...]:
+    """Read pooling names: a list, or a string with commas.
 
     Raises:
         UsageError: one is unknown; the message lists the choices.
     """
     poolings: dict[Pooling, None] = {}
-    for name in names:
+    for name in names.split(",") if isinstance(names, str) else names:
         try:
             poolings[Pooling(name.strip())] = None
         except ValueError as error:
