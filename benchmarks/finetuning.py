@@ -102,7 +102,7 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
 
 def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> float:
     """Seconds of one fold that trains on everything."""
-    tokenizer = load_tokenizer(checkpoint, notify=lambda _: None)
+    tokenizer = load_tokenizer(checkpoint)
     model = build_model(checkpoint, pad_id=tokenizer.pad_id, seed=0, head="pooler")
     settings = FoldSettings(epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0)
     target = target_from(data.labels or [], rows=data.row, name=data.name)

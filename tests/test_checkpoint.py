@@ -248,29 +248,29 @@ def test_a_near_folder_is_named(copy: Path) -> None:
 # weights
 
 
-def test_safetensors_go_before_pickles(copy: Path, tiny_bert: Path) -> None:
+def test_safetensors_go_before_pickles(copy: Path, tiny_bert: Path, notes: list[str]) -> None:
     (copy / "pytorch_model.bin").write_bytes(b"not read")
     found = find_checkpoint(str(copy))
     assert found.weights == ("model.safetensors",)
     assert "pytorch_model.bin" not in found.sha256
-    notices: list[str] = []
-    ours = Encoder.load(str(copy), device="cpu", notify=notices.append).encode(TEXTS)
+    ours = Encoder.load(str(copy), device="cpu").encode(TEXTS)
     assert distance(ours, Encoder.load(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
-    assert notices == []
+    assert notes == []
 
 
 @trusted_reader
-def test_pickles_give_the_same_vectors_and_a_notice(copy: Path, tiny_bert: Path) -> None:
+def test_pickles_give_the_same_vectors_and_a_notice(
+    copy: Path, tiny_bert: Path, notes: list[str]
+) -> None:
     from safetensors.torch import load_file
 
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
     found = find_checkpoint(str(copy))
     assert (found.weights, found.is_pickle) == (("pytorch_model.bin",), True)
-    notices: list[str] = []
-    ours = Encoder.load(str(copy), device="cpu", notify=notices.append).encode(TEXTS)
+    ours = Encoder.load(str(copy), device="cpu").encode(TEXTS)
     assert distance(ours, Encoder.load(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
-    (notice,) = notices
+    (notice,) = notes
     assert "has only pytorch_model.bin, a pickle file" in notice
 
 

@@ -483,11 +483,10 @@ def test_impossible_config(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 @trusted_reader
-def test_old_folder_equals_the_plain_forward(tmp_path: Path) -> None:
+def test_old_folder_equals_the_plain_forward(tmp_path: Path, notes: list[str]) -> None:
     stated = {"do_lower_case": False}
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)
-    notices: list[str] = []
-    encoder = Encoder.load(str(folder), device="cpu", notify=notices.append)
+    encoder = Encoder.load(str(folder), device="cpu")
     plain = Plain.load(folder, 300)
     assert encoder.max_length == 300
     assert not encoder.has_pooler or "pooler" in encoder.encode_views(["a"], ["pooler"])
@@ -496,14 +495,14 @@ def test_old_folder_equals_the_plain_forward(tmp_path: Path) -> None:
         ours = encoder.encode(texts, layer=layer)
         for vector, text in zip(ours, texts, strict=True):
             assert distance(vector, plain(text).hidden[layer].mean(0)).max() <= TOLERANCE
-    assert len(notices) == 1
-    assert "has only pytorch_model.bin, a pickle file; it is read by PyTorch's rest" in notices[0]
+    (notice,) = notes
+    assert "has only pytorch_model.bin, a pickle file; it is read by PyTorch's rest" in notice
 
 
 def test_load_model_alone(tiny_bert: Path) -> None:
     model = load_model(
         find_checkpoint(str(tiny_bert)), pad_id=0, device=torch.device("cpu"),
-        dtype=torch.float32, notify=print,
+        dtype=torch.float32,
     )  # fmt: skip
     assert (model.n_layers, model.width) == (3, 24)
     assert not model.module.training

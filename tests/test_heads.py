@@ -32,7 +32,7 @@ quiet_transformers()
 def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, list[TokenizedText], int]:
     """A model with a head, and texts tokenized for it."""
     checkpoint = find_checkpoint(str(model))
-    tokenizer = load_tokenizer(checkpoint, notify=lambda _: None)
+    tokenizer = load_tokenizer(checkpoint)
     texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
     made = build_model(checkpoint, pad_id=tokenizer.pad_id, seed=5, **settings)
     return made.eval(), texts, tokenizer.pad_id

@@ -40,7 +40,7 @@ Forward = PlainModel | PackedModel
 def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel, Checkpoint]:
     checkpoint = find_checkpoint(folder)
     plain = load_model(
-        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision], notify=print
+        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision]
     )
     return PackedModel(plain, checkpoint), plain, checkpoint
 
@@ -355,23 +355,23 @@ def test_forms_of_gelu(activation: str, tmp_path: Path) -> None:
 
 
 def test_a_forward_that_disagrees_is_refused_with_a_warning(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     _, plain, checkpoint = both(str(tiny_bert))
     assert isinstance(fastest(plain, checkpoint), PackedModel)
-    notices: list[str] = []
     unmasked = torch.zeros(1, 1, 1, 1)  # every sequence sees what follows it
     monkeypatch.setattr(packed_module, "_mask", lambda *_: unmasked)
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    (notice,) = notices
+    assert fastest(plain, checkpoint) is plain
+    (notice,) = notes
     assert notice.startswith("the fast forward differs from the plain one by ")
     assert notice.endswith("using the plain one, which is slower")
 
 
 @pytest.mark.parametrize("attend", ["_attend_runs", "_attend_first_runs"])
 def test_sequences_attend_one_by_one_where_company_would_matter(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str
-) -> None:
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str,
+    notes: list[str],
+) -> None:  # fmt: skip
     _, plain, checkpoint = both(str(tiny_bert))
     genuine = getattr(packed_module, attend)
 
@@ -385,10 +385,9 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
                for name, function in zip(("all", "first"), packed_module._KERNELS["runs"],
                                          strict=True)}  # fmt: skip
     monkeypatch.setitem(packed_module._KERNELS, "runs", (kernels["all"], kernels["first"]))
-    notices: list[str] = []
-    ours = fastest(plain, checkpoint, notify=notices.append)
+    ours = fastest(plain, checkpoint)
     assert ours.name == "packed, sequence by sequence"
-    assert notices == [
+    assert notes == [
         "on this machine the last bits of a vector would depend on the texts beside it; "
         "attention runs sequence by sequence, which is slower"
     ]
@@ -414,16 +413,16 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
     ],
 )
 def test_a_forward_that_cannot_run_is_refused_with_a_warning(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception],
+    notes: list[str],
+) -> None:  # fmt: skip
     def missing(*_: Any) -> None:
         raise error("no such kernel")
 
     _, plain, checkpoint = both(str(tiny_bert))
     monkeypatch.setitem(packed_module._KERNELS, "runs", (missing, missing))
-    notices: list[str] = []
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert notices == [
+    assert fastest(plain, checkpoint) is plain
+    assert notes == [
         "the fast forward cannot run here (no such kernel); using the plain one, which is slower"
     ]
 
@@ -436,16 +435,16 @@ def test_a_forward_that_cannot_run_is_refused_with_a_warning(
     ],
 )
 def test_memory_that_runs_out_in_the_trial_is_named(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
+    notes: list[str],
+) -> None:  # fmt: skip
     def full(*_: Any) -> None:
         raise error
 
     _, plain, checkpoint = both(str(tiny_bert))
     monkeypatch.setitem(packed_module._KERNELS, "runs", (full, full))
-    notices: list[str] = []
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert notices == [
+    assert fastest(plain, checkpoint) is plain
+    assert notes == [
         f"memory ran out while the fast forward was tried ({error}); using the plain one, which "
         "is slower. Free memory on that device, or choose another --device"
     ]
@@ -481,8 +480,7 @@ def test_transformers_that_know_no_list_of_layers(
     tiny: Callable[[str], Path], family: str, leaves_out_last: bool
 ) -> None:
     checkpoint = find_checkpoint(str(tiny(family)))
-    plain = load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32,
-                       notify=print)  # fmt: skip
+    plain = load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
     wanted = Older(plain.module, leaves_out_last)
     batch = batch_of((5, 3, 3), 40)
     expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
@@ -495,7 +493,7 @@ def test_transformers_that_know_no_list_of_layers(
 
 
 def test_a_kernel_that_is_refused_costs_no_more_than_itself(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
@@ -510,21 +508,20 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     monkeypatch.setitem(packed_module._KERNELS, "varlen", (refuse, refuse))
     first = packed_module._KERNELS["runs"][1]
     monkeypatch.setitem(packed_module._KERNELS, "efficient", (wrong, first))
-    notices: list[str] = []
-    chosen = fastest(plain, checkpoint, notify=notices.append)
+    chosen = fastest(plain, checkpoint)
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
     assert far(states(chosen, batch)[3], states(plain, batch)[3]) <= 1e-5
     why = "FlashAttention only supports Ampere GPUs or newer"
-    assert notices[0] == f"the attention kernel varlen cannot run here ({why}); using runs"
-    assert notices[1].startswith("the attention kernel efficient differs from the plain one by ")
-    assert notices[1].endswith(" on this machine; using runs")
+    assert notes[0] == f"the attention kernel varlen cannot run here ({why}); using runs"
+    assert notes[1].startswith("the attention kernel efficient differs from the plain one by ")
+    assert notes[1].endswith(" on this machine; using runs")
     monkeypatch.setitem(packed_module._KERNELS, "runs", (refuse, refuse))
-    notices.clear()
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert [n.split(" ")[1] for n in notices] == ["attention", "attention", "fast"]
-    assert notices[2] == (
+    notes.clear()
+    assert fastest(plain, checkpoint) is plain
+    assert [n.split(" ")[1] for n in notes] == ["attention", "attention", "fast"]
+    assert notes[2] == (
         f"the fast forward cannot run here ({why}); using the plain one, which is slower"
     )
 

@@ -154,7 +154,7 @@ def test_limits_of_tokenizer_json_do_not_count(
     backend.enable_truncation(5)
     backend.enable_padding(length=50)
     backend.save(str(folder / "tokenizer.json"))
-    tokenizer = load_tokenizer(find_checkpoint(str(folder)), notify=print)
+    tokenizer = load_tokenizer(find_checkpoint(str(folder)))
     (ours,) = tokenizer.encode([TEXTS[6]], settings=NO_LIMIT)
     (wanted,) = tokenizer_of(family).encode([TEXTS[6]], settings=NO_LIMIT)
     assert ids_of(ours) == ids_of(wanted)
@@ -290,7 +290,7 @@ def test_a_token_may_begin_with_the_space_before_its_word(
     path = folder / "tokenizer_config.json"
     config = {**json.loads(path.read_text("utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(config), "utf-8")
-    tokenizer, text = load_tokenizer(find_checkpoint(str(folder)), notify=print), "배 good  ab 배"
+    tokenizer, text = load_tokenizer(find_checkpoint(str(folder))), "배 good  ab 배"
     (encoded,) = tokenizer.encode([text], settings=NO_LIMIT, offsets=True)
     assert encoded.spans is not None
     assert encoded.word is not None
@@ -441,7 +441,7 @@ def test_slice_of_the_vocabulary(tokenizer_of: Callable[[str], TextTokenizer]) -
 
 def test_a_tokenizer_without_weights(tiny_bert: Path) -> None:
     tokenizer, asked = open_tokenizer(
-        str(tiny_bert), revision=None, offline=True, max_length=None, prefix="a ", notify=print
+        str(tiny_bert), revision=None, offline=True, max_length=None, prefix="a "
     )
     assert asked == TokenizerSettings(160, prefix="a ")
     assert tokenizer.is_fast
@@ -450,12 +450,11 @@ def test_a_tokenizer_without_weights(tiny_bert: Path) -> None:
 # vocabularies of folders that say little
 
 
-def old_tokens(folder: Path, text: str) -> tuple[list[str], list[str]]:
-    """Tokens of a text, and the notices on the way."""
-    notices: list[str] = []
-    tokenizer = load_tokenizer(find_checkpoint(str(folder)), notify=notices.append)
+def old_tokens(folder: Path, text: str) -> list[str]:
+    """Tokens of a text."""
+    tokenizer = load_tokenizer(find_checkpoint(str(folder)))
     (encoded,) = tokenizer.encode([text], settings=NO_LIMIT)
-    return tokenizer.tokens(encoded.ids.tolist())[1:-1], notices
+    return tokenizer.tokens(encoded.ids.tolist())[1:-1]
 
 
 KOREAN = "배를 여행을 Movies A."
@@ -475,13 +474,14 @@ SPLIT = ["배", "##를", "여행", "##을"]
     ],
 )  # fmt: skip
 def test_the_vocabulary_decides_where_nothing_is_said(
-    vocabulary: str, text: str, tokens: list[str], says: str, tmp_path: Path
-) -> None:
+    vocabulary: str, text: str, tokens: list[str], says: str, tmp_path: Path,
+    notes: list[str],
+) -> None:  # fmt: skip
     folder = build_old(tmp_path / "old", vocabulary)
-    found, notices = old_tokens(folder, text)
+    found = old_tokens(folder, text)
     assert found == tokens
-    assert len(notices) == 1
-    assert f"{folder} does not say how its tokenizer treats case; {says}" in notices[0]
+    (notice,) = notes
+    assert f"{folder} does not say how its tokenizer treats case; {says}" in notice
 
 
 @pytest.mark.parametrize(
@@ -502,16 +502,17 @@ def test_case_is_as_stated(
     tokenizer_config: dict[str, Any] | None,
     tokens: list[str],
     tmp_path: Path,
+    notes: list[str],
 ) -> None:
     folder = build_old(tmp_path, vocabulary, tokenizer_config=tokenizer_config, **config)
-    found, notices = old_tokens(folder, "배를 여행을 Movies A")
+    found = old_tokens(folder, "배를 여행을 Movies A")
     assert found == [*SPLIT, *tokens]
-    assert notices == []
+    assert notes == []
 
 
 def test_a_folder_without_a_model_type(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased", model_type=None)
-    found, _ = old_tokens(folder, KOREAN)
+    found = old_tokens(folder, KOREAN)
     assert found == [*SPLIT, "Movie", "##s", "A", "."]
 
 
@@ -525,16 +526,16 @@ def test_a_folder_without_a_model_type(tmp_path: Path) -> None:
 )
 def test_tokenizer_json_decides_where_its_configuration_does_not(
     normalizer: dict[str, bool], tokens: list[str], says: str, stated: dict[str, Any] | None,
-    tmp_path: Path,
+    tmp_path: Path, notes: list[str],
 ) -> None:  # fmt: skip
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)
     entries = (folder / "vocab.txt").read_text("utf-8").split()
     made = bert_tokenizer({e: i for i, e in enumerate(entries)}, **normalizer)
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.txt").unlink()
-    found, notices = old_tokens(folder, "배를 여행을 Movies A")
+    found = old_tokens(folder, "배를 여행을 Movies A")
     assert found == [*SPLIT, *tokens]
-    (notice,) = notices
+    (notice,) = notes
     assert f"{folder}: no tokenizer_config.json says how" in notice
     assert f"{says}, as tokenizer.json says" in notice
 
@@ -557,17 +558,16 @@ def test_a_tokenizer_made_of_nothing_is_refused(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased")
     (folder / "vocab.txt").rename(folder / "spiece.model")
     with pytest.raises(ModelError, match="transformers finds no vocabulary for a bert model in"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
-def test_code_of_a_tokenizer_that_is_not_run_is_named(tmp_path: Path) -> None:
+def test_code_of_a_tokenizer_that_is_not_run_is_named(tmp_path: Path, notes: list[str]) -> None:
     own = {"AutoTokenizer": ["tokenization_own.Own", None]}
     folder = build_old(
         tmp_path, "cased", tokenizer_config={"do_lower_case": False, "auto_map": own}
     )
-    notices: list[str] = []
-    load_tokenizer(find_checkpoint(str(folder)), notify=notices.append)
-    (notice,) = notices
+    load_tokenizer(find_checkpoint(str(folder)))
+    (notice,) = notes
     assert "brings code for its tokenizer, which is not run; BertTokenizer" in notice
 
 
@@ -575,20 +575,20 @@ def test_no_tokenizer_files(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased")
     (folder / "vocab.txt").unlink()
     with pytest.raises(ModelError, match=r"holds no tokenizer\. It needs tokenizer\.json"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
 def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased")
     (folder / "tokenizer.json").write_text("{}", "utf-8")
     with pytest.raises(ModelError, match=r"no tokenizer can be loaded from .*\("):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
 def test_more_tokens_than_embeddings(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased", vocab_size=16)
     with pytest.raises(ModelError, match="ids up to 16, but the model has only 16 embeddings"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
 @pytest.mark.skipif(OLD_TOKENIZERS, reason="transformers 4 asks for protobuf first")
@@ -598,4 +598,4 @@ def test_a_missing_package_is_named(
     folder = tiny("japanese")
     monkeypatch.setitem(sys.modules, "fugashi", None)
     with pytest.raises(ModelError, match=r"its tokenizer needs another package .*fugashi.*pip"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))

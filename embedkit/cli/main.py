@@ -269,7 +269,7 @@ def info(
     try:
         encoder = Encoder.load(
             what, revision=revision, offline=offline, device="cpu", precision="fp32",
-            forward="transformers", notify=notifier(quiet),
+            forward="transformers",
         )  # fmt: skip
     except ModelError as error:
         raise error if path.is_dir() else _not_found(path, error) from error
@@ -357,13 +357,12 @@ def tokenize(
     if vocab is not None and pair is not None:
         raise UsageError("--pair goes with a text, not with --vocab.")
     tokenizer, settings = open_tokenizer(
-        model, revision=revision, offline=offline, max_length=max_length, prefix=prefix,
-        notify=notifier(quiet),
-    )  # fmt: skip
+        model, revision=revision, offline=offline, max_length=max_length, prefix=prefix
+    )
     if vocab is not None:
         rows = vocabulary_slice(tokenizer, vocab)
     else:
-        rows = explain(tokenizer, str(text), pair, settings=settings, notify=notifier(quiet))
+        rows = explain(tokenizer, str(text), pair, settings=settings)
     if as_json:
         click.echo(json_text(rows))
     else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -155,8 +157,8 @@ def forward() -> Check:
     facts: dict[str, Any] = {}
     parts, notes, far = [], [], []
     for device in _devices():
-        said: list[str] = []
-        fast = Encoder.load(DEFAULT_MODEL, device=device, offline=True, notify=said.append)
+        with _notices() as said:
+            fast = Encoder.load(DEFAULT_MODEL, device=device, offline=True)
         plain = Encoder.load(
             DEFAULT_MODEL, device=device, precision=fast.precision, offline=True,
             forward="transformers",
@@ -187,6 +189,30 @@ def forward() -> Check:
     if far:
         return Check("forward", PROBLEM, text, REPORT_IT, facts, EncodeError.exit_code)
     return Check("forward", NOTE if notes else OK, text, facts=facts)
+
+
+@contextmanager
+def _notices() -> Iterator[list[str]]:
+    """What is logged while encoders are loaded; it goes into the report instead."""
+    found: list[str] = []
+    logger = logging.getLogger("embedkit.encoding")
+    before = logger.level, logger.propagate
+
+    def keep(record: logging.LogRecord) -> bool:
+        found.append(record.getMessage())
+        return False
+
+    handler = logging.Handler()
+    handler.addFilter(keep)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 def _distance(ours: Any, theirs: Any) -> float:

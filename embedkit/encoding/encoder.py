@@ -6,6 +6,7 @@ as a whole (:mod:`embedkit.encoding.shard`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 _ENCODE_ROWS = 4_096
 
@@ -99,7 +102,6 @@ class Encoder:
         batch_tokens: int | None = None,
         offline: bool = False,
         forward: str = "auto",
-        notify: Callable[[str], None] = lambda _: None,
     ) -> Encoder:
         """Load a checkpoint by hub id or folder.
 
@@ -116,7 +118,6 @@ class Encoder:
             offline: never ask the hub.
             forward: ``auto``, the padding-free forward where it applies and agrees with the
                 plain one; or ``transformers``, always the plain one.
-            notify: called with sentences for the user.
 
         Raises:
             ModelError: the checkpoint cannot be found or used.
@@ -126,20 +127,16 @@ class Encoder:
             raise UsageError(f"forward={forward!r}: expected 'auto' or 'transformers'.")
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
-        chosen = choose_precision(precision, where, trial=lambda: _trial(checkpoint, notify))
-        tokenizer = load_tokenizer(checkpoint, notify=notify)
+        chosen = choose_precision(precision, where, trial=lambda: _trial(checkpoint))
+        tokenizer = load_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, tokenizer, max_length)
         plain = load_model(
-            checkpoint,
-            pad_id=tokenizer.pad_id,
-            device=where,
-            dtype=PRECISIONS[chosen],
-            notify=notify,
+            checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=PRECISIONS[chosen]
         )
         return cls(
             checkpoint,
             tokenizer,
-            fastest(plain, checkpoint, notify=notify) if forward == "auto" else plain,
+            fastest(plain, checkpoint) if forward == "auto" else plain,
             precision=chosen,
             max_length=length,
             batch_tokens=batch_tokens or BATCH_TOKENS.get(where.type, BATCH_TOKENS["cpu"]),
@@ -351,11 +348,11 @@ def l2_normalize(vectors: Floats) -> Floats:
     return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
 
 
-def _trial(checkpoint: Checkpoint, notify: Callable[[str], None]) -> PrecisionTrial:
+def _trial(checkpoint: Checkpoint) -> PrecisionTrial:
     inner = int(checkpoint.config.get("intermediate_size", 4 * checkpoint.width))
     trial = time_products(width=checkpoint.width, inner=inner)
     chosen = "bf16" if trial.speedup >= GAIN else "fp32"
-    notify(
+    logger.info(
         f"precision: {chosen}; here bf16 takes {trial.bf16 / trial.fp32:.2f} of the time of fp32"
     )
     return trial

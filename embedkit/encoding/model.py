@@ -8,6 +8,7 @@ without any padding for those that it knows.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, first_line
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -210,7 +213,6 @@ def load_model(
     pad_id: int,
     device: torch.device,
     dtype: torch.dtype,
-    notify: Callable[[str], None],
 ) -> PlainModel:
     """Load the weights of a checkpoint.
 
@@ -219,7 +221,6 @@ def load_model(
         pad_id: token id to fill with.
         device: where to run.
         dtype: in which precision.
-        notify: called with a sentence for the user where something deserves one.
 
     Raises:
         ModelError: weights are missing, of another shape, or cannot be read.
@@ -235,7 +236,7 @@ def load_model(
                 f"(CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, or use a "
                 "checkpoint with safetensors."
             )
-        notify(
+        logger.info(
             f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file; it is read by "
             "PyTorch's restricted reader, which runs no code"
         )

@@ -17,6 +17,7 @@ the same bits.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -41,6 +42,8 @@ __all__ = [
     "length_runs",
     "packed_linear",
 ]
+
+logger = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], Tensor]
 Kernel = Callable[..., Tensor]
@@ -76,9 +79,7 @@ def can_pack(checkpoint: Checkpoint) -> bool:
     )
 
 
-def fastest(
-    plain: PlainModel, checkpoint: Checkpoint, *, notify: Callable[[str], None] = lambda _: None
-) -> PlainModel | PackedModel:
+def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedModel:
     """The packed forward where it applies and agrees with the plain one, else the plain one.
 
     The two are compared layer by layer on sequences of several lengths. In fp32 on CPU sequences
@@ -88,7 +89,6 @@ def fastest(
     Args:
         plain: the loaded model.
         checkpoint: its configuration.
-        notify: called with a sentence for the user if one of the comparisons fails.
     """
     if not can_pack(checkpoint):
         return plain
@@ -103,7 +103,7 @@ def fastest(
         except Exception as error:  # whatever this device, torch or transformers does not have
             reason = first_line(error)
             if is_out_of_memory(error):
-                notify(
+                logger.warning(
                     f"memory ran out while the fast forward was tried ({reason}); using the plain "
                     "one, which is slower. Free memory on that device, or choose another --device"
                 )
@@ -112,9 +112,9 @@ def fastest(
             continue
         if worst <= limit:
             for other, reason in refused:
-                notify(f"the attention kernel {other} {reason}; using {kind}")
+                logger.info(f"the attention kernel {other} {reason}; using {kind}")
             if _promises_bits(packed) and _company_matters(packed, _trial(checkpoint, plain, 100)):
-                notify(
+                logger.info(
                     "on this machine the last bits of a vector would depend on the texts beside "
                     "it; attention runs sequence by sequence, which is slower"
                 )
@@ -122,8 +122,8 @@ def fastest(
             return packed
         refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
     for kind, reason in refused[:-1]:
-        notify(f"the attention kernel {kind} {reason}")
-    notify(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
+        logger.info(f"the attention kernel {kind} {reason}")
+    logger.warning(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
     return plain
 
 

@@ -8,8 +8,9 @@ load the result is compared with the tokenizer's own on a few texts.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ __all__ = [
     "window_starts",
     "word_spans",
 ]
+
+logger = logging.getLogger(__name__)
 
 MAX_CHARS = 1_000_000
 """Longer texts are cut before tokenizing and marked as truncated."""
@@ -448,12 +451,11 @@ def word_spans(text: str) -> Ints:
     return np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
 
 
-def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> TextTokenizer:
+def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     """Load the tokenizer of a checkpoint.
 
     Args:
         checkpoint: where it is.
-        notify: called with a sentence for the user where something had to be inferred.
 
     Raises:
         ModelError: it has none, or one that needs a package that is not installed.
@@ -469,7 +471,7 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
             f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
             "vocab.txt or a SentencePiece model."
         )
-    options = _casing(checkpoint, notify)
+    options = _casing(checkpoint)
     try:
         config = AutoConfig.for_model(**checkpoint.config)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -491,7 +493,7 @@ def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> 
         ) from error
     _check_vocabulary(tokenizer, checkpoint)
     if "AutoTokenizer" in (checkpoint.side_json("tokenizer_config.json").get("auto_map") or {}):
-        notify(
+        logger.warning(
             f"{checkpoint.name} brings code for its tokenizer, which is not run; "
             f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
             "embedkit tokenize"
@@ -533,7 +535,7 @@ def _no_unicode(texts: Sequence[str]) -> UsageError | None:
     return None
 
 
-def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, bool]:
+def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
     """Case and accents where ``tokenizer_config.json`` does not say how they are treated.
 
     Transformers would lower-case, and take Hangul apart, whatever ``tokenizer.json`` says; so that
@@ -547,7 +549,7 @@ def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, 
     stated = checkpoint.side_json("tokenizer_config.json")
     vocabulary_file = checkpoint.folder / "vocab.txt"
     if (checkpoint.folder / "tokenizer.json").is_file():
-        return {} if "do_lower_case" in stated else _casing_within(checkpoint, stated, notify)
+        return {} if "do_lower_case" in stated else _casing_within(checkpoint, stated)
     if not vocabulary_file.is_file():
         return {}
     options = {
@@ -566,16 +568,14 @@ def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, 
             "가" <= c <= "힣" or c in "がパ" for e in words for c in e
         )
     case = "lower-cases" if options["do_lower_case"] else "keeps case"
-    notify(
+    logger.warning(
         f"{checkpoint.name} does not say how its tokenizer treats case; it {case}, as its "
         "vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
     )
     return options
 
 
-def _casing_within(
-    checkpoint: Checkpoint, stated: dict[str, Any], notify: Callable[[str], None]
-) -> dict[str, bool]:
+def _casing_within(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
     """Case and accents as ``tokenizer.json`` treats them."""
     kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     within = checkpoint.side_json("tokenizer.json").get("normalizer")
@@ -588,7 +588,7 @@ def _casing_within(
         options["strip_accents"] = within["strip_accents"]
     if options != {"do_lower_case": True}:
         case = "lower-cases" if options["do_lower_case"] else "keeps case"
-        notify(
+        logger.info(
             f"{checkpoint.name}: no tokenizer_config.json says how its tokenizer treats case; it "
             f"{case}, as tokenizer.json says"
         )
@@ -703,7 +703,6 @@ def open_tokenizer(
     offline: bool,
     max_length: int | None,
     prefix: str,
-    notify: Callable[[str], None],
 ) -> tuple[TextTokenizer, TokenizerSettings]:
     """The tokenizer of a checkpoint alone, without loading the weights.
 
@@ -711,7 +710,7 @@ def open_tokenizer(
         ModelError: there is no such checkpoint or tokenizer.
     """
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    tokenizer = load_tokenizer(checkpoint, notify=notify)
+    tokenizer = load_tokenizer(checkpoint)
     length = choose_max_length(checkpoint, tokenizer, max_length)
     return tokenizer, TokenizerSettings(length, prefix=prefix)
 
@@ -722,16 +721,15 @@ def explain(
     pair: str | None,
     *,
     settings: TokenizerSettings,
-    notify: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """What the model sees of a text, one record per token; ``notify`` is told what is cut."""
+    """What the model sees of a text, one record per token; a warning is logged if it is cut."""
     encoded = tokenizer.encode(
         [text], None if pair is None else [pair], settings=settings, offsets=True
     )[0]
     assert encoded.spans is not None
     assert encoded.word is not None
     if encoded.cut:
-        notify(
+        logger.warning(
             f"the text has {encoded.n_tokens} tokens; it is cut at {settings.max_length}, and the "
             f"model does not see the other {encoded.n_tokens - encoded.n_kept}"
         )

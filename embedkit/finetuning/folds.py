@@ -206,7 +206,7 @@ def finetune(
     _check_target(target, settings, threshold)
     extra = None if test is None else read_more_texts(test, data, notify=notify)
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    tokenizer = load_tokenizer(checkpoint, notify=notify)
+    tokenizer = load_tokenizer(checkpoint)
     plan = _Plan(
         data=data,
         target=target,
