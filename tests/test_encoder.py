@@ -354,7 +354,7 @@ def test_max_length_of_a_call(encoder: Encoder, plain_of: Callable[[str], Plain]
     for wrong in (0, 2, -1):
         with pytest.raises(UsageError, match=rf"max_length={wrong}(:| leaves no room)"):
             encoder.encode(TEXTS, max_length=wrong)
-    with pytest.raises(UsageError, match=r"--max-length 161: .* has positions for 160 tokens"):
+    with pytest.raises(UsageError, match=r"max_length=161: .* has positions for 160 tokens"):
         encoder.encode(TEXTS, max_length=161)
 
 
@@ -394,7 +394,7 @@ def test_wrong_calls(encoder: Encoder) -> None:
         encoder.encode_views(["a"], "mean_-1")
     with pytest.raises(UsageError, match="'median_-1' is not a view"):
         encoder.encode(TEXTS, pooling="median")
-    with pytest.raises(UsageError, match=r"--layers 4: the model has layers 0 .* to 3"):
+    with pytest.raises(UsageError, match=r"mean_4: the model has layers 0 .* to 3"):
         encoder.encode(TEXTS, layer=4)
 
 
@@ -425,7 +425,7 @@ def test_pooler_only_where_there_is_one(
     if has:
         assert encoder.encode(TEXTS, pooling="pooler").shape == (len(TEXTS), 24)
         return
-    with pytest.raises(ModelError, match=r"has no pooler weights, so --pooling pooler would be ra"):
+    with pytest.raises(ModelError, match=r"has no pooler weights, so pooling='pooler' would be ra"):
         encoder.encode(TEXTS, pooling="pooler")
     with pytest.raises(ModelError, match=r"has no pooler weights"):
         encoder.encode_shard([], views=[parse_view("pooler", n_layers=3)])
@@ -511,7 +511,7 @@ def test_load_model_alone(tiny_bert: Path) -> None:
 def test_device() -> None:
     assert choose_device("cpu").type == "cpu"
     for other in ("gpu", "mps", "meta"):
-        with pytest.raises(UsageError, match=f"--device {other}: expected auto, cpu, cuda or cu"):
+        with pytest.raises(UsageError, match=f"device={other!r}: expected auto, cpu, cuda or cu"):
             choose_device(other)
-    with pytest.raises(UsageError, match=r"--device cuda:64: this machine shows \d+ CUDA devices"):
+    with pytest.raises(UsageError, match=r"device='cuda:64': this machine shows \d+ CUDA devices"):
         choose_device("cuda:64")

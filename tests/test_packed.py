@@ -446,7 +446,7 @@ def test_memory_that_runs_out_in_the_trial_is_named(
     assert fastest(plain, checkpoint) is plain
     assert notes == [
         f"memory ran out while the fast forward was tried ({error}); using the plain one, which "
-        "is slower. Free memory on that device, or choose another --device"
+        "is slower. Free memory on that device, or choose another device="
     ]
 
 
@@ -550,7 +550,7 @@ def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
 ) -> None:
     from embedkit.errors import ModelError
 
-    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use --precision fp32\.$"):
+    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use precision='fp32'\.$"):
         both(str(tiny("deberta")), "bf16")
 
 

@@ -39,7 +39,7 @@ def test_what_is_asked_for_is_taken() -> None:
     assert [choose_precision(None, d) for d in (CPU, CUDA)] == ["fp32", "bf16"]
     assert [choose_precision("auto", d) for d in (CPU, CUDA)] == ["fp32", "bf16"]
     assert choose_precision("fp16", CPU) == "fp16"
-    with pytest.raises(UsageError, match="--precision fp8: expected auto, fp32, bf16, fp16"):
+    with pytest.raises(UsageError, match="precision='fp8': expected auto, fp32, bf16, fp16"):
         choose_precision("fp8", CPU)
 
 

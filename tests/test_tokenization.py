@@ -180,7 +180,9 @@ def test_too_long_is_an_error_if_asked(tokenizer_of: Callable[[str], TextTokeniz
     strict = TokenizerSettings(6, on_long="error")
     (encoded,) = tokenizer.encode(["a a a a"], settings=strict)
     assert (encoded.n_kept, encoded.cut) == (6, False)
-    with pytest.raises(UsageError, match="a text has 7 tokens and --max-length is 6: 'a a a a a'"):
+    with pytest.raises(
+        UsageError, match="a text has 7 tokens, more than max_length=6: 'a a a a a'"
+    ):
         tokenizer.encode(["a", "a a a a a"], settings=strict)
 
 
@@ -373,10 +375,10 @@ def test_windows_cover_every_token(size: int, length: int, data: st.DataObject) 
 def test_a_stride_must_leave_progress(
     stride: int, tokenizer_of: Callable[[str], TextTokenizer]
 ) -> None:
-    with pytest.raises(UsageError, match=f"--stride {stride} must be smaller than the 4 tokens"):
+    with pytest.raises(UsageError, match=f"stride={stride}: must be smaller than the 4 tokens"):
         window_starts(10, 4, stride)
     settings = TokenizerSettings(6, on_long="window", stride=stride)
-    with pytest.raises(UsageError, match=f"--stride {stride} must be smaller than the 4 tokens"):
+    with pytest.raises(UsageError, match=f"stride={stride}: must be smaller than the 4 tokens"):
         tokenizer_of("bert").encode(["a"], settings=settings)  # whether a text is long or not
 
 
@@ -435,7 +437,7 @@ def test_slice_of_the_vocabulary(tokenizer_of: Callable[[str], TextTokenizer]) -
     ]  # fmt: skip
     assert len(vocabulary_slice(tokenizer, f"0:{size}")) == size
     for wrong in ("", "2", "4:2", "3:3", f"0:{size + 1}", "-1:2", "a:b"):
-        with pytest.raises(UsageError, match=f"--vocab {wrong}: expected FROM:TO .* ≤ {size}"):
+        with pytest.raises(UsageError, match=f"vocab={wrong!r}: expected FROM:TO .* ≤ {size}"):
             vocabulary_slice(tokenizer, wrong)
 
 

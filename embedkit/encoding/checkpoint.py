@@ -127,17 +127,17 @@ def find_checkpoint(
     name = str(name)
     path = Path(name).expanduser()
     if path.is_file():
-        raise ModelError(f"--model {name}: a file. Give the folder of a checkpoint.")
+        raise ModelError(f"model={name!r}: a file. Give the folder of a checkpoint.")
     if path.is_dir():
         if revision:
-            raise ModelError(f"--revision {revision}: {name} is a folder, which has no revisions.")
+            raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
         return _describe(name, path, "folder", None)
     if name in _PACKAGED_NAMES and revision is None and (packaged := _packaged_folder()):
         checkpoint = _describe(name, packaged, "package", None)
         _check_packaged(checkpoint)
         return checkpoint
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"--model {name}: no such folder.{_near_folder(path)}")
+        raise ModelError(f"model={name!r}: no such folder.{_near_folder(path)}")
     folder, commit = _from_hub(name, revision, offline=offline)
     return _describe(name, folder, "hub", commit)
 
@@ -261,14 +261,14 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError as error:
         raise ModelError(
-            f"--model {name}: neither a folder nor a name on the hub (owner/name)."
+            f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
             f"{_near_folder(Path(name))}"
         ) from error
     if isinstance(cached, str) and _has_weights(Path(cached).parent):
         return Path(cached).parent, Path(cached).parent.name
     if offline:
         raise ModelError(
-            f"--model {name}{at}: not in the cache of this machine, and offline mode forbids "
+            f"model={name!r}{at}: not in the cache of this machine, and offline mode forbids "
             f"fetching it. Fetch it once online, give a folder, or use {DEFAULT_MODEL}."
         )
     try:
@@ -281,12 +281,12 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"--model {name}{at}: the hub knows no such checkpoint, or it is private "
+            f"model={name!r}{at}: the hub knows no such checkpoint, or it is private "
             "(then log in: hf auth login)."
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
-            f"--model {name}{at}: not in the cache of this machine, and the hub cannot be reached "
+            f"model={name!r}{at}: not in the cache of this machine, and the hub cannot be reached "
             f"({first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
         ) from error
     return Path(folder), commit

@@ -40,13 +40,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.") from error
+        raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.") from error
     if device.type not in BATCH_TOKENS:
-        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.")
+        raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices to "
-            "PyTorch. Use --device cpu or auto."
+            f"device={name!r}: this machine shows {torch.cuda.device_count()} CUDA devices to "
+            "PyTorch. Use device='cpu' or device='auto'."
         )
     return device
 

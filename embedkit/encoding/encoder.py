@@ -325,7 +325,7 @@ class Encoder:
         """Raise a :class:`ModelError` if the checkpoint has no pooler weights."""
         if not self.has_pooler:
             raise ModelError(
-                f"{self.checkpoint.name} has no pooler weights, so --pooling pooler would be "
+                f"{self.checkpoint.name} has no pooler weights, so pooling='pooler' would be "
                 "random numbers. Use cls or mean."
             )
 

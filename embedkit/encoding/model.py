@@ -283,7 +283,7 @@ def load_model(
             raise
         raise ModelError(  # as DeBERTa in transformers 5.23
             f"{checkpoint.name} cannot run in half precision ({first_line(error)}). Use "
-            "--precision fp32."
+            "precision='fp32'."
         ) from error
 
 

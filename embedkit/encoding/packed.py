@@ -105,7 +105,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
             if is_out_of_memory(error):
                 logger.warning(
                     f"memory ran out while the fast forward was tried ({reason}); using the plain "
-                    "one, which is slower. Free memory on that device, or choose another --device"
+                    "one, which is slower. Free memory on that device, or choose another device="
                 )
                 return plain
             refused.append((kind, f"cannot run here ({reason})"))

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from embedkit.choices import PRECISIONS as NAMES
+from embedkit.choices import check_choice
 from embedkit.encoding.device import computes_bf16
 from embedkit.encoding.model import PRECISIONS
 from embedkit.encoding.packed import packed_linear
-from embedkit.errors import UsageError
 
 __all__ = ["GAIN", "PrecisionTrial", "choose_precision", "time_products"]
 
@@ -61,8 +62,7 @@ def choose_precision(
         return "bf16" if computes_bf16(device) else "fp16"
     if name == "auto":
         return "bf16" if trial is not None and trial().speedup >= GAIN else "fp32"
-    if name not in PRECISIONS:
-        raise UsageError(f"--precision {name}: expected auto, {', '.join(PRECISIONS)}.")
+    check_choice(NAMES, precision=name)
     return name
 
 

@@ -206,7 +206,7 @@ class ShardRun:
             if stop - start == 1:
                 raise EncodeError(
                     f"memory does not suffice for one sequence of {self._lengths[start]} "
-                    "tokens. Use a smaller --max-length, or another device."
+                    "tokens. Use a smaller max_length, or another device."
                 ) from error
         else:
             self._on_tokens(int(self._begins[stop] - self._begins[start]))

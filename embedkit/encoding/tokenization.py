@@ -320,8 +320,9 @@ class _Builder:
         if total > self._room:
             if self._settings.on_long == "error":
                 raise UsageError(
-                    f"a text has {total + self._template.added} tokens and --max-length is "
-                    f"{self._settings.max_length}: {text[:60]!r}… Use --on-long truncate or window."
+                    f"a text has {total + self._template.added} tokens, more than max_length="
+                    f"{self._settings.max_length}: {text[:60]!r}… Use on_long='truncate' or "
+                    "on_long='window'."
                 )
             if self._settings.on_long == "window":
                 a, b, windows = self._windows(a, b)
@@ -432,7 +433,7 @@ def window_starts(length: int, size: int, stride: int) -> list[int]:
     """
     if stride >= size:
         raise UsageError(
-            f"--stride {stride} must be smaller than the {size} tokens of text in a window."
+            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
         )
     starts = list(range(0, max(length - size, 0), size - stride))
     return [*starts, max(length - size, 0)]
@@ -690,8 +691,8 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: i
     check_counts(max_length=asked)
     if asked > checkpoint.positions:
         raise UsageError(
-            f"--max-length {asked}: {checkpoint.name} has positions for {checkpoint.positions} "
-            f"tokens. Use at most {checkpoint.positions}, or --on-long window for long texts."
+            f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
+            f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
         )
     return asked
 
@@ -759,6 +760,6 @@ def vocabulary_slice(tokenizer: TextTokenizer, where: str) -> list[dict[str, Any
     start, colon, stop = where.partition(":")
     size = len(tokenizer.hf)
     if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
-        raise UsageError(f"--vocab {where}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
+        raise UsageError(f"vocab={where!r}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
     ids = range(int(start), int(stop))
     return [{"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)]
