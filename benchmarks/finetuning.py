@@ -29,7 +29,8 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.tokenization import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.finetuning.data import TextData, read_texts
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.training import Fold, FoldSettings, train_fold

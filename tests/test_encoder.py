@@ -16,15 +16,11 @@ from hypothesis import strategies as st
 
 from embedkit.encoding import encoder as encoder_module
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.encoder import (
-    Encoder,
-    ShardVectors,
-    choose_device,
-    cut_batches,
-    l2_normalize,
-)
+from embedkit.encoding.device import choose_device
+from embedkit.encoding.encoder import Encoder, ShardVectors, l2_normalize
 from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import EncodeError, ModelError, UsageError
@@ -384,7 +380,9 @@ def test_parts_come_in_order(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_wrong_calls(encoder: Encoder) -> None:
-    with pytest.raises(TypeError, match=r"texts is one string; give a list of texts"):
+    with pytest.raises(
+        TypeError, match=r"texts is one string; give a list of strings: \['one text'\]"
+    ):
         encoder.encode("one text")
     with pytest.raises(TypeError, match=r"texts\[1\] is None, of type NoneType; expected a string"):
         encoder.encode(["a", None])  # type: ignore[list-item]

@@ -19,7 +19,8 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, parameter_depth
 from embedkit.finetuning.training import _LikeLengths, batches_by_length, freeze, predict_logits

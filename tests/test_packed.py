@@ -13,18 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedkit.encoding import attention as attention_module
 from embedkit.encoding import packed as packed_module
+from embedkit.encoding.attention import KERNELS, attention_kinds, key_length, length_runs
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import (
-    PackedModel,
-    attention_kinds,
-    can_pack,
-    fastest,
-    key_length,
-    length_runs,
-)
+from embedkit.encoding.packed import PackedModel, can_pack, fastest
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
@@ -360,7 +355,7 @@ def test_a_forward_that_disagrees_is_refused_with_a_warning(
     _, plain, checkpoint = both(str(tiny_bert))
     assert isinstance(fastest(plain, checkpoint), PackedModel)
     unmasked = torch.zeros(1, 1, 1, 1)  # every sequence sees what follows it
-    monkeypatch.setattr(packed_module, "_mask", lambda *_: unmasked)
+    monkeypatch.setattr(attention_module, "_mask", lambda *_: unmasked)
     assert fastest(plain, checkpoint) is plain
     (notice,) = notes
     assert notice.startswith("the fast forward differs from the plain one by ")
@@ -373,7 +368,7 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
     notes: list[str],
 ) -> None:  # fmt: skip
     _, plain, checkpoint = both(str(tiny_bert))
-    genuine = getattr(packed_module, attend)
+    genuine = getattr(attention_module, attend)
 
     def by_company(rows: torch.Tensor, *others: Any) -> Any:
         """As a kernel that rounds otherwise when it computes several sequences at once."""
@@ -382,9 +377,9 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
         return genuine(rows, *others) * (1 + 1e-6 * several)
 
     kernels = {name: by_company if function is genuine else function
-               for name, function in zip(("all", "first"), packed_module._KERNELS["runs"],
+               for name, function in zip(("all", "first"), KERNELS["runs"],
                                          strict=True)}  # fmt: skip
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (kernels["all"], kernels["first"]))
+    monkeypatch.setitem(KERNELS, "runs", (kernels["all"], kernels["first"]))
     ours = fastest(plain, checkpoint)
     assert ours.name == "packed, sequence by sequence"
     assert notes == [
@@ -420,7 +415,7 @@ def test_a_forward_that_cannot_run_is_refused_with_a_warning(
         raise error("no such kernel")
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (missing, missing))
+    monkeypatch.setitem(KERNELS, "runs", (missing, missing))
     assert fastest(plain, checkpoint) is plain
     assert notes == [
         "the fast forward cannot run here (no such kernel); using the plain one, which is slower"
@@ -442,7 +437,7 @@ def test_memory_that_runs_out_in_the_trial_is_named(
         raise error
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (full, full))
+    monkeypatch.setitem(KERNELS, "runs", (full, full))
     assert fastest(plain, checkpoint) is plain
     assert notes == [
         f"memory ran out while the fast forward was tried ({error}); using the plain one, which "
@@ -505,9 +500,9 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
-    monkeypatch.setitem(packed_module._KERNELS, "varlen", (refuse, refuse))
-    first = packed_module._KERNELS["runs"][1]
-    monkeypatch.setitem(packed_module._KERNELS, "efficient", (wrong, first))
+    monkeypatch.setitem(KERNELS, "varlen", (refuse, refuse))
+    first = KERNELS["runs"][1]
+    monkeypatch.setitem(KERNELS, "efficient", (wrong, first))
     chosen = fastest(plain, checkpoint)
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
@@ -517,7 +512,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     assert notes[0] == f"the attention kernel varlen cannot run here ({why}); using runs"
     assert notes[1].startswith("the attention kernel efficient differs from the plain one by ")
     assert notes[1].endswith(" on this machine; using runs")
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (refuse, refuse))
+    monkeypatch.setitem(KERNELS, "runs", (refuse, refuse))
     notes.clear()
     assert fastest(plain, checkpoint) is plain
     assert [n.split(" ")[1] for n in notes] == ["attention", "attention", "fast"]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from embedkit.dataset.jobs import recorded_precision
-from embedkit.encoding import encoder as encoder_module
+from embedkit.encoding import precision as precision_module
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.precision import GAIN, PrecisionTrial, choose_precision, time_products
 from embedkit.errors import UsageError
@@ -44,12 +45,14 @@ def test_what_is_asked_for_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("bf16", "chosen"), [(1.0, "fp32"), (0.9, "fp32"), (0.5, "bf16")])
-def test_bf16_has_to_be_worth_it(bf16: float, chosen: str) -> None:
+def test_bf16_has_to_be_worth_it(bf16: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = PrecisionTrial(fp32=1.0, bf16=bf16)
     assert (trial.speedup >= GAIN) == (chosen == "bf16")
-    assert choose_precision("auto", CPU, trial=lambda: trial) == chosen
-    assert choose_precision("auto", CUDA, trial=lambda: trial) == "bf16"
-    assert choose_precision("fp32", CPU, trial=lambda: trial) == "fp32"
+    monkeypatch.setattr(precision_module, "time_products", lambda **_: trial)
+    checkpoint = find_checkpoint(str(tiny_model()))
+    assert choose_precision("auto", CPU, checkpoint) == chosen
+    assert choose_precision("auto", CUDA, checkpoint) == "bf16"
+    assert choose_precision("fp32", CPU, checkpoint) == "fp32"
 
 
 def test_the_trial_times_this_machine() -> None:
@@ -63,7 +66,9 @@ def test_a_job_keeps_the_precision_it_began_with(
 ) -> None:
     corpus = write_tsv(tmp_path / "corpus.tsv")
     speed = [2.0]
-    monkeypatch.setattr(encoder_module, "time_products", lambda **_: PrecisionTrial(speed[0], 1.0))
+    monkeypatch.setattr(
+        precision_module, "time_products", lambda **_: PrecisionTrial(speed[0], 1.0)
+    )
 
     def go(out: str, **settings: Any) -> Any:
         settings = {"precision": "auto", "model": str(tiny_model()), **settings}

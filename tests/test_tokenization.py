@@ -22,14 +22,11 @@ from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
     TokenizerSettings,
-    explain,
-    load_tokenizer,
-    open_tokenizer,
-    vocabulary_slice,
     window_owner,
     window_starts,
     word_spans,
 )
+from embedkit.encoding.vocabulary import load_tokenizer, tokenize, vocabulary
 from embedkit.errors import ModelError, UsageError
 from tests.models import FAMILIES, OLD_TOKENIZERS, TEXTS, bert_tokenizer, build_old
 
@@ -401,12 +398,12 @@ def test_every_kept_token_comes_from_one_window(
     seen = np.zeros(text.n_kept, int)
     for window in text.windows:
         assert len(window.ids) == len(window.type_ids) <= max_length
-        if window.owned is None or window.places is None:
+        if window.owned is None or window.kept is None:
             assert len(text.windows) == 1
             seen += 1
             continue
-        np.testing.assert_array_equal(window.ids[window.owned], text.ids[window.places])
-        seen[window.places] += 1
+        np.testing.assert_array_equal(window.ids[window.owned], text.ids[window.kept])
+        seen[window.kept] += 1
     assert (seen == 1).all()
     kept = sorted([n_a, n_b or 0])
     if kept[0] + kept[1] > room:
@@ -419,8 +416,8 @@ def test_every_kept_token_comes_from_one_window(
 # what the command line shows
 
 
-def test_explain(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
-    rows = explain(tokenizer_of("bert"), "배를", "a movie", settings=NO_LIMIT)
+def test_what_the_model_sees(tiny_bert: Path) -> None:
+    rows = tokenize("배를", "a movie", model=str(tiny_bert))
     assert [(r["pos"], r["token"], r["segment"], r["start"], r["end"], r["word"], r["text"])
             for r in rows] == [
         (0, "[CLS]", 0, 0, 0, -1, ""), (1, "배", 0, 0, 1, 0, "배"), (2, "##를", 0, 1, 2, 0, "를"),
@@ -429,24 +426,29 @@ def test_explain(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
     ]  # fmt: skip
 
 
-def test_slice_of_the_vocabulary(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
-    tokenizer = tokenizer_of("bert")
-    size = len(tokenizer.hf)
-    assert vocabulary_slice(tokenizer, "2:4") == [
+def test_slice_of_the_vocabulary(
+    tiny_bert: Path, tokenizer_of: Callable[[str], TextTokenizer]
+) -> None:
+    size = len(tokenizer_of("bert").hf)
+    assert vocabulary("2:4", model=str(tiny_bert)) == [
         {"id": 2, "token": "[CLS]"}, {"id": 3, "token": "[SEP]"},
     ]  # fmt: skip
-    assert len(vocabulary_slice(tokenizer, f"0:{size}")) == size
+    assert len(vocabulary(f"0:{size}", model=str(tiny_bert))) == size
     for wrong in ("", "2", "4:2", "3:3", f"0:{size + 1}", "-1:2", "a:b"):
         with pytest.raises(UsageError, match=f"vocab={wrong!r}: expected FROM:TO .* ≤ {size}"):
-            vocabulary_slice(tokenizer, wrong)
+            vocabulary(wrong, model=str(tiny_bert))
 
 
-def test_a_tokenizer_without_weights(tiny_bert: Path) -> None:
-    tokenizer, asked = open_tokenizer(
-        str(tiny_bert), revision=None, offline=True, max_length=None, prefix="a "
-    )
-    assert asked == TokenizerSettings(160, prefix="a ")
-    assert tokenizer.is_fast
+def test_a_prefix_is_shown_and_a_cut_is_noted(tiny_bert: Path, notes: list[str]) -> None:
+    rows = tokenize("배를 타고", model=str(tiny_bert), prefix="a ", max_length=4)
+    assert [(r["token"], r["start"], r["end"]) for r in rows] == [
+        ("[CLS]", 0, 0), ("a", 0, 0), ("배", 0, 1), ("[SEP]", 0, 0),
+    ]  # fmt: skip
+    (note,) = notes
+    assert note.startswith("the text has ")
+    assert "it is cut at 4, and the model does not see the other" in note
+    with pytest.raises(UsageError, match=r"max_length=161: .* has positions for 160 tokens"):
+        tokenize("a", model=str(tiny_bert), max_length=161)
 
 
 # vocabularies of folders that say little
@@ -538,8 +540,9 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
     found = old_tokens(folder, "배를 여행을 Movies A")
     assert found == [*SPLIT, *tokens]
     (notice,) = notes
-    assert f"{folder}: no tokenizer_config.json says how" in notice
-    assert f"{says}, as tokenizer.json says" in notice
+    assert notice == (
+        f"{folder} does not say how its tokenizer treats case; {says}, as tokenizer.json says"
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])

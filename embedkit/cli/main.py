@@ -350,19 +350,19 @@ def tokenize(
 ) -> None:
     """Show what the model sees of a text: tokens, ids, segments, offsets, words."""
     from embedkit.cli.text import json_text, table_text
-    from embedkit.encoding.tokenization import explain, open_tokenizer, vocabulary_slice
+    from embedkit.encoding.vocabulary import tokenize, vocabulary
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
     if vocab is not None and pair is not None:
         raise UsageError("--pair goes with a text, not with --vocab.")
-    tokenizer, settings = open_tokenizer(
-        model, revision=revision, offline=offline, max_length=max_length, prefix=prefix
-    )
     if vocab is not None:
-        rows = vocabulary_slice(tokenizer, vocab)
+        rows = vocabulary(vocab, model=model, revision=revision, offline=offline)
     else:
-        rows = explain(tokenizer, str(text), pair, settings=settings)
+        rows = tokenize(
+            str(text), pair, model=model, revision=revision, offline=offline,
+            max_length=max_length, prefix=prefix,
+        )  # fmt: skip
     if as_json:
         click.echo(json_text(rows))
     else:

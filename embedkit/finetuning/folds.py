@@ -36,9 +36,8 @@ from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
     TokenizerSettings,
-    choose_max_length,
-    load_tokenizer,
 )
+from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
 from embedkit.finetuning.heads import EncoderWithHead, build_model
