@@ -457,7 +457,7 @@ def test_half_cached_and_offline(missing: str, cache: Path, tiny_bert: Path) -> 
 
 @pytest.mark.parametrize("name", ["no-such-model", "someone/no-such-model"])
 def test_unknown_and_offline(name: str, cache: Path) -> None:
-    with pytest.raises(ModelError, match=f"{name}: not in the cache .* or use {DEFAULT_MODEL}"):
+    with pytest.raises(ModelError, match=f"model={name!r}: not in the cache .* or use {DEFAULT_MODEL}"):
         find_checkpoint(name, offline=True)
 
 

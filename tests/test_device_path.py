@@ -17,7 +17,7 @@ from embedkit.encoding import packed as packed_module
 from embedkit.encoding import pooling
 from embedkit.encoding.attention import KERNELS
 from embedkit.encoding.checkpoint import quiet_transformers
-from embedkit.encoding.device import CudaLink
+from embedkit.encoding.device import Link
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import PendingShard
@@ -245,12 +245,12 @@ def run_of(
     views: Sequence[str] = VIEWS,
     tokens: str = "",
     budget: int = 10**6,
-    link: CudaLink | None = None,
+    link: Link | None = None,
 ) -> PendingShard:
     texts = [text_of(length) for length in lengths]
     return PendingShard(
         model,
-        link or CudaLink(META),
+        link or Link(META),
         texts,
         views=[parse_view(view, n_layers=LAYERS) for view in views],
         token_layers=parse_layers(tokens, n_layers=LAYERS) if tokens else (),
@@ -326,7 +326,7 @@ def test_the_rules_find_what_waits_in_a_shard(
 # copies between host and device
 
 
-class WithoutWaiting(CudaLink):
+class WithoutWaiting(Link):
     """The copy begins beside the work that makes what it copies."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -337,7 +337,7 @@ class WithoutWaiting(CudaLink):
         return {}
 
 
-class WaitsTooEarly(CudaLink):
+class WaitsTooEarly(Link):
     """The copy waits for work that was given before its own."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -345,7 +345,7 @@ class WaitsTooEarly(CudaLink):
         return super().fetch(matrices, after)
 
 
-class WithoutSynchronising(CudaLink):
+class WithoutSynchronising(Link):
     """The host reads while the copy runs."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -358,7 +358,7 @@ class WithoutSynchronising(CudaLink):
         return {name: copy.numpy() for name, copy in copies.items()}
 
 
-class Pageable(CudaLink):
+class Pageable(Link):
     """The results are copied into memory that the device cannot reach by itself."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -367,7 +367,7 @@ class Pageable(CudaLink):
         return {}
 
 
-class Blocking(CudaLink):
+class Blocking(Link):
     """The host waits for the copy."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -376,14 +376,14 @@ class Blocking(CudaLink):
         return {}
 
 
-class SendsPageable(CudaLink):
+class SendsPageable(Link):
     """The host waits for every array that it sends."""
 
     def send(self, *arrays: Any) -> list[Tensor]:
         return [torch.from_numpy(a.astype(np.int64)).to(META, non_blocking=True) for a in arrays]
 
 
-class SendsAndOverwrites(CudaLink):
+class SendsAndOverwrites(Link):
     """The buffer is used again while it is read."""
 
     def send(self, *arrays: Any) -> list[Tensor]:
@@ -393,7 +393,7 @@ class SendsAndOverwrites(CudaLink):
         return [sent]
 
 
-class TimesTooEarly(CudaLink):
+class TimesTooEarly(Link):
     """The time between two marks is read before the device has reached them."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -410,7 +410,7 @@ def pinned(matrix: Tensor) -> Tensor:
     return device_pinned(matrix.shape, matrix.dtype)
 
 
-LINKS: dict[type[CudaLink], str] = {
+LINKS: dict[type[Link], str] = {
     WithoutWaiting: "a copy does not wait for the work",
     WaitsTooEarly: "a copy does not wait for the work",
     WithoutSynchronising: "the host touches memory that a copy is still using",
@@ -423,15 +423,15 @@ LINKS: dict[type[CudaLink], str] = {
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_the_rules_find_wrong_copies(link: type[CudaLink], device: Device) -> None:
+def test_the_rules_find_wrong_copies(link: type[Link], device: Device) -> None:
     model = packed_model("bf16", "varlen")
 
-    def go(by: CudaLink) -> None:
+    def go(by: Link) -> None:
         pending = run_of(model, [9, 8, 7], tokens="all", link=by)
         torch.zeros(3, device=META)  # the next shard is on its way already
         pending.result()
 
     with device:
-        go(CudaLink(META))
+        go(Link(META))
         with pytest.raises(FaultError, match=LINKS[link]):
             go(link(META))

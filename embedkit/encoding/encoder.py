@@ -17,7 +17,7 @@ import numpy as np
 
 from embedkit.choices import SUBTOKENS, check_choice
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
-from embedkit.encoding.device import BATCH_TOKENS, choose_device, link_to
+from embedkit.encoding.device import BATCH_TOKENS, Link, choose_device
 from embedkit.encoding.model import PRECISIONS, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.precision import choose_precision
@@ -396,7 +396,7 @@ precision='fp32', max_length=64)
             self.require_pooler()
         return PendingShard(
             self.model,
-            link_to(self.model.device),
+            Link(self.model.device),
             texts,
             views=views,
             token_layers=token_layers,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
-from embedkit.encoding.device import is_out_of_memory, link_to
+from embedkit.encoding.device import Link, is_out_of_memory
 from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, first_line
 from embedkit.types import Int64
@@ -77,7 +77,7 @@ class PlainModel:
         self.n_parameters = sum(p.numel() for p in model.parameters())
         self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
         self._pad_id = pad_id
-        self._link = link_to(self.device)
+        self._link = Link(self.device)
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         path = FAMILIES[checkpoint.model_type].layers
         owner, _, name = (path or "").rpartition(".")
