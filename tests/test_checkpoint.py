@@ -457,7 +457,9 @@ def test_half_cached_and_offline(missing: str, cache: Path, tiny_bert: Path) -> 
 
 @pytest.mark.parametrize("name", ["no-such-model", "someone/no-such-model"])
 def test_unknown_and_offline(name: str, cache: Path) -> None:
-    with pytest.raises(ModelError, match=f"model={name!r}: not in the cache .* or use {DEFAULT_MODEL}"):
+    with pytest.raises(
+        ModelError, match=f"model={name!r}: not in the cache .* or use {DEFAULT_MODEL}"
+    ):
         find_checkpoint(name, offline=True)
 
 
@@ -601,7 +603,7 @@ def test_download(
 def test_download_of_a_revision(hub: FakeHub, tmp_path: Path) -> None:
     assert find_apart(hub, tmp_path, revision=COMMIT)[1] == COMMIT
     answer = find_apart(hub, tmp_path, revision="v9")
-    assert answer.startswith(f"model={NAME!r} at revision v9: the hub knows no such checkpoint")
+    assert answer.startswith(f"model={NAME!r} at revision v9: the hub has no such checkpoint")
 
 
 @trusted_reader
@@ -622,7 +624,7 @@ def test_download_is_taken_up_where_it_ended(hub: FakeHub, tmp_path: Path) -> No
 
 def test_the_hub_does_not_know_it(hub: FakeHub, tmp_path: Path) -> None:
     answer = find_apart(hub, tmp_path, name="someone/else")
-    assert answer.startswith("model='someone/else': the hub knows no such checkpoint, or it is pri")
+    assert answer.startswith("model='someone/else': the hub has no such checkpoint, or it is pri")
     assert "\n" not in answer
 
 

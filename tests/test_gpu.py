@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import embedkit
+from embedkit.encoding.attention import attention_kinds
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.device import computes_bf16
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
+from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view

@@ -136,7 +136,7 @@ def test_wrong_calls(encoder_of: Callable[[str], Encoder]) -> None:
         ({"texts": [None]}, r"texts\[0\] is None, of type NoneType"),
     ):
         with pytest.raises(TypeError, match=message):
-            encoder.encode_words(**wrong)  # type: ignore[arg-type]
+            encoder.encode_words(**wrong)
     with pytest.raises(TypeError, match=r"texts is one string"):
         encoder.encode_tokens("one text")
     for bad in ("", " ", "two words", "a\u3000b", " a"):

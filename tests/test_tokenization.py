@@ -485,7 +485,7 @@ def test_the_vocabulary_decides_where_nothing_is_said(
     found = old_tokens(folder, text)
     assert found == tokens
     (notice,) = notes
-    assert f"{folder} does not say how its tokenizer treats case; {says}" in notice
+    assert f"{folder} does not state how its tokenizer treats case; {says}" in notice
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
     assert found == [*SPLIT, *tokens]
     (notice,) = notes
     assert notice == (
-        f"{folder} does not say how its tokenizer treats case; {says}, as tokenizer.json says"
+        f"{folder} does not state how its tokenizer treats case; {says}, as tokenizer.json states"
     )
 
 

@@ -20,12 +20,7 @@ from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "Checkpoint",
-    "find_checkpoint",
-    "quiet_transformers",
-]
+__all__ = ["DEFAULT_MODEL", "Checkpoint", "find_checkpoint", "quiet_transformers"]
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
@@ -95,7 +90,7 @@ class Checkpoint:
         return self.weights[0].endswith(".bin")
 
     def default_max_length(self, tokenizer_limit: int) -> int:
-        """Tokens kept of a text where the user does not say: what the checkpoint itself states.
+        """Tokens kept of a text by default: what the checkpoint itself states.
 
         The sentence-transformers file goes first, then the tokenizer's limit, then the positions;
         never more than the positions.
@@ -160,11 +155,12 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
             raise ModelError(f"{name}: {key} in {config_path} is {config[key]!r}, not a number.")
     weights = _weight_files(folder, name)
     for file in weights:
-        if _is_lfs_pointer(folder / file):
-            raise ModelError(
-                f"{name}: {file} is a Git LFS pointer, not the weights. "
-                f"Fetch them: git -C {folder} lfs pull"
-            )
+        with (folder / file).open("rb") as stream:
+            if stream.read(len(_LFS)) == _LFS:  # a clone's note of where the file is
+                raise ModelError(
+                    f"{name}: {file} is a Git LFS pointer, not the weights. "
+                    f"Fetch them: git -C {folder} lfs pull"
+                )
     side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
     files = [*side, *weights]
     pooling = folder / "1_Pooling" / "config.json"
@@ -210,12 +206,6 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     raise ModelError(
         f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin{hint}."
     )
-
-
-def _is_lfs_pointer(file: Path) -> bool:
-    """Whether a clone left a note of where the file is in its place."""
-    with file.open("rb") as stream:
-        return stream.read(len(_LFS)) == _LFS
 
 
 def _parts_named_by(index: Path) -> list[str]:
@@ -281,7 +271,7 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"model={name!r}{at}: the hub knows no such checkpoint, or it is private "
+            f"model={name!r}{at}: the hub has no such checkpoint, or it is private "
             "(then log in: hf auth login)."
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base

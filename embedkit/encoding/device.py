@@ -1,4 +1,4 @@
-"""Which device to compute on, how arrays reach it, and how it says that its memory ran out."""
+"""Which device to compute on, how arrays reach it, and how errors show that its memory ran out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Tokens of a batch by kind of device: on CPU so few that its activations stay in the cache."""
 
 _NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How libraries that have no class of error for it say that memory ran out."""
+"""Messages of libraries that have no class of error for a lack of memory."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,10 +36,12 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, number = name.partition(":")
-    if kind not in BATCH_TOKENS or not (number or "0").isdecimal():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in BATCH_TOKENS:
         raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
-    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"device={name!r}: this machine shows {torch.cuda.device_count()} CUDA devices to "
@@ -57,10 +59,10 @@ def computes_bf16(device: torch.device) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, whatever its class."""
+    """Whether an error means that memory ran out, whatever its class."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
 
 
 Mark = torch.cuda.Event | None

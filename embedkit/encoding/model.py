@@ -1,7 +1,7 @@
 """The interface of models: packed token ids in, hidden states per layer out.
 
 :class:`PlainModel` runs the forward of transformers, for every architecture;
-:mod:`embedkit.encoding.packed` runs without any padding those that it knows.
+:mod:`embedkit.encoding.packed` runs BERT's family without any padding.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class PlainModel:
 def _token_index(lengths: Sequence[int], longest: int) -> Int64:
     """Where the tokens of a batch are in the padded one, sequence after sequence.
 
-    Made on the host, which knows the lengths and so need not wait for the device.
+    Computed on the host from the lengths, so that nothing waits for the device.
     """
     counts = np.array(lengths)
     before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
@@ -176,9 +176,9 @@ def _token_index(lengths: Sequence[int], longest: int) -> Int64:
 
 
 class _Mask(Tensor):
-    """An attention mask, ones and zeros, of which the host knows whether it is all ones.
+    """An attention mask, ones and zeros; the host has a flag for whether it is all ones.
 
-    transformers asks that of every mask, and would wait for the device to answer. What it makes of
+    transformers checks that for every mask, and would wait for the device. What it computes from
     the mask apart from copies in another dtype is an ordinary tensor.
     """
 

@@ -46,7 +46,7 @@ shape, which takes milliseconds and megabytes; and a single row would be summed 
 _AGREE = {torch.float32: 1e-5}
 _AGREE_IN_HALF = 5e-2
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
-differently in every operation; only gross disagreement can be told from that."""
+differently in every operation; only gross disagreement is detectable beyond that."""
 
 
 def can_pack(checkpoint: Checkpoint) -> bool:
@@ -333,7 +333,7 @@ def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
         return found[0]
 
     lengths = list(batch.lengths)
-    pieces = zip(batch.ids.split(lengths), batch.type_ids.split(lengths), strict=True)
+    pieces = zip(torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths), strict=True)
     alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]
     for first_only in (False, True):
         together = first_layer(batch, first_only=first_only)

@@ -1,9 +1,9 @@
 """Hidden states → vectors; pure functions on packed tokens.
 
-Packed means that the tokens of several sequences stand one after the other without padding:
-``hidden`` is ``(tokens, width)``, and ``offsets`` ``(sequences,)`` says where each begins. All sums
+Packed means that the tokens of several sequences follow one another without padding:
+``hidden`` is ``(tokens, width)``, and ``offsets`` ``(sequences,)`` is where each begins. All sums
 are taken in float32 whatever the dtype of ``hidden``. Every sequence is summed by itself in token
-order, so its result does not depend on what stands beside it.
+order, so its result does not depend on what is beside it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,21 +112,11 @@ class _Windows:
 class PendingShard:
     """One shard whose batches have been given to the device.
 
-    Args:
-        model: runs the layers.
-        link: to its device.
-        texts: the tokenized texts.
-        views: sentence vectors to compute.
-        token_layers: layers whose token vectors are kept.
-        special_tokens: whether ``mean`` and ``max`` count special tokens.
-        batch_tokens: tokens per batch.
-        on_tokens: called with the number of tokens done after each batch.
+    Arguments and errors as for
+    :meth:`Encoder.start_shard <embedkit.encoding.encoder.Encoder.start_shard>`.
 
     Attributes:
         nbytes: bytes that the vectors take.
-
-    Raises:
-        EncodeError: memory does not even suffice for one sequence.
     """
 
     def __init__(
@@ -167,7 +158,7 @@ class PendingShard:
         self._begins = _ends(self._lengths)
         counted = [self._windows.counted[i] for i in order]
         self._counted_ends = _ends(self._windows.counts[order])
-        arrays = [
+        arrays: list[NDArray[Any]] = [
             _joined([window.ids for window in windows]),
             _joined([window.type_ids for window in windows]),
             self._begins,
@@ -343,9 +334,9 @@ def _joined(arrays: list[NDArray[np.int32]]) -> NDArray[np.int32]:
 
 
 def _block(rows: int, widths: dict[str, int], device: torch.device) -> dict[str, Tensor]:
-    """Empty ``(rows, width)`` float32 matrices that share one piece of memory.
+    """Empty ``(rows, width)`` float32 matrices that are views of one block of memory.
 
-    One large piece goes back to the system when the shard is done; many pieces of a few megabytes
+    One large block goes back to the system when the shard is done; many blocks of a few megabytes
     would be scattered over the heap between the model's own temporaries and make it grow.
     """
     memory = torch.empty(rows * sum(widths.values()), dtype=torch.float32, device=device)

@@ -101,7 +101,11 @@ AnyTable = TypeVar("AnyTable", bound=_Table)
 
 
 def token_vectors(
-    texts: Sequence[TokenizedText], vectors: Mapping[str, Float32], tokenizer: TextTokenizer
+    texts: Sequence[TokenizedText],
+    vectors: Mapping[str, Float32],
+    tokenizer: TextTokenizer,
+    *,
+    first_row: int = 0,
 ) -> TokenVectors:
     """The table of tokens.
 
@@ -109,12 +113,13 @@ def token_vectors(
         texts: the tokenized texts, with offsets.
         vectors: ``(all kept tokens, width)`` by layer name.
         tokenizer: made the tokens.
+        first_row: number of the first text.
     """
     ids = _of("ids", texts, np.int32)
     spans = _of("spans", texts, np.int32).reshape(-1, 2)
     return TokenVectors(
         vectors=dict(vectors),
-        row=_owners(texts),
+        row=_owners(texts) + first_row,
         pos=_joined([np.arange(text.n_kept) for text in texts], np.int32),
         segment=_of("segment", texts, np.int8),
         token_id=ids,
@@ -130,6 +135,8 @@ def word_vectors(
     sources: Sequence[Sequence[str]],
     vectors: Mapping[str, Float32],
     subtokens: str,
+    *,
+    first_row: int = 0,
 ) -> WordVectors:
     """The table of words.
 
@@ -138,6 +145,7 @@ def word_vectors(
         sources: what was tokenized: for each one text, or two of a pair.
         vectors: ``(all kept tokens, width)`` by layer name.
         subtokens: how sub-tokens become a word, see :func:`~embedkit.encoding.pooling.pool_words`.
+        first_row: number of the first text.
     """
     word, owner = _of("word", texts, np.int32), _owners(texts)
     # a word's tokens follow one another; sorting is for tokenizers that give offsets out of order
@@ -147,7 +155,7 @@ def word_vectors(
     new[1:] = (np.diff(word[order]) != 0) | (np.diff(owner[order]) != 0)
     starts = np.flatnonzero(new)
     row, index = owner[order[starts]], word[order[starts]]
-    known = [[word_spans(text) for text in source] for source in sources]
+    known = [[word_spans(text) for text in source] for source in sources[: len(texts)]]
     spans = _joined([one for both in known for one in both], np.int32).reshape(-1, 2)
     counts = np.array([sum(map(len, both)) for both in known], np.int64)
     spans = spans[(np.cumsum(counts) - counts)[row] + index]
@@ -155,7 +163,7 @@ def word_vectors(
     found = zip(row.tolist(), segment.astype(int).tolist(), spans.tolist(), strict=True)
     return WordVectors(
         vectors={name: pool_words(v[order], starts, subtokens) for name, v in vectors.items()},
-        row=row,
+        row=row + first_row,
         word=index,
         segment=segment.astype(np.int8),
         text=np.array([sources[r][s][start:end] for r, s, (start, end) in found], dtype=object),

@@ -44,7 +44,7 @@ _HUGE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """What the user decides about tokens.
+    """How texts are divided into tokens and sequences.
 
     Attributes:
         max_length: tokens per sequence, special ones counted.
@@ -132,7 +132,7 @@ class TextTokenizer:
     Args:
         tokenizer: as transformers loads it.
         pad_id: token id to fill with.
-        type_vocab: number of segments that the model knows; 0 if it has none.
+        type_vocab: number of segments of the model; 0 if it has none.
 
     Raises:
         ModelError: the tokenizer adds special tokens in a way that cannot be reproduced.
@@ -237,7 +237,7 @@ class TextTokenizer:
         encode = backend.encode_batch if offsets else backend.encode_batch_fast
         try:
             found = encode(cut, add_special_tokens=False)
-        except TypeError as error:  # what the tokenizer says does not name the cause
+        except TypeError as error:  # its message does not name the cause
             raise _no_unicode(cut) or error from error
         return [(_ints(e.ids), _spans(e.offsets, len(prefix)) if offsets else None) for e in found]
 
@@ -383,7 +383,7 @@ def _assembled(
     spans = None if parts[0][1] is None else np.zeros((size, 2), np.int32)
     for number, (start, (part, own)) in enumerate(zip(starts, parts, strict=True)):
         segment[start : start + len(part)] = number
-        if spans is not None:
+        if spans is not None and own is not None:
             spans[start : start + len(part)] = own
     return np.concatenate(ids), np.concatenate(types), segment, spans
 
@@ -481,4 +481,4 @@ def _ints(values: Sequence[Any]) -> Ints:
 
 def _spans(offsets: Sequence[tuple[int, int]], shift: int) -> Ints:
     """Offsets in the text behind a prefix of ``shift`` characters; zeros for the prefix."""
-    return np.maximum(_ints(offsets).reshape(-1, 2) - np.int32(shift), 0)
+    return np.asarray(np.maximum(_ints(offsets).reshape(-1, 2) - np.int32(shift), 0))

@@ -32,7 +32,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     quiet_transformers()
     from transformers import AutoConfig, AutoTokenizer
 
-    # without any of these, transformers makes up a tokenizer that knows no word
+    # without any of these, transformers makes up a tokenizer without any word
     if not any(any(checkpoint.folder.glob(name)) for name in _FILES):
         raise ModelError(
             f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
@@ -175,11 +175,11 @@ def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
 
 
 def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
-    """Case and accents where ``tokenizer_config.json`` does not say how they are treated.
+    """Case and accents where ``tokenizer_config.json`` does not state how they are treated.
 
-    Transformers would lower-case, and take Hangul apart, whatever ``tokenizer.json`` says; so that
-    is passed on. In a folder with ``vocab.txt`` alone, ``tokenizer_config.json`` decides, then
-    ``config.json``, then the vocabulary.
+    Transformers would lower-case, and take Hangul apart, whatever ``tokenizer.json`` states; so
+    that is passed on. In a folder with ``vocab.txt`` alone, ``tokenizer_config.json`` decides,
+    then ``config.json``, then the vocabulary.
     """
     stated = checkpoint.side_json("tokenizer_config.json")
     entries = checkpoint.folder / "vocab.txt"
@@ -188,7 +188,7 @@ def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
     if (checkpoint.folder / "tokenizer.json").is_file():
         options = {} if "do_lower_case" in stated else _casing_of_normalizer(checkpoint, stated)
         if options not in ({}, {"do_lower_case": True}):
-            logger.info(_notice(checkpoint, options, "tokenizer.json says"))
+            logger.info(_notice(checkpoint, options, "tokenizer.json states"))
         return options
     options = {
         key: bool(source[key])
@@ -207,7 +207,7 @@ def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
 
 def _notice(checkpoint: Checkpoint, options: dict[str, bool], why: str) -> str:
     case = "lower-cases" if options["do_lower_case"] else "keeps case"
-    return f"{checkpoint.name} does not say how its tokenizer treats case; it {case}, as {why}"
+    return f"{checkpoint.name} does not state how its tokenizer treats case; it {case}, as {why}"
 
 
 def _casing_of_normalizer(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
