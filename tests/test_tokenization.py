@@ -26,7 +26,7 @@ from embedkit.encoding.tokenization import (
     window_starts,
     word_spans,
 )
-from embedkit.encoding.vocabulary import load_tokenizer, tokenize, vocabulary
+from embedkit.encoding.vocabulary import load_tokenizer, tokenize
 from embedkit.errors import ModelError, UsageError
 from tests.models import FAMILIES, OLD_TOKENIZERS, TEXTS, bert_tokenizer, build_old
 
@@ -430,13 +430,13 @@ def test_slice_of_the_vocabulary(
     tiny_bert: Path, tokenizer_of: Callable[[str], TextTokenizer]
 ) -> None:
     size = len(tokenizer_of("bert").hf)
-    assert vocabulary("2:4", model=str(tiny_bert)) == [
+    assert tokenize(vocab="2:4", model=str(tiny_bert)) == [
         {"id": 2, "token": "[CLS]"}, {"id": 3, "token": "[SEP]"},
     ]  # fmt: skip
-    assert len(vocabulary(f"0:{size}", model=str(tiny_bert))) == size
+    assert len(tokenize(vocab=f"0:{size}", model=str(tiny_bert))) == size
     for wrong in ("", "2", "4:2", "3:3", f"0:{size + 1}", "-1:2", "a:b"):
         with pytest.raises(UsageError, match=f"vocab={wrong!r}: expected FROM:TO .* ≤ {size}"):
-            vocabulary(wrong, model=str(tiny_bert))
+            tokenize(vocab=wrong, model=str(tiny_bert))
 
 
 def test_a_prefix_is_shown_and_a_cut_is_noted(tiny_bert: Path, notes: list[str]) -> None:

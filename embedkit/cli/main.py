@@ -350,19 +350,16 @@ def tokenize(
 ) -> None:
     """Show what the model sees of a text: tokens, ids, segments, offsets, words."""
     from embedkit.cli.text import json_text, table_text
-    from embedkit.encoding.vocabulary import tokenize, vocabulary
+    from embedkit.encoding.vocabulary import tokenize
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
     if vocab is not None and pair is not None:
         raise UsageError("--pair goes with a text, not with --vocab.")
-    if vocab is not None:
-        rows = vocabulary(vocab, model=model, revision=revision, offline=offline)
-    else:
-        rows = tokenize(
-            str(text), pair, model=model, revision=revision, offline=offline,
-            max_length=max_length, prefix=prefix,
-        )  # fmt: skip
+    rows = tokenize(
+        text, pair, vocab=vocab, model=model, revision=revision, offline=offline,
+        max_length=max_length, prefix=prefix,
+    )  # fmt: skip
     if as_json:
         click.echo(json_text(rows))
     else:

@@ -241,7 +241,7 @@ def precision() -> Check:
         if device == "cpu":
             first = encoders["fp32"].checkpoint
             inner = int(first.config["intermediate_size"])
-            speedup = time_products(width=first.width, inner=inner).speedup
+            speedup = time_products(width=first.width, inner=inner)
         facts[device] = {"tokens_per_second": rates, "bf16_products_speedup": speedup}
         listed = [f"{name} {rate:,.0f} tokens/s" for name, rate in rates.items()]
         half = max((name for name in rates if name != "fp32"), key=lambda n: rates[n])

@@ -12,10 +12,11 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.families import FAMILIES
+from embedkit.encoding.tables import token_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
-__all__ = ["choose_max_length", "load_tokenizer", "tokenize", "vocabulary"]
+__all__ = ["choose_max_length", "load_tokenizer", "tokenize"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +91,10 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: i
 
 
 def tokenize(
-    text: str,
+    text: str | None = None,
     pair: str | None = None,
     *,
+    vocab: str | None = None,
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
     offline: bool = False,
@@ -101,55 +103,51 @@ def tokenize(
 ) -> list[dict[str, Any]]:
     """What the model sees of a text, one record per token; a warning is logged if it is cut.
 
-    The weights are not loaded. Arguments as for
-    :meth:`Encoder.load <embedkit.encoding.encoder.Encoder.load>`.
+    The weights are not loaded.
+
+    Args:
+        text: the text.
+        pair: its pair.
+        vocab: instead of a text, entries of the vocabulary to list, such as ``20000:20020``.
+        model: hub id or folder of a checkpoint.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: never ask the hub.
+        max_length: tokens per text; by default what the checkpoint states.
+        prefix: put before the text.
 
     Raises:
         ModelError: there is no such checkpoint or tokenizer.
-        UsageError: the length cannot be had.
+        UsageError: the length cannot be had; or the slice cannot be read or is outside of the
+            vocabulary.
     """
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)
+    if text is None:
+        return _entries(tokenizer, vocab or "")
     length = choose_max_length(checkpoint, tokenizer, max_length)
     (found,) = tokenizer.encode(
         [text], None if pair is None else [pair],
         settings=TokenizerSettings(length, prefix=prefix), offsets=True,
     )  # fmt: skip
-    assert found.spans is not None
-    assert found.word is not None
     if found.cut:
         logger.warning(
             f"the text has {found.n_tokens} tokens; it is cut at {length}, and the model does not "
             f"see the other {found.n_tokens - found.n_kept}"
         )
-    ids = found.ids.tolist()
-    columns = zip(tokenizer.tokens(ids), ids, found.windows[0].type_ids.tolist(),
-                  found.spans.tolist(), found.word.tolist(), found.segment.tolist(),
-                  strict=True)  # fmt: skip
+    table, types = token_vectors([found], {}, tokenizer), found.windows[0].type_ids
     sources = {0: text, 1: pair or "", -1: ""}
     return [
         {
-            "pos": pos, "token": token, "id": number, "segment": segment, "start": start,
-            "end": end, "word": word, "text": sources[source][start:end],
+            "pos": i, "token": table.token[i], "id": int(table.token_id[i]),
+            "segment": int(types[i]), "start": int(table.start[i]), "end": int(table.end[i]),
+            "word": int(table.word[i]),
+            "text": sources[int(table.segment[i])][table.start[i] : table.end[i]],
         }
-        for pos, (token, number, segment, (start, end), word, source) in enumerate(columns)
+        for i in range(len(table))
     ]  # fmt: skip
 
 
-def vocabulary(
-    vocab: str,
-    *,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    offline: bool = False,
-) -> list[dict[str, Any]]:
-    """Entries of a vocabulary from one id up to another, such as ``20000:20020``.
-
-    Raises:
-        ModelError: there is no such checkpoint or tokenizer.
-        UsageError: the slice cannot be read or is outside of the vocabulary.
-    """
-    tokenizer = load_tokenizer(find_checkpoint(model, revision=revision, offline=offline))
+def _entries(tokenizer: TextTokenizer, vocab: str) -> list[dict[str, Any]]:
     start, colon, stop = vocab.partition(":")
     size = len(tokenizer.hf)
     if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
@@ -187,27 +185,27 @@ def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
         return {}
     if (checkpoint.folder / "tokenizer.json").is_file():
         options = {} if "do_lower_case" in stated else _casing_of_normalizer(checkpoint, stated)
-        if options not in ({}, {"do_lower_case": True}):
-            logger.info(_notice(checkpoint, options, "tokenizer.json states"))
-        return options
-    options = {
-        key: bool(source[key])
-        for source in (checkpoint.config, stated)
-        for key in ("do_lower_case", "strip_accents")
-        if source.get(key) is not None
-    }
-    if "do_lower_case" not in options and entries.is_file():
+        if options in ({}, {"do_lower_case": True}):
+            return options
+        why = "tokenizer.json states"
+    else:
+        options = {
+            key: bool(source[key])
+            for source in (checkpoint.config, stated)
+            for key in ("do_lower_case", "strip_accents")
+            if source.get(key) is not None
+        }
+        if not entries.is_file():
+            return {}
+        if "do_lower_case" in options:
+            return options
         options = _casing_of_entries(entries.read_text("utf-8").split("\n")) | options
-        logger.warning(
-            _notice(checkpoint, options, "its vocabulary shows")
-            + " (a tokenizer_config.json with do_lower_case would settle it)"
-        )
-    return options if entries.is_file() else {}
-
-
-def _notice(checkpoint: Checkpoint, options: dict[str, bool], why: str) -> str:
+        why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
     case = "lower-cases" if options["do_lower_case"] else "keeps case"
-    return f"{checkpoint.name} does not state how its tokenizer treats case; it {case}, as {why}"
+    logger.warning(
+        f"{checkpoint.name} does not state how its tokenizer treats case; it {case}, as {why}"
+    )
+    return options
 
 
 def _casing_of_normalizer(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
