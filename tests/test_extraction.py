@@ -547,7 +547,7 @@ def test_an_output_without_a_name_is_refused(corpus: Path, out: str) -> None:
         ({"on_long": "window", "stride": 22}, "stride=22: must be smaller than the 22 tokens"),
         ({"layers": "3"}, "layers='3': the model has layers 0"),
         ({"layers": "2..1"}, "runs backwards"),
-        ({"poolings": ["median"]}, "poolings='median': expected cls, mean, max"),
+        ({"poolings": ["median"]}, "pooling='median': expected cls, mean, max"),
         ({"text": "documnt"}, r"no such column.*Did you mean 'document'"),
         ({"keep": ["nothing"]}, "keep='nothing': .* has no such column"),
         ({"encoding": "utf-99"}, "encoding='utf-99'"),

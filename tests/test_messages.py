@@ -39,7 +39,6 @@ group.add_command(example)
     [
         ("max_length=0: expected 1 or more.", "--max-length 0: expected 1 or more."),
         ("pooling='maen': expected cls", "--pooling maen: expected cls"),
-        ("poolings='maen': expected cls", "--pooling maen: expected cls"),
         ("pass pooling= or text_pair='b c'", "pass --pooling or --text-pair b c"),
         ("header=False names columns 0, 1", "--no-header names columns 0, 1"),
         ("pass overwrite=True.", "pass --overwrite."),

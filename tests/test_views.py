@@ -136,8 +136,9 @@ def test_width(text: str, width: int) -> None:
 
 def test_poolings() -> None:
     assert parse_poolings(["mean", " cls", "mean"]) == (Pooling.MEAN, Pooling.CLS)
+    assert parse_poolings("mean, cls,mean") == (Pooling.MEAN, Pooling.CLS)
     with pytest.raises(
-        UsageError, match=r"poolings='men': expected cls, mean, max, last_token, pooler"
+        UsageError, match=r"pooling='men': expected cls, mean, max, last_token, pooler"
     ):
         parse_poolings(["cls", "men"])
 

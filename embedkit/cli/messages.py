@@ -15,9 +15,6 @@ __all__ = ["Commands", "in_options", "quiet_notes", "show_note"]
 
 _LOGGER = logging.getLogger("embedkit")
 
-_OTHER_NAMES = {"poolings": "pooling"}
-"""Parameters of the library whose option has another name."""
-
 
 class _Notes(logging.Handler):
     """Prints what the library logs on standard error, as ``note: …``, in terms of options."""
@@ -74,7 +71,6 @@ def in_options(message: str, command: click.Command) -> str:
     itself or its negative form.
     """
     options = {p.name: p for p in command.params if isinstance(p, click.Option) and p.name}
-    options |= {name: options[o] for name, o in _OTHER_NAMES.items() if o in options}
     if not options:
         return message
     names = "|".join(sorted(options, key=len, reverse=True))

@@ -46,9 +46,10 @@ class Encoder:
         max_length: tokens per sequence, unless a call sets another number.
         batch_tokens: tokens per batch, with what padding the forward needs.
 
-    >>> encoder = Encoder.load()
-    >>> encoder.encode(["A film.", "Ein Film."]).shape
-    (2, 384)
+    Example:
+        >>> encoder = embedkit.Encoder.load()
+        >>> encoder.encode(["A film.", "Ein Film."]).shape
+        (2, 384)
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class Encoder:
             ModelError: the checkpoint cannot be found or used.
             UsageError: the device, precision or length cannot be had.
 
-        >>> Encoder.load(device="cpu", max_length=64)
-        Encoder('sentence-transformers/all-MiniLM-L6-v2', n_layers=6, width=384, device='cpu', \
-precision='fp32', max_length=64)
+        Example:
+            >>> embedkit.Encoder.load(device="cpu", max_length=64)
+            Encoder('sentence-transformers/all-MiniLM-L6-v2', n_layers=6, width=384,
+            device='cpu', precision='fp32', max_length=64)
         """
         check_choice(("auto", "transformers"), forward=forward)
         check_counts(batch_tokens=batch_tokens)
@@ -176,10 +178,11 @@ precision='fp32', max_length=64)
             TypeError: ``texts`` is a string, or holds something else than strings.
             UsageError: there is no such pooling or layer, or a text is not Unicode.
 
-        >>> encoder = Encoder.load()
-        >>> X = encoder.encode(["A good film.", "A bad film."], normalize_embeddings=True)
-        >>> X.shape, round(float(X[0] @ X[1]), 2)
-        ((2, 384), 0.74)
+        Example:
+            >>> encoder = embedkit.Encoder.load()
+            >>> X = encoder.encode(["A good film.", "A bad film."], normalize_embeddings=True)
+            >>> X.shape, round(float(X[0] @ X[1]), 2)
+            ((2, 384), 0.74)
         """
         name = pooling if pooling == "pooler" else f"{pooling}_{layer}"
         views = self.encode_views(
@@ -221,9 +224,11 @@ precision='fp32', max_length=64)
                 strings.
             UsageError: there is no such view, or a text is not Unicode.
 
-        >>> views = Encoder.load().encode_views(["A film."], ["mean_-1", "cls_0"])
-        >>> {name: vectors.shape for name, vectors in views.items()}
-        {'mean_6': (1, 384), 'cls_0': (1, 384)}
+        Example:
+            >>> encoder = embedkit.Encoder.load()
+            >>> views = encoder.encode_views(["A film."], ["mean_-1", "cls_0"])
+            >>> {name: vectors.shape for name, vectors in views.items()}
+            {'mean_6': (1, 384), 'cls_0': (1, 384)}
         """
         given = _strings("texts", texts)
         if isinstance(views, str):
@@ -266,11 +271,10 @@ precision='fp32', max_length=64)
             TypeError: ``texts`` is a string, or holds something else than strings.
             UsageError: there is no such layer, or a text is not Unicode.
 
-        >>> tokens = Encoder.load().encode_tokens(["unbelievable films"])
-        >>> list(tokens.token)
-        ['[CLS]', 'unbelievable', 'films', '[SEP]']
-        >>> tokens.X.shape
-        (4, 384)
+        Example:
+            >>> tokens = embedkit.Encoder.load().encode_tokens(["unbelievable films"])
+            >>> list(tokens.token), tokens.X.shape
+            (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
         given = _strings("texts", texts)
         shards = self._shards(
@@ -316,14 +320,16 @@ precision='fp32', max_length=64)
             UsageError: there is no such layer or kind of ``subtokens``; a text is not Unicode; a
                 word is empty or contains whitespace; or both texts and words are given.
 
-        >>> found = Encoder.load().encode_words(["A ship sails.", "No ships."], layers=[0, 6])
-        >>> list(zip(found.row.tolist(), found.text, found.start.tolist()))
-        [(0, 'A', 0), (0, 'ship', 2), (0, 'sails.', 7), (1, 'No', 0), (1, 'ships.', 3)]
-        >>> {layer: vectors.shape for layer, vectors in found.vectors.items()}
-        {'0': (5, 384), '6': (5, 384)}
-        >>> same = Encoder.load().encode_words(words=[["A", "ship", "sails."], ["No", "ships."]])
-        >>> bool((same.X == found.vectors["6"]).all())
-        True
+        Example:
+            >>> encoder = embedkit.Encoder.load()
+            >>> found = encoder.encode_words(["A ship sails.", "No."], layers=[0, 6])
+            >>> list(zip(found.row.tolist(), found.text, found.start.tolist()))
+            [(0, 'A', 0), (0, 'ship', 2), (0, 'sails.', 7), (1, 'No.', 0)]
+            >>> {layer: vectors.shape for layer, vectors in found.vectors.items()}
+            {'0': (4, 384), '6': (4, 384)}
+            >>> same = encoder.encode_words(words=[["A", "ship", "sails."], ["No."]])
+            >>> bool((same.X == found.vectors["6"]).all())
+            True
         """
         if (texts is None) == (words is None):
             raise UsageError("give either texts or words=.")

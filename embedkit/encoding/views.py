@@ -130,15 +130,16 @@ def split_view(name: str) -> tuple[str, str]:
     return pooling, layer
 
 
-def parse_poolings(names: Iterable[str]) -> tuple[Pooling, ...]:
-    """Read pooling names.
+def parse_poolings(names: str | Iterable[str]) -> tuple[Pooling, ...]:
+    """Read pooling names: a list, or a string with commas.
 
     Raises:
         UsageError: one is unknown; the message lists the choices.
     """
-    poolings = dict.fromkeys(name.strip() for name in names)
+    given = names.split(",") if isinstance(names, str) else names
+    poolings = dict.fromkeys(name.strip() for name in given)
     for name in poolings:
-        check_choice(POOLINGS, poolings=name)
+        check_choice(POOLINGS, pooling=name)
     return tuple(Pooling(name) for name in poolings)
 
 
