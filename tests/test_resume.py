@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
 from embedkit.dataset.jobs import JobFolder
 from embedkit.dataset.schema import read_footer
-from embedkit.encoding.encoder import Encoder, PendingShard
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     CorpusError,
     DamagedError,
@@ -813,13 +814,13 @@ def test_a_job_that_stops_at_bad_values_keeps_its_shards(
     genuine = Encoder.start_shard
     calls = []
 
-    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
+    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> Any:
         vectors = genuine(self, *args, **kwargs).result()
         if "mean_2" in vectors.views:  # not in the trial of the bits
             calls.append(1)
             if len(calls) == 2:
                 vectors.views["mean_2"][1, 3] = np.nan
-        return PendingShard(lambda: vectors, nbytes=0)
+        return SimpleNamespace(result=lambda: vectors, nbytes=0)
 
     monkeypatch.setattr(Encoder, "start_shard", spoiled)
     with pytest.raises(
