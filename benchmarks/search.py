@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ import pyarrow as pa
 import embedkit
 from benchmarks.measure import describe, in_turn, table
 from embedkit.dataset.jobs import Job, open_job
+from embedkit.dataset.manifest import JobSettings, Names, Totals
 from embedkit.dataset.schema import Footer, shard_bytes, text_column
 from embedkit.dataset.store import VectorData, is_dataset
+from embedkit.decoding import decode
 from embedkit.fsio import make_folder, remove_tree
 from embedkit.machine import usable_cores
 from embedkit.search.exact import nearest
@@ -100,7 +103,7 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                     "batch_tokens": 2_048},
         "storage": {"profile": "float32", "shard_rows": SHARD_ROWS, "text": True},
     }  # fmt: skip
-    job = Job(settings, {"synthetic": True})
+    job = Job(decode(JobSettings, settings, file=folder), {"synthetic": True})
     make_folder(folder.parent)
     started = time.perf_counter()
     with open_job(folder, job, overwrite=True, allow_env_change=True) as target:
@@ -113,21 +116,20 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                 "row": pa.array(row, pa.int64()),
                 "id": text_column(names),
                 "text": text_column([f"text number {name}" for name in names]),
+                "text_key": pa.array(row, pa.int64()),
                 "label": text_column([str(i % 2) for i in row.tolist()]),
                 "n_tokens": pa.array(np.full(len(row), 5), pa.int32()),
                 "n_kept": pa.array(np.full(len(row), 5), pa.int32()),
                 "truncated": pa.array(np.zeros(len(row), bool)),
             }
-            made = {"environment": job.environment}
+            made = asdict(job)
             footer = Footer(job.fingerprint, number, int(row[0]), int(row[-1]), len(row),
                             {"records": len(row)}, {}, made)  # fmt: skip
             data = shard_bytes(scalars, {VIEW: vectors}, footer=footer, storage="float32")
             target.commit(number, footer, data, {})
-        totals = {"records": rows, "accepted": rows, "rejected": 0, "rejected_by_reason": {},
-                  "left_out": 0, "left_out_by_reason": {}, "ledger": {"records": rows}}  # fmt: skip
-        names_ = {"inputs": ["synthetic"], "model": "none", "model_source": "none",
-                  "revision": None}  # fmt: skip
-        target.finish(n_shards=number + 1, totals=totals, names=names_)
+        totals = Totals(records=rows, accepted=rows, ledger={"records": rows})
+        called = Names(inputs=("synthetic",), model="none", model_source="none", revision=None)
+        target.finish(n_shards=number + 1, totals=totals, names=called)
     print(f"wrote {rows:,} × {width} in {time.perf_counter() - started:.0f} s: {folder}")
 
 
@@ -140,9 +142,9 @@ def exact(folder: Path, asked: Any) -> None:
     threads = usable_cores()
     faiss.omp_set_num_threads(threads)
     flat = faiss.IndexFlatIP(data.width)
-    for block in data.blocks:
+    for block in data.reader.blocks:
         vectors = np.empty((block.rows, data.width), np.float32)
-        data.read_block(block, vectors)
+        data.reader.read_block(block, vectors)
         flat.add(vectors)
     ours, theirs = nearest(data, queries, k=K, metric="dot"), flat.search(queries, K)
     same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours.indices, theirs[1], strict=True)])
@@ -174,9 +176,9 @@ def _knn(data: VectorData, queries: Float32) -> Any:
     import faiss
 
     heap = faiss.ResultHeap(len(queries), K, keep_max=True)
-    for block in data.blocks:
+    for block in data.reader.blocks:
         vectors = np.empty((block.rows, data.width), np.float32)
-        data.read_block(block, vectors)
+        data.reader.read_block(block, vectors)
         scores, found = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)
         heap.add_result(scores, found + block.start)
     heap.finalize()

@@ -13,18 +13,20 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.covariance import ledoit_wolf
 
 import embedkit
 from embedkit.cli.main import cli
+from embedkit.dataset.reader import Block
 from embedkit.dataset.schema import cast_for_storage
-from embedkit.dataset.store import Block, Layout, VectorData
+from embedkit.dataset.store import Layout, VectorData
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
 from embedkit.search.exact import nearest, unit_rows
 from embedkit.search.searcher import QueryEncoder, Searcher, read_queries
 from embedkit.search.where import chosen_records
-from embedkit.search.whitening import fit_whitening, load_whitening
+from embedkit.search.whitening import _Moments, fit_whitening, load_whitening
 from tests.processes import ROOT
 from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
 
@@ -83,6 +85,7 @@ class Held(VectorData):
 
     def __init__(self, vectors: Any, step: int = 60) -> None:
         self._vectors = vectors
+        self.reader: Any = self
         starts = range(0, len(vectors), step)
         self.blocks = [
             Block(i, 0, start, min(step, len(vectors) - start), None)
@@ -236,7 +239,7 @@ def test_damage_is_named(dataset: Path, tmp_path: Path) -> None:
     content = bytearray(part.read_bytes())
     data = embedkit.load(copy)
     chunk = next(
-        c for c in map(data.blocks[2].metadata.row_group(0).column, range(20))
+        c for c in map(data.reader.blocks[2].metadata.row_group(0).column, range(20))
         if c.path_in_schema == f"{data.views[0]}.list.element"
     )  # fmt: skip
     content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 64
@@ -253,11 +256,27 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
     X = data.X.astype(np.float64)
     center = fit_whitening(data, "center")
     assert np.allclose(center.mean, X.mean(0), atol=1e-6)
-    white = fit_whitening(data, "whiten").apply(data.X).astype(np.float64)
-    covariance = np.cov(white.T, bias=True)
-    assert np.allclose(white.mean(0), 0, atol=1e-3)
-    # a layer norm without a shift leaves one direction without variance
-    assert np.allclose(covariance, np.diag([0] + [1] * (data.width - 1)), atol=0.01)
+    white = fit_whitening(data, "whiten")
+    assert white.matrix is not None
+    assert np.allclose(white.apply(data.X).mean(0), 0, atol=1e-3)
+    # of the shrunk covariance all directions have the same variance
+    shrunk = ledoit_wolf(X)[0]
+    assert np.allclose(white.matrix.T @ shrunk @ white.matrix, np.eye(data.width), atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(2, 3), (20, 30), (200, 30), (5_000, 30)])
+def test_the_covariance_is_shrunk_as_scikit_learn_does(rows: int, width: int) -> None:
+    random = np.random.default_rng(rows)
+    scales = np.exp(random.normal(size=width))
+    X = (random.normal(size=(rows, width)) * scales + 5).astype(np.float32)
+    shrunk, shrinkage = ledoit_wolf(X.astype(np.float64))
+    moments = _Moments(width, squares=True)
+    for part in np.array_split(X, min(7, rows)):
+        moments.add(part.copy())
+    assert moments.shrinkage == pytest.approx(shrinkage, rel=1e-4, abs=1e-6)
+    values = (1 - shrinkage) * moments.covariance
+    values += shrinkage * np.trace(moments.covariance) / width * np.eye(width)
+    assert np.allclose(values, shrunk, rtol=1e-4, atol=1e-5)
 
 
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:

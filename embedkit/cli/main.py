@@ -193,7 +193,7 @@ def extract(
     command is given again.
     """
     from embedkit.cli.progress import ProgressBar
-    from embedkit.cli.text import json_text, plan_text, result_text, stages_text
+    from embedkit.cli.text import json_text, plain, plan_text, result_text, stages_text
     from embedkit.dataset.extraction import run_plan
     from embedkit.dataset.planning import ExtractSettings, plan_extract
 
@@ -220,10 +220,10 @@ def extract(
     if verbose:
         click.echo(stages_text(result), err=True)
     if as_json:
-        click.echo(json_text({"out": str(result.out), **result.manifest.totals}))
+        click.echo(json_text({"out": str(result.out), **plain(result.manifest.totals)}))
     elif not quiet:
         click.echo(result_text(result))
-    return EXIT_REJECTS if result.manifest.totals["rejected"] else 0
+    return EXIT_REJECTS if result.manifest.totals.rejected else 0
 
 
 @cli.command(
@@ -305,7 +305,7 @@ def verify(
     from embedkit.cli.text import count_text, json_text, plain
     from embedkit.dataset.verification import require_ok, verify
 
-    found = verify(out, recompute=recompute, model=model, device=device, notify=notifier(quiet))
+    found = verify(out, recompute=recompute, model=model, device=device)
     if as_json:
         click.echo(json_text(plain(found)))
     require_ok(found, out)

@@ -339,7 +339,7 @@ def _predict_corpus(
         stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
         records: Iterable[PredictedRecord] = (PredictedRecord(*one) for one in stored)
         count = write_prediction_file(records, predictor.names, out, as_json=as_json)
-        rejected = int(data.manifest.totals["rejected"])
+        rejected = data.manifest.totals.rejected
     else:
         plan = plan_corpus([InputFile.of(corpus)], reading)
         for notice in plan.notices:

@@ -74,7 +74,7 @@ def estimate_text(plan: ExtractPlan, cost: Estimate, *, there: str = "") -> str:
         f"{sum(cost.rejected.values()):,} rejected{reasons_text(cost.rejected)} + {left:,} left out"
         f"{reasons_text(cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts; "
-        f"{cost.truncated:.1%} of them are cut at {plan.tokenizer.max_length})",
+        f"{cost.truncated:.1%} of them are cut at {plan.vectors.max_length})",
     ]
     widest = max((len(name) for name in cost.bytes_per_view), default=0)
     for name, size in cost.bytes_per_view.items():
@@ -97,7 +97,7 @@ def result_text(result: ExtractResult) -> str:
     """What a job made, and how to open it."""
     manifest = result.manifest
     totals = manifest.totals
-    size = sum(f["bytes"] for f in manifest.files.values())
+    size = sum(f.bytes for f in manifest.files.values())
     if result.was_complete:
         lines = [f"{result.out} is already complete; nothing was done."]
     else:
@@ -108,23 +108,23 @@ def result_text(result: ExtractResult) -> str:
             else ""
         )
         lines = [
-            f"wrote {result.out}: {totals['accepted']:,} rows × "
+            f"wrote {result.out}: {totals.accepted:,} rows × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
             f"{duration_text(result.seconds)} ({speed:,.0f} tokens/s{resumed})"
         ]
-    rejected = f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])}"
-    if totals["rejected"]:
+    rejected = f"{totals.rejected:,} rejected{reasons_text(totals.rejected_by_reason)}"
+    if totals.rejected:
         rejected += f" → {result.out}/_embedkit/rejects.jsonl"
-    left = totals["left_out"]
-    left_out = f" + {left:,} left out{reasons_text(totals['left_out_by_reason'])}" if left else ""
+    left = totals.left_out
+    left_out = f" + {left:,} left out{reasons_text(totals.left_out_by_reason)}" if left else ""
     opened = open_lines(result.out, manifest)
     return visible(
         "\n".join(
             [
                 *lines,
-                f"  records  {totals['records']:,} = {totals['accepted']:,} embedded + "
+                f"  records  {totals.records:,} = {totals.accepted:,} embedded + "
                 f"{rejected}{left_out}",
-                f"  tokens   {_ledger_text(totals['ledger'], manifest)}",
+                f"  tokens   {_ledger_text(totals.ledger, manifest)}",
                 f"  views    {_views_text(manifest.views)}",
                 "open it:",
                 f"  {opened['pandas']}",
@@ -138,21 +138,20 @@ def dataset_text(info: DatasetInfo) -> str:
     """What is in a dataset, how healthy it is, and how to open it."""
     manifest = info.manifest
     totals, names = manifest.totals, manifest.names
-    lines = [f"{info.path}: vectors of {', '.join(names['inputs'])}"]
-    revision = f" at {names['revision']}" if names["revision"] else ""
-    vectors = manifest.job["vectors"]
+    lines = [f"{info.path}: vectors of {', '.join(names.inputs)}"]
+    revision = f" at {names.revision}" if names.revision else ""
     lines.append(
-        f"  model      {names['model']}{revision}, {manifest.n_layers} layers, "
-        f"{manifest.job['model']['width']} wide, computed in {vectors['precision']}"
+        f"  model      {names.model}{revision}, {manifest.n_layers} layers, "
+        f"{manifest.job.model.width} wide, computed in {manifest.job.vectors.precision}"
     )
     lines.append(
-        f"  records    {totals['records']:,} = {totals['accepted']:,} embedded + "
-        f"{totals['rejected']:,} rejected{reasons_text(totals['rejected_by_reason'])} + "
-        f"{totals['left_out']:,} left out{reasons_text(totals['left_out_by_reason'])}"
+        f"  records    {totals.records:,} = {totals.accepted:,} embedded + "
+        f"{totals.rejected:,} rejected{reasons_text(totals.rejected_by_reason)} + "
+        f"{totals.left_out:,} left out{reasons_text(totals.left_out_by_reason)}"
     )
-    lines.append(f"  tokens     {_ledger_text(totals['ledger'], manifest)}")
-    if unknown := totals["ledger"].get("tokens_unknown"):
-        share = unknown / totals["ledger"]["tokens_kept"]
+    lines.append(f"  tokens     {_ledger_text(totals.ledger, manifest)}")
+    if unknown := totals.ledger.get("tokens_unknown"):
+        share = unknown / totals.ledger["tokens_kept"]
         lines.append(f"  unknown    {unknown:,} tokens ({share:.1%})")
     if info.duplicate_texts is not None:
         lines.append(f"  duplicates {info.duplicate_texts:,} rows repeat an earlier text")
@@ -244,7 +243,7 @@ def json_text(value: object) -> str:
 
 
 def _ledger_text(ledger: dict[str, int], manifest: Manifest) -> str:
-    limit = manifest.job["vectors"]["max_length"]
+    limit = manifest.job.vectors.max_length
     text = f"{ledger.get('tokens', 0):,}"
     cut = ledger.get("records_truncated", 0)
     if cut:

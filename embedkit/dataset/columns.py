@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit.corpus import Record
+from embedkit.dataset.record_keys import text_key, whole_text
 from embedkit.dataset.schema import text_column
 from embedkit.encoding.pooling import pool_words
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, word_spans
@@ -44,6 +45,9 @@ def sentence_columns(
     columns["n_tokens"] = pa.array([t.n_tokens for t in texts], pa.int32())
     columns["n_kept"] = pa.array([t.n_kept for t in texts], pa.int32())
     columns["truncated"] = pa.array([t.cut for t in texts], pa.bool_())
+    columns["text_key"] = pa.array(
+        [text_key(whole_text(r.text, r.text_pair)) for r in records], pa.int64()
+    )
     return columns
 
 

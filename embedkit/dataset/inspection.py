@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.dataset.store import Layout, Manifest, load, read_manifest
+from embedkit.dataset.manifest import TABLES, Layout, Manifest, read_manifest
+from embedkit.dataset.record_keys import text_keys
+from embedkit.dataset.store import load
 from embedkit.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -105,7 +107,8 @@ class DatasetInfo:
         tables: (folder, files, rows, bytes) of sentences, words, tokens.
         health: of every view, over at most 20,000 rows.
         health_rows: rows looked at for it.
-        duplicate_texts: rows whose text stands in an earlier row; ``None`` without texts.
+        duplicate_texts: rows whose text, case, width and white space aside, is that of an earlier
+            row; ``None`` where no text keys are stored.
     """
 
     path: Path
@@ -161,15 +164,13 @@ def describe_dataset(path: Path) -> DatasetInfo:
     """
     manifest = read_manifest(path)
     tables = []
-    for folder in ("sentences", "words", "tokens"):
+    for folder in TABLES:
         files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
         if files:
-            rows, size = sum(f["rows"] for f in files), sum(f["bytes"] for f in files)
+            rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
             tables.append((folder, len(files), rows, size))
-    duplicates = None
-    if manifest.job["storage"]["text"]:
-        texts = load(path).text
-        duplicates = len(texts) - len(set(texts))
+    keys = text_keys(load(path))
+    duplicates = None if keys is None else len(keys) - len(np.unique(keys))
     try:
         parts = _sample_parts(path, manifest)
         health = [_health(name, width, _vectors(parts, name, width))
@@ -205,7 +206,7 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
 
 def atlas_line(path: Path, manifest: Manifest) -> str:
     """The command that opens a dataset in Embedding Atlas, which takes files and no folder."""
-    text = " --text text" if manifest.job["storage"]["text"] else ""
+    text = " --text text" if manifest.job.storage.text else ""
     where = shlex.quote(f"{path}/sentences")
     return f"embedding-atlas {where}/*.parquet{text} --vector {_default_view(manifest)}"
 

@@ -277,8 +277,8 @@ def extraction() -> Check:
         require_ok(found, out)
     totals = made.manifest.totals
     facts = {
-        "records": totals["records"], "embedded": totals["accepted"],
-        "rejected": totals["rejected"], "files": found.files,
+        "records": totals.records, "embedded": totals.accepted,
+        "rejected": totals.rejected, "files": found.files,
         "seconds": time.monotonic() - started,
     }  # fmt: skip
     expected = {"records": len(texts) + 1, "embedded": len(texts), "rejected": 1}

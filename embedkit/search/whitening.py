@@ -2,8 +2,10 @@
 
 The vectors of a raw BERT share a large common component, so that all cosines are high. ``center``
 subtracts the mean; ``whiten`` also scales the principal directions to the same variance (Su et al.,
-2021). The result is stored in ``_embedkit/whitening/`` with the fingerprint of the dataset and is
-fitted again when the fingerprint differs.
+2021). The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), the more
+the fewer records there are: whitened by the plain covariance of fewer records than dimensions, all
+records would be equally far from each other. The result is stored in ``_embedkit/whitening/`` with
+the fingerprint of the dataset and is fitted again when the fingerprint differs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from embedkit import fsio
 from embedkit.choices import WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import StorageError, UsageError
-from embedkit.types import Float32
+from embedkit.types import Float32, Float64
 
 __all__ = ["Whitening", "fit_whitening", "load_whitening"]
 
@@ -50,8 +52,8 @@ class Whitening:
 def fit_whitening(data: VectorData, kind: str) -> Whitening:
     """Fit a map in one pass over the vectors; memory holds one row group.
 
-    Directions with less than a millionth of the largest variance are rounding noise and are mapped
-    to zero.
+    Directions whose shrunk variance is less than a millionth of the largest are rounding noise and
+    are mapped to zero.
 
     Raises:
         UsageError: the kind is unknown, or there are fewer than two records.
@@ -61,29 +63,77 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         raise UsageError(
             f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
         )
-    width = data.width
-    total = np.zeros(width, np.float64)
-    products = np.zeros((width, width), np.float64)
-    origin: Float32 | None = None
-    for block in data.blocks:
-        vectors = np.empty((block.rows, width), np.float32)
-        data.read_block(block, vectors)
-        if origin is None:  # near the mean, so that the products are of the size of the variance
-            origin = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
-        vectors -= origin
-        total += vectors.sum(axis=0, dtype=np.float64)
-        if kind == "whiten":
-            products += (vectors.T @ vectors).astype(np.float64)
-    assert origin is not None
-    moved = total / len(data)
-    mean = (origin + moved).astype(np.float32)
+    moments = _Moments(data.width, squares=kind == "whiten")
+    for block in data.reader.blocks:
+        vectors = np.empty((block.rows, data.width), np.float32)
+        data.reader.read_block(block, vectors)
+        moments.add(vectors)
     if kind == "center":
-        return Whitening(kind, mean, None)
-    values, directions = np.linalg.eigh(products / len(data) - np.outer(moved, moved))
+        return Whitening(kind, moments.mean, None)
+    values, directions = np.linalg.eigh(moments.covariance)
+    shrinkage = moments.shrinkage
+    values = (1 - shrinkage) * values + shrinkage * values.mean()
     scale = np.zeros_like(values)
     real = values > _SMALLEST * values[-1]
     scale[real] = values[real] ** -0.5
-    return Whitening(kind, mean, (directions * scale).astype(np.float32))
+    return Whitening(kind, moments.mean, (directions * scale).astype(np.float32))
+
+
+class _Moments:
+    """Sums over vectors, from which their mean, covariance and shrinkage follow.
+
+    They are taken about the mean of the first vectors, which is near that of all, so that sums of
+    squares are of the size of the variance.
+    """
+
+    def __init__(self, width: int, *, squares: bool) -> None:
+        self._with_squares = squares
+        self._count = 0
+        self._origin: Float32 | None = None
+        self._sum, self._cubes = np.zeros(width), np.zeros(width)
+        self._products = np.zeros((width, width))
+        self._lengths = self._fourth = 0.0
+
+    def add(self, vectors: Float32) -> None:
+        """Add vectors ``(m, width)``, which are overwritten."""
+        if self._origin is None:
+            self._origin = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+        vectors -= self._origin
+        self._count += len(vectors)
+        self._sum += vectors.sum(axis=0, dtype=np.float64)
+        if self._with_squares:
+            self._products += (vectors.T @ vectors).astype(np.float64)
+            lengths = np.einsum("ij,ij->i", vectors, vectors).astype(np.float64)
+            self._cubes += lengths @ vectors
+            self._lengths += float(lengths.sum())
+            self._fourth += float(lengths @ lengths)
+
+    @property
+    def mean(self) -> Float32:
+        """``(width,)`` float32."""
+        assert self._origin is not None
+        return (self._origin + self._sum / self._count).astype(np.float32)
+
+    @property
+    def covariance(self) -> Float64:
+        """``(width, width)`` float64."""
+        moved = self._sum / self._count
+        return np.asarray(self._products / self._count - np.outer(moved, moved))
+
+    @property
+    def shrinkage(self) -> float:
+        """Weight of the identity in the covariance, 0 to 1, after Ledoit and Wolf."""
+        count, moved, covariance = self._count, self._sum / self._count, self.covariance
+        square = float(moved @ moved)
+        fourth = (  # the sum of |x - mean|⁴
+            self._fourth + 4 * float(moved @ self._products @ moved) + count * square**2
+            - 4 * float(self._cubes @ moved) + 2 * square * self._lengths
+            - 4 * square * count * square
+        )  # fmt: skip
+        spread = float((covariance**2).sum())
+        distance = spread - float(np.trace(covariance)) ** 2 / len(covariance)
+        error = (fourth / count - spread) / count
+        return min(max(error / distance, 0.0), 1.0) if distance > 0 else 0.0
 
 
 def load_whitening(data: VectorData, kind: str) -> Whitening:
@@ -114,7 +164,7 @@ def _read(file: Path, kind: str, fingerprint: str) -> Whitening | None:
         with safe_open(str(file), framework="numpy") as content:
             if (content.metadata() or {}).get("fingerprint") != fingerprint:
                 return None
-            matrix = content.get_tensor("matrix") if kind == "whiten" else None
+            matrix = content.get_tensor("shrunk") if kind == "whiten" else None
             return Whitening(kind, content.get_tensor("mean"), matrix)
     except (SafetensorError, OSError):
         return None
@@ -125,7 +175,7 @@ def _write(file: Path, fitted: Whitening, fingerprint: str) -> None:
 
     tensors = {"mean": fitted.mean}
     if fitted.matrix is not None:
-        tensors["matrix"] = np.ascontiguousarray(fitted.matrix)
+        tensors["shrunk"] = np.ascontiguousarray(fitted.matrix)
     fsio.make_folder(file.parent)
     data = save(tensors, metadata={"fingerprint": fingerprint})
     fsio.write_durably(file, data, scratch=file.parent)
