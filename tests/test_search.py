@@ -26,7 +26,7 @@ from embedkit.errors import DamagedError, UsageError
 from embedkit.search.exact import nearest, unit_rows
 from embedkit.search.searcher import QueryEncoder, Searcher, read_queries
 from embedkit.search.where import chosen_records
-from embedkit.search.whitening import _Moments, fit_whitening, load_whitening
+from embedkit.search.whitening import fit_whitening, load_whitening
 from tests.processes import ROOT
 from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
 
@@ -262,21 +262,6 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
     # of the shrunk covariance all directions have the same variance
     shrunk = ledoit_wolf(X)[0]
     assert np.allclose(white.matrix.T @ shrunk @ white.matrix, np.eye(data.width), atol=1e-3)
-
-
-@pytest.mark.parametrize(("rows", "width"), [(2, 3), (20, 30), (200, 30), (5_000, 30)])
-def test_the_covariance_is_shrunk_as_scikit_learn_does(rows: int, width: int) -> None:
-    random = np.random.default_rng(rows)
-    scales = np.exp(random.normal(size=width))
-    X = (random.normal(size=(rows, width)) * scales + 5).astype(np.float32)
-    shrunk, shrinkage = ledoit_wolf(X.astype(np.float64))
-    moments = _Moments(width, squares=True)
-    for part in np.array_split(X, min(7, rows)):
-        moments.add(part.copy())
-    assert moments.shrinkage == pytest.approx(shrinkage, rel=1e-4, abs=1e-6)
-    values = (1 - shrinkage) * moments.covariance
-    values += shrinkage * np.trace(moments.covariance) / width * np.eye(width)
-    assert np.allclose(values, shrunk, rtol=1e-4, atol=1e-5)
 
 
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
