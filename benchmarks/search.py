@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,41 +135,37 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
 
 
 def exact(folder: Path, asked: Any) -> None:
-    """A thousand queries, and one, against faiss with the vectors in memory."""
+    """Exact search against faiss on the same row groups, and with the vectors in memory."""
     import faiss
 
     data = embedkit.load(folder, VIEW)
     queries = queries_of(data.width)
-    threads = usable_cores()
-    faiss.omp_set_num_threads(threads)
     flat = faiss.IndexFlatIP(data.width)
-    for block in data.reader.blocks:
-        vectors = np.empty((block.rows, data.width), np.float32)
-        data.reader.read_block(block, vectors)
-        flat.add(vectors)
+    flat.add(data.X)
     ours, theirs = nearest(data, queries, k=K, metric="dot"), flat.search(queries, K)
     same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours.indices, theirs[1], strict=True)])
-
-    seconds = in_turn(
-        {
-            "embedkit, dot": lambda: nearest(data, queries, k=K, metric="dot"),
-            "faiss IndexFlatIP": lambda: flat.search(queries, K),
-            "embedkit, cosine": lambda: nearest(data, queries, k=K),
-            "faiss.knn on the row groups": lambda: _knn(data, queries),
-            "embedkit, euclid": lambda: nearest(data, queries, k=K, metric="euclid"),
-            "embedkit, 100 queries": lambda: nearest(data, queries[:100], k=K, metric="dot"),
-            "faiss.knn on the row groups, 100 queries": lambda: _knn(data, queries[:100]),
-            "embedkit, one query": lambda: nearest(data, queries[:1], k=K, metric="dot"),
-            "faiss, one query": lambda: flat.search(queries[:1], K),
-            "reading the column": lambda: embedkit.load(folder, VIEW).X,
-        },
-        asked.rounds,
-    )  # fmt: skip
-    print(f"\n{len(data):,} × {data.width}, {QUERIES} queries, k {K}, {threads} threads; "
-          f"{same:.4f} of the results are the same")  # fmt: skip
-    print(table(["", "seconds"], [[name, f"{s:.3f}"] for name, s in seconds.items()]))
-    ratio = seconds["faiss IndexFlatIP"] / seconds["embedkit, dot"]
-    print(f"throughput of exact search, faiss = 1: {ratio:.2f} (goal 1)")
+    print(f"\n{len(data):,} × {data.width}, k {K}; {same:.4f} of the results are the same")
+    rows = []
+    for threads in dict.fromkeys((1, usable_cores())):
+        faiss.omp_set_num_threads(threads)
+        for count in (1, 100, QUERIES):
+            some = queries[:count]
+            search = partial(nearest, data, some, k=K, threads=threads)
+            seconds = in_turn(
+                {
+                    "product": partial(search, metric="dot"),
+                    "cosine": partial(search, metric="cosine"),
+                    "euclid": partial(search, metric="euclid"),
+                    "knn": partial(_knn, data, some),
+                    "flat": partial(flat.search, some, K),
+                },
+                asked.rounds,
+            )
+            ratio = seconds["knn"] / seconds["product"]
+            rows.append([str(threads), f"{count:,}", *(f"{s:.3f}" for s in seconds.values()),
+                         f"{ratio:.2f}"])  # fmt: skip
+    print(table(["threads", "queries", "product", "cosine", "euclid", "faiss.knn", "IndexFlatIP",
+                 "knn / product"], rows))  # fmt: skip
 
 
 def _knn(data: VectorData, queries: Float32) -> Any:
