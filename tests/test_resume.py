@@ -21,6 +21,7 @@ import torch
 
 import embedkit
 from embedkit import fsio
+from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
 from embedkit.dataset.jobs import JobFolder
 from embedkit.dataset.schema import read_footer
@@ -637,15 +638,25 @@ def threads(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
 def test_a_job_goes_on_with_another_number_of_threads(
-    corpus: Path, tmp_path: Path, golden: str, first: int, then: int
+    corpus: Path, tmp_path: Path, first: int, then: int
 ) -> None:
-    """The tiny model is too small for any product to be summed otherwise by more threads."""
-    out = tmp_path / "out"
+    """It does where the thread counts give equal bits, and is refused where they do not."""
+    settings = {**SMALL, "model": DEFAULT_MODEL}
+    golden, out = tmp_path / "golden", tmp_path / "out"
+    trials = []
+    for count in (first, then):
+        with threads(count):
+            trials.append(planning._arithmetic(Encoder.load(DEFAULT_MODEL, device="cpu")))
     with threads(first):
-        _begin(corpus, out, **SMALL)
+        run(corpus, golden, **settings)
+        _begin(corpus, out, **settings)
     with threads(then):
-        assert run(corpus, out, **SMALL).resumed_shards == 1
-    assert tree_hash(out) == golden
+        if len(set(trials)) == 2:
+            with pytest.raises(MismatchError, match="arithmetic"):
+                run(corpus, out, **settings)
+            return
+        assert run(corpus, out, **settings).resumed_shards == 1
+    assert tree_hash(out) == tree_hash(golden)
     log = (out / "_embedkit/log.jsonl").read_text("utf-8").splitlines()
     assert {json.loads(line)["threads"] for line in log} == {first, then}
 
