@@ -11,7 +11,7 @@ from sklearn.covariance import ledoit_wolf
 
 import embedkit
 from embedkit.search.exact import unit_rows
-from embedkit.search.whitening import _Moments, fit_whitening
+from embedkit.search.whitening import _shrunk, fit_whitening
 from tests.processes import ROOT
 
 
@@ -20,14 +20,10 @@ def test_the_covariance_is_shrunk_as_scikit_learn_does(rows: int, width: int) ->
     random = np.random.default_rng(rows)
     scales = np.exp(random.normal(size=width))
     X = (random.normal(size=(rows, width)) * scales + 5).astype(np.float32)
-    shrunk, shrinkage = ledoit_wolf(X.astype(np.float64))
-    moments = _Moments(width, squares=True)
-    for part in np.array_split(X, min(7, rows)):
-        moments.add(part.copy())
-    assert moments.shrinkage == pytest.approx(shrinkage, rel=1e-4, abs=1e-6)
-    values = (1 - shrinkage) * moments.covariance
-    values += shrinkage * np.trace(moments.covariance) / width * np.eye(width)
-    assert np.allclose(values, shrunk, rtol=1e-4, atol=1e-5)
+    wanted = ledoit_wolf(X.astype(np.float64))[0]
+    parts = np.array_split(X, min(7, rows))
+    found = _shrunk(parts, X.mean(0, dtype=np.float64).astype(np.float32), rows)
+    assert np.allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_few_records_are_not_made_equally_far_apart(tmp_path: Path) -> None:

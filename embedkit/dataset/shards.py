@@ -227,11 +227,7 @@ class JobRun:
             name: self._vectors.as_stored(vectors.views.pop(name), name=name, rows=rows)
             for name in list(vectors.views)
         }
-        scalars = sentence_columns(
-            records, texts, store_text=plan.settings.storage.text,
-            paired=plan.corpus.text_pair is not None, labelled=plan.corpus.label is not None,
-            kept=plan.corpus.keep,
-        )  # fmt: skip
+        scalars = sentence_columns(records, texts, plan.settings)
         own = footer(len(rows), companions)
         sentences = shard_bytes(scalars, views, footer=own, storage=self._vectors.storage)
         self._folder.commit(number, own, sentences, others)

@@ -11,6 +11,7 @@ the fingerprint of the dataset and is fitted again when the fingerprint differs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Whitening:
 
 
 def fit_whitening(data: VectorData, kind: str) -> Whitening:
-    """Fit a map in one pass over the vectors; memory holds one row group.
+    """Fit a map; memory holds one row group.
 
     Directions whose shrunk variance is less than a millionth of the largest are rounding noise and
     are mapped to zero.
@@ -63,77 +64,37 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         raise UsageError(
             f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
         )
-    moments = _Moments(data.width, squares=kind == "whiten")
-    for block in data.reader.blocks:
-        vectors = np.empty((block.rows, data.width), np.float32)
-        data.reader.read_block(block, vectors)
-        moments.add(vectors)
+    total = np.zeros(data.width)
+    for vectors in _blocks(data):
+        total += vectors.sum(axis=0, dtype=np.float64)
+    mean = (total / len(data)).astype(np.float32)
     if kind == "center":
-        return Whitening(kind, moments.mean, None)
-    values, directions = np.linalg.eigh(moments.covariance)
-    shrinkage = moments.shrinkage
-    values = (1 - shrinkage) * values + shrinkage * values.mean()
+        return Whitening(kind, mean, None)
+    values, directions = np.linalg.eigh(_shrunk(_blocks(data), mean, len(data)))
     scale = np.zeros_like(values)
     real = values > _SMALLEST * values[-1]
     scale[real] = values[real] ** -0.5
-    return Whitening(kind, moments.mean, (directions * scale).astype(np.float32))
+    return Whitening(kind, mean, (directions * scale).astype(np.float32))
 
 
-class _Moments:
-    """Sums over vectors, from which their mean, covariance and shrinkage follow.
+def _blocks(data: VectorData) -> Iterator[Float32]:
+    for block in data.reader.blocks:
+        vectors = np.empty((block.rows, data.width), np.float32)
+        data.reader.read_block(block, vectors)
+        yield vectors
 
-    They are taken about the mean of the first vectors, which is near that of all, so that sums of
-    squares are of the size of the variance.
-    """
 
-    def __init__(self, width: int, *, squares: bool) -> None:
-        self._with_squares = squares
-        self._count = 0
-        self._origin: Float32 | None = None
-        self._sum, self._cubes = np.zeros(width), np.zeros(width)
-        self._products = np.zeros((width, width))
-        self._lengths = self._fourth = 0.0
-
-    def add(self, vectors: Float32) -> None:
-        """Add vectors ``(m, width)``, which are overwritten."""
-        if self._origin is None:
-            self._origin = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
-        vectors -= self._origin
-        self._count += len(vectors)
-        self._sum += vectors.sum(axis=0, dtype=np.float64)
-        if self._with_squares:
-            self._products += (vectors.T @ vectors).astype(np.float64)
-            lengths = np.einsum("ij,ij->i", vectors, vectors).astype(np.float64)
-            self._cubes += lengths @ vectors
-            self._lengths += float(lengths.sum())
-            self._fourth += float(lengths @ lengths)
-
-    @property
-    def mean(self) -> Float32:
-        """``(width,)`` float32."""
-        assert self._origin is not None
-        return (self._origin + self._sum / self._count).astype(np.float32)
-
-    @property
-    def covariance(self) -> Float64:
-        """``(width, width)`` float64."""
-        moved = self._sum / self._count
-        return np.asarray(self._products / self._count - np.outer(moved, moved))
-
-    @property
-    def shrinkage(self) -> float:
-        """Weight of the identity in the covariance, 0 to 1, after Ledoit and Wolf."""
-        count, moved, covariance = self._count, self._sum / self._count, self.covariance
-        square = float(moved @ moved)
-        fourth = (  # the sum of |x - mean|⁴
-            self._fourth + 4 * float(moved @ self._products @ moved) + count * square**2
-            - 4 * float(self._cubes @ moved) + 2 * square * self._lengths
-            - 4 * square * count * square
-        )  # fmt: skip
-        spread = float((covariance**2).sum())
-        distance = spread - float(np.trace(covariance)) ** 2 / len(covariance)
-        error = (fourth / count - spread) / count
-        return min(max(error / distance, 0.0), 1.0) if distance > 0 else 0.0
+def _shrunk(blocks: Iterable[Float32], mean: Float32, count: int) -> Float64:
+    """Covariance of ``count`` vectors, shrunk as Ledoit and Wolf do: ``(width, width)``."""
+    covariance, fourth = np.zeros((len(mean), len(mean))), 0.0
+    for vectors in blocks:
+        moved = vectors - mean
+        covariance += (moved.T @ moved).astype(np.float64) / count
+        fourth += float((np.einsum("ij,ij->i", moved, moved).astype(np.float64) ** 2).sum()) / count
+    variance, spread = np.trace(covariance) / len(mean), (covariance**2).sum()
+    distance = spread - len(mean) * variance**2
+    shrinkage = 0.0 if distance <= 0 else min(max((fourth - spread) / count / distance, 0.0), 1.0)
+    return np.asarray((1 - shrinkage) * covariance + shrinkage * variance * np.eye(len(mean)))
 
 
 def load_whitening(data: VectorData, kind: str) -> Whitening:
