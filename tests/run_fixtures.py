@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.runs.content import (
     Cost,
     DatasetContent,
@@ -63,7 +64,8 @@ def write_fake_run(
         "views": ("mean_2",), "classes": tuple(classes),
         "records": RecordCounts(folds=n, test=0),
         "dataset": DatasetContent(
-            fingerprint="f", source=SOURCE, path="", model={}, unicode="none", pairs=False,
+            fingerprint="f", source=SOURCE, path="", unicode="none", pairs=False,
+            model=ModelSettings(type="bert", n_layers=2, width=16, sha256={}),
             names=Names(model="m", revision=None, inputs=()),
         ),
         "split": SplitContent(

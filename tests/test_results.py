@@ -28,6 +28,7 @@ from embedkit.classifiers.saved import load_model, save_model
 from embedkit.classifiers.train import split_for, target_of, train
 from embedkit.cli.run_text import run_info_text
 from embedkit.dataset.record_keys import text_key
+from embedkit.dataset.vector_settings import DatasetEncoder
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
@@ -41,7 +42,6 @@ from embedkit.predict import Prediction, Predictor, _Trained, parse_label_names
 from embedkit.prediction_files import PredictedRecord, write_prediction_file
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.reencoding import Reencoder
 from embedkit.runs.splits import split
 from tests.processes import command
 from tests.store_fixtures import build_tiny, load_quickly, tiny_model
@@ -373,9 +373,9 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
         train(shared / "data", out=tmp_path / "run", test=half)
     embedkit.extract(corpus, out=tmp_path / "cut", model=str(tiny_model()), layers="all",
                      max_length=4)  # fmt: skip
-    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected \d+"):
+    with pytest.raises(MismatchError, match=r"fitted on: max_length is 4, expected \d+"):
         train(shared / "data", out=tmp_path / "run", test=tmp_path / "cut")
-    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected \d+"):
+    with pytest.raises(MismatchError, match=r"fitted on: max_length is 4, expected \d+"):
         Predictor(shared / "run", device="cpu").predict_stored(tmp_path / "cut")
     for text in ("1.5", "f", "best", "f-1"):
         with pytest.raises(UsageError, match=r"expected a probability such as 0\.3, or the"):
@@ -387,7 +387,7 @@ def test_stored_vectors_are_predicted_without_encoding(
 ) -> None:
     predictor = Predictor(shared / "run", device="cpu")
     encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
-    monkeypatch.setattr(Reencoder, "vectors", None)
+    monkeypatch.setattr(DatasetEncoder, "__call__", None)
     data, said = predictor.predict_stored(shared / "data")
     found = [one.proba["1"] for one in said]
     assert len(found) == len(data.row)
@@ -440,7 +440,7 @@ def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) 
     data = embedkit.load(tmp_path / "data")
     assert isinstance(predictor._model, _Trained)
     assert predictor._model._encoder is not None
-    assert np.allclose(predictor._model._encoder.vectors(data.text), data.X, atol=1e-3)
+    assert np.array_equal(predictor._model._encoder(data.text), data.X)
 
 
 def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:

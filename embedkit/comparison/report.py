@@ -274,19 +274,19 @@ def _matrices(compared: Compared) -> list[dict[str, Any]]:
 
 def _ledger(dataset: Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
-    totals, vectors = manifest.totals, manifest.job["vectors"]
+    totals, vectors = manifest.totals, manifest.job.vectors
     return {
         "path": str(dataset.path.resolve().name),
         "runs": dataset.runs,
-        "model": manifest.names["model"],
-        "inputs": [Path(name).name for name in manifest.names["inputs"]],
-        "records": totals["records"],
-        "accepted": totals["accepted"],
-        "rejected": totals["rejected"],
-        "left_out": totals["left_out"],
-        "ledger": totals["ledger"],
-        "max_length": vectors["max_length"],
-        "on_long": vectors["on_long"],
+        "model": manifest.names.model,
+        "inputs": [Path(name).name for name in manifest.names.inputs],
+        "records": totals.records,
+        "accepted": totals.accepted,
+        "rejected": totals.rejected,
+        "left_out": totals.left_out,
+        "ledger": totals.ledger,
+        "max_length": vectors.max_length,
+        "on_long": vectors.on_long,
         "fingerprint": manifest.fingerprint,
     }
 

@@ -24,6 +24,7 @@ from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.classifiers.test_set import count_seen
 from embedkit.corpus import CorpusOptions
+from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.encoding.checkpoint import (
     DEFAULT_MODEL,
     Checkpoint,
@@ -462,7 +463,7 @@ class _Run:
             ),
             test_set=None if extra is None else TestSetContent(
                 source=extra.source, rejected=sum(extra.rejected.values()),
-                seen_texts=count_seen(extra.whole_texts(), plan.data.whole_texts()),
+                seen_texts=count_seen(extra.text_keys(), plan.data.text_keys()),
             ),
             scores=reported_scores(predictions, seed=plan.settings.seed, beta=chosen.beta),
             cost=Cost(
@@ -482,10 +483,10 @@ class _Run:
             fingerprint=_fingerprint({n: identity[n] for n in ("source", "reading")}),
             path=path_from(self._folder, Path(data.name)),
             source=data.source,
-            model={
-                "type": checkpoint.model_type, "n_layers": checkpoint.n_layers,
-                "width": checkpoint.width, "sha256": identity["model"],
-            },
+            model=ModelSettings(
+                type=checkpoint.model_type, n_layers=checkpoint.n_layers,
+                width=checkpoint.width, sha256=identity["model"],
+            ),
             unicode=data.unicode,
             pairs=data.pairs is not None,
             reading=data.reading,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.display import without_nan
 from embedkit.runs.metrics import Score
 from embedkit.runs.split_files import Split, SplitSettings
@@ -68,14 +69,23 @@ class DatasetContent:
     fingerprint: str
     source: tuple[str, ...]
     path: str
-    model: dict[str, Any]
+    model: ModelSettings
     names: Names
     unicode: str
     pairs: bool
-    vectors: dict[str, Any] | None = None
+    vectors: VectorOptions | None = None
     storage: str | None = None
     reading: dict[str, Any] | None = None
     rejected: dict[str, int] | None = None
+
+    @property
+    def vector_settings(self) -> VectorSettings:
+        """Everything that shaped a vector, of a run on vectors."""
+        assert self.vectors is not None
+        assert self.storage is not None
+        return VectorSettings.of(
+            self.vectors, model=self.model, unicode=self.unicode, storage=self.storage
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

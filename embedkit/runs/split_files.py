@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.decoding import decode
 from embedkit.errors import DamagedError, MismatchError, UsageError
-from embedkit.runs.decoding import decode
 from embedkit.types import Int64
 
 __all__ = ["TEST", "Split", "SplitSettings", "align_split", "read_split", "write_split"]

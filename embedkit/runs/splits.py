@@ -7,11 +7,13 @@ case, width or whitespace only.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,8 @@ from embedkit.dataset.record_keys import (
     check_labelled,
     has_label,
     source_of,
-    stored_texts,
     text_key,
+    text_keys,
     whole_text,
 )
 from embedkit.dataset.store import VectorData, is_dataset, load
@@ -49,6 +51,8 @@ __all__ = [
     "split_by_column",
 ]
 
+logger = logging.getLogger(__name__)
+
 _SMALLEST_TEST = 0.01
 _MANY_VALUES = 20
 _BINS = 10
@@ -62,14 +66,15 @@ class Labelled:
         source: SHA-256 of the input files, in order.
         row: ``(n,)`` record numbers, ascending.
         labels: as written; ``None`` where there is no label column.
-        texts: the texts; ``None`` if they are not stored.
+        keys: key of the text of every record (:func:`~embedkit.dataset.record_keys.text_key`);
+            ``None`` if they are not known.
         groups: value of the group column for each record, or ``None``.
     """
 
     source: tuple[str, ...]
     row: Int64
     labels: list[str | None] | None
-    texts: list[str] | None
+    keys: Sequence[int] | Int64 | None
     groups: list[str | None] | None
 
 
@@ -139,7 +144,7 @@ def make_split(
     if len(records.row) < folds:
         raise UsageError(f"{len(records.row)} records are too few for {folds} folds.")
     groups = same_text_groups(
-        None if allow_duplicates else records.texts, records.groups, len(records.row)
+        None if allow_duplicates else records.keys, records.groups, len(records.row)
     )
     strata = _strata(records, folds)
     in_test = np.zeros(len(records.row), bool)
@@ -162,7 +167,7 @@ def make_split(
         seed=seed,
         stratified=records.labels is not None,
         grouped=records.groups is not None,
-        allow_duplicates=allow_duplicates,
+        allow_duplicates=allow_duplicates or records.keys is None,
     )
     return Split(records.row, groups, np.stack(columns, axis=1), settings)
 
@@ -188,7 +193,7 @@ def split_by_column(
     names = np.unique(given[~in_test])
     if not len(names):
         raise UsageError(f"split_column={column!r}: every record is marked test.")
-    groups = same_text_groups(records.texts, records.groups, len(records.row))
+    groups = same_text_groups(records.keys, records.groups, len(records.row))
     result = np.full(len(given), TEST, np.int64)
     shuffled = len(names) == 1
     if shuffled:
@@ -238,7 +243,7 @@ def inner_folds(
 
 
 def same_text_groups(
-    texts: Sequence[str] | None, groups: Sequence[str | None] | None, count: int
+    keys: Sequence[int] | Int64 | None, groups: Sequence[str | None] | None, count: int
 ) -> Int64:
     """Return ``(n,)`` group numbers, equal for records that are connected by texts or groups.
 
@@ -249,14 +254,13 @@ def same_text_groups(
 
     index = np.arange(count)
     edges = []
-    keys = None if texts is None else [text_key(text) for text in texts]
     named = None if groups is None else [
         None if g is None or not has_label(str(g)) else str(g) for g in groups
     ]  # fmt: skip
-    for values in (keys, named):
+    for values in (None if keys is None else list(keys), named):
         if values is None:
             continue
-        first: dict[str, int] = {}
+        first: dict[Any, int] = {}
         edges.append([index[i] if v is None else first.setdefault(v, i)
                       for i, v in enumerate(values)])  # fmt: skip
     if not edges:
@@ -285,17 +289,23 @@ def records_of(data: VectorData, label: str | None = None, group: str | None = N
     Raises:
         UsageError: the label is not the one the dataset was made with, or a column is missing.
     """
-    stored = data.manifest.job["input"]["label"]
+    stored = data.manifest.job.input.label
     if label is not None and label != stored:
         raise UsageError(
             f"label={label!r}: {data.path} was made with the label column {stored!r}. "
             "Split the corpus itself, or extract again with another label."
         )
+    keys = text_keys(data)
+    if keys is None:
+        logger.warning(
+            "%s holds neither texts nor text keys, so records with the same text cannot be kept "
+            "together; scores may be inflated by leakage. Extract it again.", data.path,
+        )  # fmt: skip
     return Labelled(
         source=source_of(data),
         row=data.row,
         labels=data.column("label") if stored else None,
-        texts=stored_texts(data),
+        keys=keys,
         groups=data.column(group) if group else None,
     )
 
@@ -331,7 +341,7 @@ def _records(
         source=tuple(file.sha256 for file in plan.files),
         row=np.array([r.row for r in records], np.int64),
         labels=[r.label for r in records] if plan.label else None,
-        texts=[whole_text(r.text, r.text_pair) for r in records],
+        keys=[text_key(whole_text(r.text, r.text_pair)) for r in records],
         groups=[r.kept[0] for r in records] if group else None,
     )
 
