@@ -79,6 +79,7 @@ def split(
     groups = len(np.unique(made.group))
     if as_json:
         summary = {"out": str(out), "records": len(made.row), "groups": groups, "folds": sizes,
+                   "unit": made.settings.unit,
                    "fingerprint": made.fingerprint}  # fmt: skip
         click.echo(json.dumps(summary, ensure_ascii=False))
     elif not quiet:
@@ -86,8 +87,7 @@ def split(
         click.echo("  " + ", ".join(
             f"{'test' if name == 'test' else f'fold {name}'} {n:,}" for name, n in sizes.items()
         ))  # fmt: skip
-        if shared := len(made.row) - groups:
-            click.echo(f"  {shared:,} records share the fold of another by text or group")
+        click.echo(f"  never divided: {made.settings.unit_text} ({groups:,})")
 
 
 @click.command(

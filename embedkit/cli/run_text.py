@@ -97,6 +97,17 @@ def _scores_table(content: PredictionRun) -> str:
     return table_text(rows)
 
 
+def _classes_tables(content: PredictionRun) -> Iterator[str]:
+    """Precision, recall and F1 of every class, for each subset."""
+    for subset, found in content.per_class.items():
+        yield table_text([
+            {"class": visible(one.label), "held out": _SUBSETS[subset],
+             "precision": _number(one.precision), "recall": _number(one.recall),
+             "f1": _number(one.f1), "records": f"{one.support:,}"}
+            for one in found
+        ])  # fmt: skip
+
+
 def _number(value: float) -> str:
     """Four digits; NaN, such as the ROC-AUC of one class alone, is a dash."""
     return "–" if math.isnan(value) else f"{value:.4f}"
@@ -122,7 +133,7 @@ def run_info_text(path: Path, content: Run) -> str:
     elif isinstance(content, SimilarityRun):
         lines.append(_similarity_text(content))
     elif isinstance(content, PredictionRun):
-        lines += [_scores_table(content), *_notes(content)]
+        lines += [_scores_table(content), *_classes_tables(content), *_notes(content)]
     lines.append("open it:")
     where = shlex.quote(str(path))
     for name in ("predictions.parquet", "pairs.parquet"):

@@ -37,9 +37,8 @@ def _joined(
     if table.rows[0].test:
         parts += ["Test part:", draw([_test_cells(row) for row in table.rows])]
     parts += [
-        f"Differences in {table.metric} with 95 % intervals"
-        + (f"; p of McNemar's test after Holm's correction for {table.tests} tests:"
-           if table.agreement else ":"),
+        f"Differences in {table.metric} with 95 % intervals; p of the paired bootstrap test of "
+        f"{table.metric}, corrected for {table.tests} pairs:",
         draw([_difference_cells(table, row) for row in table.rows]),
         "Cost:",
         draw([_cost_cells(row.name, row.cost) for row in table.rows if row.cost]),
