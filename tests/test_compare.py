@@ -131,7 +131,8 @@ def test_difference_of_pairs(tmp_path: Path) -> None:
     assert found.p == pytest.approx(2 * stats.norm.sf(gap.mean() / error), abs=0.02)
     apart = found.only_this + found.only_other
     assert found.mcnemar == stats.binomtest(found.only_this, apart).pvalue
-    assert compare(paths, metric="brier").table.rows[1].to_best.mcnemar is None
+    brier = compare(paths, metric="brier", baseline="a").table
+    assert row_of(brier, "b").to_baseline.mcnemar is None
     assert row_of(table, "a").to_baseline is None
 
 
@@ -187,7 +188,7 @@ def test_a_verdict_needs_the_corrected_p(tmp_path: Path) -> None:
                            [i % 5 for i in range(400)])
         )  # fmt: skip
     table = compare(paths, baseline="r7").table
-    found = [row.to_baseline for row in table.rows if row.path and row.name != "r7"]
+    found = [row_of(table, f"r{i}").to_baseline for i in range(7)]
     lucky = [one for one in found if one.p < 0.05 <= one.p_corrected]
     assert lucky
     assert all(one.high < 0 and not one.significant for one in lucky)
@@ -202,7 +203,7 @@ def test_groups_are_drawn_whole(tmp_path: Path, metric: str) -> None:
     for name, group in (("whole", np.arange(600) // 10), ("apart", np.arange(600))):
         paths = [
             write_fake_run(tmp_path / name / n, list(map(str, y)), o, (group % 5).tolist(),
-                           group=group)
+                           group=group.tolist())
             for n, o in zip("ab", outputs, strict=True)
         ]  # fmt: skip
         table = compare(paths, metric=metric, baseline="a").table
@@ -266,7 +267,8 @@ def test_the_majority_is_a_family_of_its_own(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=100)
     table = compare(paths).table
     assert table.baseline == "majority"
-    assert all(row.to_baseline.p is not None for row in table.rows if row.kind != "majority")
+    for name in ("a", "b", "c", "blend: mean"):
+        assert row_of(table, name).to_baseline.p is not None
     assert table.tests == 6  # three runs and their mean
 
 

@@ -112,6 +112,21 @@ def test_metrics_of_weighted_records_are_those_of_copies() -> None:
             assert metric(weights)[row] == pytest.approx(copies[name].value(one.sum())), name
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
+    random = np.random.default_rng(0)
+    y, said = random.normal(size=(2, 80))
+    found, scaled = (
+        regression_scores(unit * (y + zero), unit * (said + zero)) for zero in (0, 100)
+    )
+    expected = regression_scores(y, said)
+    for name, score in expected.items():
+        factor = unit if name in ("rmse", "mae") else 1
+        for other in (found, scaled):
+            values = [value / factor for value in astuple(other[name])]
+            assert values == pytest.approx(astuple(score), rel=1e-5), name
+
+
 def test_names_of_f_scores() -> None:
     assert [beta_of(n) for n in ("f1", "f0.5", "f7", "f", "f0", "fx", "accuracy")] == [
         1, 0.5, 7, None, None, None, None

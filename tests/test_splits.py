@@ -122,7 +122,8 @@ def test_many_numbered_classes_are_stratified() -> None:
 
 def test_ratings_with_a_rare_value_are_spread_evenly() -> None:
     """One to five stars, of which one was given three times: neighbours share a stratum."""
-    labels = ["1"] * 3 + ["2"] * 37 + ["3"] * 60 + ["4.0"] * 60 + ["5"] * 40
+    stars = {"1": 3, "2": 37, "3": 60, "4.0": 60, "5": 40}
+    labels: list[str | None] = [star for star, count in stars.items() for _ in range(count)]
     made = make_split(records(labels), folds=5)
     values = np.array(labels, float)
     for fold in range(5):
@@ -135,16 +136,17 @@ def test_ratings_with_a_rare_value_are_spread_evenly() -> None:
 )
 def test_values_are_binned_whole(values: Any) -> None:
     """Whatever the values, each fold gets its part of every tenth of them."""
-    labels = [str(v) for v in values]
+    labels: list[str | None] = [str(v) for v in values]
     made = make_split(records(labels), folds=5)
     assert np.ptp(np.bincount(made.folds[:, 0])) <= 3
 
 
 def test_no_message_advises_to_delete_a_value() -> None:
-    for labels in (["1", "2", "3"] * 9 + ["4"], ["0.5", "0.25", "2"] * 5):
+    found: list[list[str | None]] = [[*"123" * 9, "4"], ["0.5", "0.25", "2"] * 5]
+    for labels in found:
         make_split(records(labels), folds=5)
     with pytest.raises(UsageError, match=r"Use 3 folds or fewer, or leave that class out"):
-        make_split(records(["a"] * 10 + ["b"] * 3), folds=5)
+        make_split(records([*"a" * 10, *"b" * 3]), folds=5)
 
 
 def test_a_split_says_what_it_keeps_together(

@@ -75,9 +75,7 @@ def cross_validate(
             proba = predict_proba(estimator, take(features, test), target)
             cost["fit_seconds"] += fitted - started
             cost["predict_seconds"] += time.perf_counter() - fitted
-            found.append(
-                Predictions.of_fold(test, proba, threshold=chosen, inner=inner, **where)
-            )
+            found.append(Predictions.of_fold(test, proba, threshold=chosen, inner=inner, **where))
             done, total = len(found), split.repeats * split.n_folds
             progress(Progress("fitting", done, total, "folds", done))
     return Predictions.joined(found), cost

@@ -30,7 +30,6 @@ from embedkit.runs.resampling import (
     paired_tests,
     resample,
     scored,
-    unit_count,
 )
 from embedkit.types import Int64
 
@@ -294,7 +293,7 @@ class _Subset:
         drawn = resample(tested, unit, seed=seed, samples=samples)
         self._drawn = np.stack([drawn[name] for name in self.names], axis=1)
         self._values = np.array([self.scores[name][metric].value for name in self.names])
-        self._units = unit_count(unit, tested[self.names[0]].rests_on)
+        self._units = tested[self.names[0]].units(unit, paired=True)
         self.pairs = list(combinations([n for n in self.names if n != MAJORITY], 2))
 
     def ordered(self) -> list[str]:
@@ -308,10 +307,13 @@ class _Subset:
     ) -> dict[tuple[str, str], Difference]:
         """Differences of pairs; each family of pairs is corrected for on its own."""
         tests = {pair: found for family in families for pair, found in self._tests(family).items()}
-        return {
-            pair: replace(self._difference(*pair), **tests.get(frozenset(pair), {}))
-            for pair in pairs
-        }
+        made = {}
+        for pair in pairs:
+            p, corrected, repeats = tests.get(frozenset(pair), (None, None, None))
+            made[pair] = replace(
+                self._difference(*pair), p=p, p_corrected=corrected, p_repeats=repeats
+            )
+        return made
 
     def _difference(self, name: str, other: str) -> Difference:
         one, two = self.names.index(name), self.names.index(other)
@@ -330,18 +332,15 @@ class _Subset:
 
     def _tests(
         self, family: Sequence[tuple[str, str]]
-    ) -> dict[frozenset[str], dict[str, float | None]]:
+    ) -> dict[frozenset[str], tuple[float | None, ...]]:
+        """Return p, corrected p and p over repeats of the pairs of a family."""
         if not family:
             return {}
         pairs = [(self.names.index(one), self.names.index(other)) for one, other in family]
         p, corrected = paired_tests(self._values, self._drawn, pairs, units=self._units)
-        repeats = self._repeats(pairs)
         return {
-            frozenset(pair): {
-                name: None if np.isnan(value) else float(value)
-                for name, value in zip(("p", "p_corrected", "p_repeats"), found, strict=True)
-            }
-            for pair, found in zip(family, zip(p, corrected, repeats, strict=True), strict=True)
+            frozenset(pair): tuple(None if np.isnan(one) else float(one) for one in found)
+            for pair, *found in zip(family, p, corrected, self._repeats(pairs), strict=True)
         }
 
     def _repeats(self, pairs: Sequence[tuple[int, int]]) -> Sequence[float]:

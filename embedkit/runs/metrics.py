@@ -128,29 +128,35 @@ def classification_metrics(
         "mcc": (cells.mcc, "correlation"),
     }
     return {
-        name: Metric(of, scale, None if name == "accuracy" else rarer)
+        name: Metric(
+            of, scale, None if name == "accuracy" else rarer, is_mean=name in ("log_loss", "brier")
+        )
         for name, (of, scale) in found.items()
     }
 
 
 def regression_metrics(y: Float64, predicted: Float64) -> dict[str, Metric]:
     """Return the metrics of :func:`regression_scores` as functions of weights."""
-    squares = _mean((y - predicted) ** 2)
-    centred = y - y.mean()  # moments about a point near the mean keep their digits
-    spread = _mean(centred**2), _mean(centred)
+    centred, shifted = _standardised(y), _standardised(predicted)
+    unit = y.std() or 1.0
+    squares, spread = _mean(((y - predicted) / unit) ** 2), (_mean(centred**2), _mean(centred))
 
     def r_squared(weights: Float64) -> Float64:
         variance = spread[0](weights) - spread[1](weights) ** 2
         return np.asarray(1 - squares(weights) / np.maximum(variance, _SMALLEST))
 
-    shifted = predicted - predicted.mean()
     return {
-        "rmse": Metric(lambda w: np.sqrt(squares(w)), "error"),
+        "rmse": Metric(lambda w: unit * np.sqrt(squares(w)), "error"),
         "mae": Metric(_mean(np.abs(y - predicted)), "error"),
         "r2": Metric(r_squared, "explained"),
         "pearson": Metric(lambda w: _correlation(w, centred, shifted), "correlation"),
         "spearman": Metric(_spearman(y, predicted), "correlation"),
     }
+
+
+def _standardised(values: Float64) -> Float64:
+    """Values of mean 0 and variance 1, whose sums keep their digits; a constant is 0."""
+    return np.asarray((values - values.mean()) / (values.std() or 1.0))
 
 
 def _mean(values: NDArray[Any]) -> Callable[[Float64], Float64]:
@@ -184,9 +190,9 @@ def _correlation(weights: Float64, a: Float64, b: Float64) -> Float64:
     products = [(weights * u * v).sum(1) for u, v in ((a, b), (a, a), (b, b))]
     spread = products[1] * products[2]
     smallest = _SMALLEST * total[:, 0] ** 2
-    return np.divide(
-        products[0], np.sqrt(spread), out=np.full(len(spread), np.nan), where=spread > smallest
-    )
+    found = np.full(len(spread), np.nan)
+    np.divide(products[0], np.sqrt(spread), out=found, where=spread > smallest)
+    return found
 
 
 def _spearman(y: Float64, predicted: Float64) -> Callable[[Float64], Float64]:
@@ -216,8 +222,9 @@ def _mean_roc_auc(ranked: Sequence[_Ranking]) -> Callable[[Float64], Float64]:
     def mean(weights: Float64) -> Float64:
         areas = np.stack([one.roc_auc(weights) for one in ranked])
         known = np.isfinite(areas)
-        return np.divide(np.where(known, areas, 0).sum(0), known.sum(0),
-                         out=np.full(len(weights), np.nan), where=known.any(0))  # fmt: skip
+        found = np.full(len(weights), np.nan)
+        np.divide(np.where(known, areas, 0).sum(0), known.sum(0), out=found, where=known.any(0))
+        return found
 
     return mean
 

@@ -65,11 +65,14 @@ class Metric:
         scale: a key of the table of scales: what its values range over.
         rests_on: ``(n,)`` bool: the records whose number limits what is known, such as those of
             the rarer class; ``None`` for all.
+        is_mean: whether it is a mean over records, so that a difference of two methods rests on
+            all of them.
     """
 
     of: Callable[[Float64], Float64]
     scale: str = "fraction"
     rests_on: Bool | None = None
+    is_mean: bool = False
 
     def __call__(self, weights: Float64) -> Float64:
         """Return the values ``(samples,)``."""
@@ -78,6 +81,15 @@ class Metric:
     def value(self, count: int) -> float:
         """Return the value for ``count`` records, each once."""
         return float(self.of(np.ones((1, count)))[0])
+
+    def units(self, unit: Int64, *, paired: bool = False) -> float:
+        """Return the effective number of units that the value, or a paired difference, rests on.
+
+        Args:
+            unit: ``(n,)`` unit of each record.
+            paired: whether a difference of two methods is asked about.
+        """
+        return unit_count(unit, None if paired and self.is_mean else self.rests_on)
 
 
 def _exp(value: float) -> float:
@@ -167,8 +179,8 @@ def scored(
     found = {}
     for name, metric in metrics.items():
         value = metric.value(len(unit))
-        units = unit_count(unit, metric.rests_on)
-        found[name] = Score(value, *interval(value, drawn[name], scale=metric.scale, units=units))
+        ends = interval(value, drawn[name], scale=metric.scale, units=metric.units(unit))
+        found[name] = Score(value, *ends)
     return found
 
 
@@ -243,7 +255,8 @@ def paired_tests(
     fewest = min(1.0, 2 ** (1 - units))  # no test of so few units can be surer
 
     def fraction(largest: Float64, at: Float64) -> Float64:
-        return np.maximum((1 + (largest >= at).sum(0)) / (len(largest) + 1), fewest)
+        found = (1 + (largest >= at).sum(0)) / (len(largest) + 1)
+        return np.asarray(np.maximum(found, fewest), np.float64)
 
     p[known] = fraction(moved, found)
     order = np.argsort(-found, kind="stable")
