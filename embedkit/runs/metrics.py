@@ -375,35 +375,39 @@ class _Ranking:
     """Records in order of score, ties together, for metrics of a ranking."""
 
     def __init__(self, positive: Bool, scores: Float64) -> None:
-        self._last: tuple[Float64, tuple[Float64, Float64]] | None = None
+        self._last: tuple[Float64, tuple[Float64, Float64, Float64]] | None = None
         self._order = np.argsort(-scores, kind="stable")
         self._positive = positive[self._order].astype(np.float64)
-        ordered = scores[self._order]
-        ends = np.append(np.flatnonzero(np.diff(ordered)), len(scores) - 1)
-        self._ends = ends if len(ends) < len(scores) else slice(None)  # a slice copies nothing
+        self._starts = np.append(0, np.flatnonzero(np.diff(scores[self._order])) + 1)
+
+    def _sums(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
+        """Weights of positives and negatives at every score, and of positives down to it.
+
+        They are kept, since both areas are asked for of the same samples.
+        """
+        if self._last is None or self._last[0] is not weights:
+            ordered = weights[:, self._order]
+            gained = ordered * self._positive
+            missed = ordered - gained
+            if len(self._starts) < len(self._order):
+                gained, missed = (
+                    np.add.reduceat(w, self._starts, axis=1) for w in (gained, missed)
+                )
+            self._last = weights, (gained, missed, np.cumsum(gained, axis=1))
+        return self._last[1]
 
     def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""
-        return self._areas(weights)[0]
+        gained, missed, hits = self._sums(weights)
+        pairs, found = hits[:, -1] * missed.sum(1), np.full(len(weights), np.nan)
+        under = np.einsum("ij,ij->i", missed, hits) - np.einsum("ij,ij->i", missed, gained) / 2
+        np.divide(under, pairs, out=found, where=pairs > 0)
+        return found
 
     def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
-        return self._areas(weights)[1]
-
-    def _areas(self, weights: Float64) -> tuple[Float64, Float64]:
-        if self._last is not None and self._last[0] is weights:
-            return self._last[1]  # both are asked of the same samples, one after the other
-        ordered = weights[:, self._order]
-        hits = np.cumsum(ordered * self._positive, axis=1)[:, self._ends]
-        chosen = np.cumsum(ordered, axis=1)[:, self._ends]
-        gained = np.diff(hits, prepend=0)
-        missed = np.diff(chosen - hits, prepend=0)
-        total, pairs = hits[:, -1], hits[:, -1] * (chosen - hits)[:, -1]
-        under = np.sum(missed * (2 * hits - gained), axis=1) / 2
-        precise = np.sum(gained * hits / np.maximum(chosen, _SMALLEST), axis=1)
-        areas = (
-            np.divide(under, pairs, out=np.full(len(total), np.nan), where=pairs > 0),
-            np.divide(precise, total, out=np.full(len(total), np.nan), where=total > 0),
-        )
-        self._last = weights, areas
-        return areas
+        gained, missed, hits = self._sums(weights)
+        total, found = hits[:, -1], np.full(len(weights), np.nan)
+        chosen = np.maximum(hits + np.cumsum(missed, axis=1), _SMALLEST)
+        np.divide(np.einsum("ij,ij->i", gained, hits / chosen), total, out=found, where=total > 0)
+        return found
