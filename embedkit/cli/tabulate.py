@@ -35,7 +35,11 @@ def _joined(
         draw([_score_cells(table, row) for row in table.rows]),
     ]
     if table.rows[0].test:
-        parts += ["Test part:", draw([_test_cells(row) for row in table.rows])]
+        parts += [
+            "Test part:", draw([_test_cells(row) for row in table.rows]),
+            f"Differences in {table.metric} on the test part; p corrected for these pairs:",
+            draw([_difference_cells(table, row, test=True) for row in table.rows]),
+        ]  # fmt: skip
     parts += [
         f"Differences in {table.metric} with 95 % intervals; p of the paired bootstrap test of "
         f"{table.metric}, corrected for {table.tests} pairs:",
@@ -72,14 +76,19 @@ def _interval(score: Score, *, both: bool) -> str:
     return f"{score.value:.3f} ±{(score.high - score.low) / 2:.3f}"
 
 
-def _difference_cells(table: Comparison, row: Row) -> dict[str, str]:
+def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dict[str, str]:
     cells = {"method": visible(row.name)}
+    to_best, to_baseline = row.to_best, row.to_baseline
+    if test:
+        to_best, to_baseline = row.test_to_best, row.test_to_baseline
     for what, name, found in (
-        ("best", table.best, row.to_best),
-        ("baseline", table.baseline, row.to_baseline),
+        ("best", table.best, to_best),
+        ("baseline", table.baseline, to_baseline),
     ):
         cells[f"to {what}, {visible(name)}"] = _difference(found)
-        cells[f"p ({what})"] = _p(found)
+        cells[f"p ({what})"] = _p(found and found.p_corrected)
+        if any(r.to_best and r.to_best.p_repeats is not None for r in table.rows) and not test:
+            cells[f"p over repeats ({what})"] = _p(found and found.p_repeats)
     return cells
 
 
@@ -89,10 +98,10 @@ def _difference(found: Difference | None) -> str:
     return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
-def _p(found: Difference | None) -> str:
-    if found is None or found.p_corrected is None:
+def _p(value: float | None) -> str:
+    if value is None:
         return "–"
-    return "< 0.001" if found.p_corrected < 0.001 else f"{found.p_corrected:.3f}"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _cost_cells(name: str, cost: Cost | None) -> dict[str, str]:
