@@ -258,6 +258,10 @@ def test_repeats_are_tested_over_their_folds(tmp_path: Path) -> None:
     single = 2 * stats.t.sf(t, 14)
     assert single <= found.p_repeats <= min(1, 3 * single) + 1e-12  # Holm, with the mean's pairs
     assert found.significant == (max(found.p_corrected, found.p_repeats) < 0.05)
+    first = [one[:100] for one in right]  # a record counts once
+    assert (found.only_this, found.only_other) == (
+        int((first[1] & ~first[0]).sum()), int((first[0] & ~first[1]).sum())
+    )  # fmt: skip
     once = [write_fake_run(tmp_path / "once" / n, list(map(str, y[:100])), np.eye(2)[y[:100]],
                            folds[:100].tolist()) for n in "ab"]  # fmt: skip
     assert row_of(compare(once, baseline="a").table, "b").to_baseline.p_repeats is None
@@ -426,6 +430,11 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
         assert min(score["blend: mean"], score["blend: stacked"]) > best
         ones = np.ones(3_000, int)
         assert score["majority"] == pytest.approx(metrics.fbeta_score(y, ones, beta=7))
+    made = compare(paths, metric="f7").predictions["blend: mean"]
+    for f in range(5):
+        others, here = made.fold != f, made.fold == f
+        cut = best_threshold(made.y[others], made.proba[others, 1], beta=7)
+        assert np.array_equal(made.y_pred[here], made.proba[here, 1] >= cut)
     by_accuracy = compare(paths, metric="accuracy").table
     assert row_of(by_accuracy, "majority").scores["accuracy"].value > 0.95
     with pytest.raises(UsageError, match="metric='f7'"):

@@ -6,6 +6,8 @@ the seeds are fixed, so that a failure is a change of the method.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -40,9 +42,9 @@ def test_groups_taken_for_records_would_be_noticed() -> None:
     """The fault that the test above is for: the rates of a bootstrap over single records."""
 
     class Single(World):
-        def draw(self, random, count, methods):  # type: ignore[no-untyped-def]
-            _, y, predicted = super().draw(random, count, methods)
-            return np.arange(count), y, predicted
+        def draw(self, *given: Any) -> Any:
+            unit, y, predicted = super().draw(*given)
+            return np.arange(len(unit)), y, predicted
 
     count = 100
     found = single(Single("", group=10, alike=0.5), 200, repetitions=count, samples=200)

@@ -86,9 +86,9 @@ def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dic
         ("baseline", table.baseline, to_baseline),
     ):
         cells[f"to {what}, {visible(name)}"] = _difference(found)
-        cells[f"p ({what})"] = _p(found and found.p_corrected)
+        cells[f"p ({what})"] = _p(found.p_corrected if found else None)
         if any(r.to_best and r.to_best.p_repeats is not None for r in table.rows) and not test:
-            cells[f"p over repeats ({what})"] = _p(found and found.p_repeats)
+            cells[f"p over repeats ({what})"] = _p(found.p_repeats if found else None)
     return cells
 
 
