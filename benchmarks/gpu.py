@@ -378,7 +378,7 @@ def extract(bench: Bench) -> Rows:
             texts, settings=TokenizerSettings(512)))  # fmt: skip
         cases: dict[str, dict[str, Any]] = {
             "mean of the last layer": {},
-            "cls and mean of all layers": {"layers": "all", "poolings": ["cls", "mean"]},
+            "cls and mean of all layers": {"layers": "all", "pooling": ["cls", "mean"]},
         }
         for name, options in cases.items():
             started = time.perf_counter()

@@ -18,7 +18,7 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from embedkit.cli.tabulate import comparison_markdown, comparison_text
+from embedkit.cli.compare import comparison_markdown, comparison_text
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.compare import Comparison, compare, holm, mcnemar
 from embedkit.comparison.load import read_runs
@@ -408,7 +408,7 @@ def test_tables(tmp_path: Path) -> None:
     best = table.rows[0].scores["accuracy"]
     for shown in (text, markdown):
         assert f"{best.value:.3f} ({best.low:.3f} to {best.high:.3f})" in shown
-        assert "40 records in folds, 10 in the test part" in shown
+        assert "40 records in folds, 10 in the test set" in shown
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert "| a\\|b |" in markdown
     assert "c&lt;d" in markdown

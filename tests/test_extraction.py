@@ -79,7 +79,7 @@ SCALARS = [("n_tokens", pa.int32(), False), ("n_kept", pa.int32(), False),
 
 
 def test_sentence_columns(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "out", layers="0,sum:1..2", poolings=["mean", "cls", "pooler"],
+    run(corpus, tmp_path / "out", layers="0,sum:1..2", pooling=["mean", "cls", "pooler"],
         keep=["document"])  # fmt: skip
     assert fields(tmp_path / "out") == [
         ("row", pa.int64(), False), ("id", pa.string(), False), ("text", pa.string(), False),
@@ -235,7 +235,7 @@ def test_rejects_at_every_edge(
 
 def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
     names = ["mean_0", "cls_0", "max_0", "mean_2", "cls_2", "max_2", "pooler"]
-    run(corpus, tmp_path / "out", layers="0,-1", poolings=["mean", "cls", "max", "pooler"])
+    run(corpus, tmp_path / "out", layers="0,-1", pooling=["mean", "cls", "max", "pooler"])
     expected = encoder().encode_views([t for _, t in accepted()], names)
     for name in names:
         data = embedkit.load(tmp_path / "out", view=name)
@@ -249,8 +249,8 @@ def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_normalized_views_have_length_one(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "raw", poolings=["mean", "cls"], tokens=True)
-    run(corpus, tmp_path / "unit", poolings=["mean", "cls"], tokens=True, normalize=True)
+    run(corpus, tmp_path / "raw", pooling=["mean", "cls"], tokens=True)
+    run(corpus, tmp_path / "unit", pooling=["mean", "cls"], tokens=True, normalize=True)
     for view in ("mean_2", "cls_2"):
         raw = embedkit.load(tmp_path / "raw", view=view).X
         unit = embedkit.load(tmp_path / "unit", view=view).X
@@ -460,7 +460,7 @@ def test_kept_columns_may_be_called_as_those_of_tokens(tmp_path: Path) -> None:
 
 
 def test_lists_may_be_written_as_on_the_command_line(corpus: Path, tmp_path: Path) -> None:
-    job = run(corpus, tmp_path / "out", poolings="cls, mean", keep=["document"]).manifest.job
+    job = run(corpus, tmp_path / "out", pooling="cls, mean", keep=["document"]).manifest.job
     assert list(job["vectors"]["views"]) == ["cls_2", "mean_2"]
     assert job["input"]["keep"] == ["document"]
 
@@ -547,7 +547,7 @@ def test_an_output_without_a_name_is_refused(corpus: Path, out: str) -> None:
         ({"on_long": "window", "stride": 22}, "stride=22: must be smaller than the 22 tokens"),
         ({"layers": "3"}, "layers='3': the model has layers 0"),
         ({"layers": "2..1"}, "runs backwards"),
-        ({"poolings": ["median"]}, "pooling='median': expected cls, mean, max"),
+        ({"pooling": ["median"]}, "pooling='median': expected cls, mean, max"),
         ({"text": "documnt"}, r"no such column.*Did you mean 'document'"),
         ({"keep": ["nothing"]}, "keep='nothing': .* has no such column"),
         ({"encoding": "utf-99"}, "encoding='utf-99'"),
@@ -567,7 +567,7 @@ def test_settings_that_cannot_be(
 
 def test_pooler_of_a_checkpoint_without_one(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no pooler weights"):
-        run(corpus, tmp_path / "out", model=str(tiny_model(pooler=False)), poolings=["pooler"])
+        run(corpus, tmp_path / "out", model=str(tiny_model(pooler=False)), pooling=["pooler"])
     assert not list(tmp_path.glob("out*"))
 
 
@@ -597,7 +597,7 @@ def test_shards_have_a_size_that_follows_from_the_settings(
 
 
 def test_views_that_no_matrix_can_be_made_of(tmp_path: Path) -> None:
-    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", pooling=["mean", "cls"]).out
     with pytest.raises(UsageError, match=r"view mean_2 is asked for twice; give every view once"):
         embedkit.load(out, ["mean_2", "cls_2", "mean_-1"])  # mean_-1 is mean_2
     with pytest.raises(UsageError, match=r"no view was given; .* has cls_2, mean_2\."):
@@ -628,7 +628,7 @@ def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
     """On shards of any size, in pieces of any size; and a classifier learns from them."""
     from sklearn.linear_model import SGDClassifier
 
-    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", pooling=["mean", "cls"]).out
     for view in ("mean_2", ["mean_2", "cls_2"]):
         data = embedkit.load(out, view)
         for size in (1, 2, 7, 10_000):

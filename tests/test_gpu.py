@@ -154,7 +154,7 @@ def corpus_of(path: Path) -> list[str]:
 def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
     texts = corpus_of(tmp_path / "corpus.tsv")
     embedkit.extract(tmp_path / "corpus.tsv", out=tmp_path / "out", model=str(tiny_bert),
-                     device=CUDA.type, precision=precision, poolings=["cls", "mean"],
+                     device=CUDA.type, precision=precision, pooling=["cls", "mean"],
                      layers="all", shard_rows=50)  # fmt: skip
     report = embedkit.verify(tmp_path / "out", recompute=20, device=CUDA.type)
     assert report.ok

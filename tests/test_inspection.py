@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     corpus = write_tsv(folder / "corpus.tsv")
-    return run(corpus, folder / "out", words="mean", tokens=True, poolings=["cls", "mean"]).out
+    return run(corpus, folder / "out", words="mean", tokens=True, pooling=["cls", "mean"]).out
 
 
 def test_dataset(made: Path) -> None:

@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "c.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "load", load_quickly)
-        run(folder / "c.tsv", folder / "data", layers="all", poolings=["mean", "cls"])
+        run(folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"])
     return folder / "data"
 
 

@@ -404,7 +404,7 @@ def test_signals_end_the_job_at_once_and_it_resumes(
     ended = process.wait()
     assert ended.returncode == code
     assert "Traceback" not in ended.stdout + ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
+    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; run the same command again")
     assert not (folder / out).exists()
     for part in parts.iterdir():
         read_footer(part)
@@ -514,8 +514,8 @@ def _begin(corpus: Path, out: Path, **settings: Any) -> None:
 SHAPING = [
     ({"layers": "0"}, "views.mean_0"),
     ({"layers": "concat:1..2"}, "views.mean_concat_1to2"),
-    ({"poolings": ["cls"]}, "views.cls_2"),
-    ({"poolings": ["mean", "pooler"]}, "views.pooler"),
+    ({"pooling": ["cls"]}, "views.cls_2"),
+    ({"pooling": ["mean", "pooler"]}, "views.pooler"),
     ({"words": "mean"}, "vectors.words"),
     ({"tokens": True}, "vectors.tokens"),
     ({"max_length": 12}, "max_length"),

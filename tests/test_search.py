@@ -54,7 +54,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(Encoder, "load", load_quickly)
         embedkit.extract(
             corpus_of(folder / "corpus.tsv"), out=folder / "data", model=str(tiny_model()),
-            layers="all", poolings=["cls", "mean"], shard_rows=20,
+            layers="all", pooling=["cls", "mean"], shard_rows=20,
         )  # fmt: skip
         yield folder / "data"
 
@@ -402,7 +402,7 @@ def test_queries_are_encoded_as_the_dataset_stores_them(
     """Scaled to length 1 and rounded to the storage type where the dataset is."""
     made = embedkit.extract(
         write_tsv(tmp_path / "c.tsv"), out=tmp_path / "d", model=str(tiny_model()), storage=storage,
-        normalize=normalize, layers="all", poolings=["cls", "mean"], unicode="nfkc",
+        normalize=normalize, layers="all", pooling=["cls", "mean"], unicode="nfkc",
     )  # fmt: skip
     data = embedkit.load(made.out, view)
     vectors = QueryEncoder(data)(data.text)

@@ -34,9 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "c.tsv").write_text("text\tlabel\tid\n" + "\n".join(lines) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "load", load_quickly)
-        run(
-            folder / "c.tsv", folder / "data", layers="all", poolings=["mean", "cls"], shard_rows=64
-        )
+        run(folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"], shard_rows=64)
     return folder / "data"
 
 

@@ -129,7 +129,7 @@ def test_a_row_both_embedded_and_rejected(out: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"normalize": True, "poolings": ["mean", "cls", "max", "pooler"], "layers": "all"},
+    [{}, {"normalize": True, "pooling": ["mean", "cls", "max", "pooler"], "layers": "all"},
      {"storage": "compact"}, {"storage": "float16", "on_long": "window", "stride": 2},
      {"special_tokens": False, "prefix": "good "}, {"layers": "concat:0..2,sum:1..2"}],
     ids=str,

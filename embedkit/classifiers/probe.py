@@ -50,7 +50,7 @@ def probe(
     dataset: str | Path,
     *,
     out: str | Path,
-    views: Sequence[str] | None = None,
+    view: str | Sequence[str] | None = None,
     estimator: str = "logreg",
     task: str = "classification",
     split: str | Path | None = None,
@@ -66,7 +66,7 @@ def probe(
     Args:
         dataset: folder that ``extract`` wrote, with a label column.
         out: folder for the table and the figure.
-        views: names of stored views; by default all.
+        view: name of a stored view, or several in a list; by default all.
         estimator: one of :data:`~embedkit.choices.ESTIMATORS`, fitted on each view.
         task: ``classification`` (scored by accuracy) or ``regression`` (by R²).
         split: file that ``embedkit split`` wrote; of several repeats, the first is used.
@@ -80,11 +80,9 @@ def probe(
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
-        TypeError: ``views`` is a single string.
     """
     started = time.perf_counter()
-    if isinstance(views, str):
-        raise TypeError(f"views={views!r} is a string; pass a list of views.")
+    wanted = [view] if isinstance(view, str) else view
     settings = EstimatorSettings(estimator, "vectors", task, seed=seed)
     settings.check()
     check_seed(seed)
@@ -92,8 +90,8 @@ def probe(
     if control is not None:
         check_choice(("random-weights",), control=control)
     data = load(dataset)
-    names = list(data.manifest.views) if views is None else [
-        load(dataset, name).views[0] for name in views
+    names = list(data.manifest.views) if wanted is None else [
+        load(dataset, name).views[0] for name in wanted
     ]  # fmt: skip
     target = target_of(data, task)
     chosen = split_for(data, split, folds=folds, seed=seed)

@@ -64,7 +64,7 @@ def extract(
     seed: int = 0,
     limit: int | None = None,
     layers: str | int = "-1",
-    poolings: str | Sequence[str] = ("mean",),
+    pooling: str | Sequence[str] = ("mean",),
     words: str | None = None,
     tokens: bool = False,
     max_length: int | None = None,
@@ -116,7 +116,7 @@ def extract(
         seed: seed of the sample.
         limit: use only the first so many records.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
+        pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
             with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
         tokens: write token vectors.
@@ -141,8 +141,8 @@ def extract(
         EmbedkitError: see :mod:`embedkit.errors`; nothing that was finished is lost.
 
     Example:
-        >>> result = embedkit.extract(["a text", "another"], out="vectors")  # doctest: +SKIP
-        >>> embedkit.load("vectors").X.shape                                 # doctest: +SKIP
+        >>> result = embedkit.extract(["a text", "another"], out="two")
+        >>> embedkit.load("two").X.shape
         (2, 384)
     """
     reading = CorpusOptions(
@@ -151,7 +151,7 @@ def extract(
         min_chars=min_chars, sample=sample, seed=seed, limit=limit,
     )  # fmt: skip
     settings = ExtractSettings(
-        model=model, revision=revision, offline=offline, layers=layers, poolings=poolings,
+        model=model, revision=revision, offline=offline, layers=layers, pooling=pooling,
         words=words, tokens=tokens, max_length=max_length, on_long=on_long, stride=stride,
         special_tokens=special_tokens, normalize=normalize, prefix=prefix, precision=precision,
         storage=storage, device=device, batch_tokens=batch_tokens, shard_rows=shard_rows,

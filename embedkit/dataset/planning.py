@@ -60,7 +60,7 @@ class ExtractSettings:
     revision: str | None = None
     offline: bool = False
     layers: str | int = "-1"
-    poolings: str | Sequence[str] = ("mean",)
+    pooling: str | Sequence[str] = ("mean",)
     words: str | None = None
     tokens: bool = False
     max_length: int | None = None
@@ -88,8 +88,7 @@ class ExtractSettings:
 
     def pooling_kinds(self) -> tuple[Pooling, ...]:
         """The poolings, in the order in which they were given."""
-        given = self.poolings
-        return tuple(parse_poolings(given.split(",") if isinstance(given, str) else given))
+        return parse_poolings(self.pooling)
 
 
 @dataclass(frozen=True, slots=True)
