@@ -29,7 +29,8 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.tokenization import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.finetuning.data import TextData, read_texts
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.training import Fold, FoldSettings, train_fold
@@ -102,7 +103,7 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
 
 def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> float:
     """Seconds of one fold that trains on everything."""
-    tokenizer = load_tokenizer(checkpoint, notify=lambda _: None)
+    tokenizer = load_tokenizer(checkpoint)
     model = build_model(checkpoint, pad_id=tokenizer.pad_id, seed=0, head="pooler")
     settings = FoldSettings(epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0)
     target = target_from(data.labels or [], rows=data.row, name=data.name)

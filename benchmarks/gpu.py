@@ -92,11 +92,10 @@ class Bench:
         """
         key = (shape, forward, precision or self.precision)
         if key not in self._encoders:
-            notices: list[str] = []
             encoder = Encoder.load(self._folder(shape), device=self.device, precision=key[2],
-                                   forward=forward, notify=notices.append)  # fmt: skip
+                                   forward=forward)  # fmt: skip
             if shape in SHAPES and forward == "auto" and not isinstance(encoder.model, PackedModel):
-                raise RuntimeError(f"{shape}, {key[2]}: {'; '.join(notices)}")
+                raise RuntimeError(f"{shape}, {key[2]}: the plain forward; the log says why")
             self._encoders[key] = encoder
         return self._encoders[key]
 

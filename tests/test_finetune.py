@@ -410,7 +410,7 @@ def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
     there = predictor.predict_proba(["good movie"], ["bad bus"])
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])
     assert not np.allclose(there, swapped)
-    with pytest.raises(UsageError, match="--max-length 25"):
+    with pytest.raises(UsageError, match="max_length=25"):
         tuned(
             corpus, tmp_path / "long", max_length=25, reading=CorpusOptions(text="a", text_pair="b")
         )

@@ -19,7 +19,8 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, parameter_depth
 from embedkit.finetuning.training import _LikeLengths, batches_by_length, freeze, predict_logits
@@ -32,7 +33,7 @@ quiet_transformers()
 def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, list[TokenizedText], int]:
     """A model with a head, and texts tokenized for it."""
     checkpoint = find_checkpoint(str(model))
-    tokenizer = load_tokenizer(checkpoint, notify=lambda _: None)
+    tokenizer = load_tokenizer(checkpoint)
     texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
     made = build_model(checkpoint, pad_id=tokenizer.pad_id, seed=5, **settings)
     return made.eval(), texts, tokenizer.pad_id

@@ -60,8 +60,7 @@ def info(what: str, revision: str | None, offline: bool) -> Result:
 
     try:
         encoder = Encoder.load(what, revision=revision, offline=offline, device="cpu",
-                               precision="fp32", forward="transformers",
-                               notify=logger.warning)  # fmt: skip
+                               precision="fp32", forward="transformers")  # fmt: skip
     except ModelError as error:
         raise error if path.is_dir() else _not_found(path, error) from error
     model = describe_model(encoder)
@@ -207,17 +206,11 @@ def tokenize(
 
     A row for each token: its id, segment, offsets and word.
     """
-    from embedkit.encoding.tokenization import explain, open_tokenizer, vocabulary_slice
+    from embedkit.encoding.vocabulary import tokenize as run
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
     if vocab is not None and pair is not None:
         raise UsageError("--pair goes with a text, not with --vocab.")
-    tokenizer, settings = open_tokenizer(
-        max_length=max_length, prefix=prefix, notify=logger.warning, **model
-    )
-    if vocab is not None:
-        rows = vocabulary_slice(tokenizer, vocab)
-    else:
-        rows = explain(tokenizer, str(text), pair, settings=settings, notify=logger.warning)
+    rows = run(text, pair, vocab=vocab, max_length=max_length, prefix=prefix, **model)
     return Result(rows, lambda: table_text(rows), asked_for=True)

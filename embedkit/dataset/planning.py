@@ -195,7 +195,7 @@ def _with_model(
     encoder = Encoder.load(
         settings.model, revision=settings.revision, device=settings.device, precision=precision,
         offline=settings.offline, max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens, notify=logger.warning,
+        batch_tokens=settings.batch_tokens,
     )  # fmt: skip
     specs = parse_layers(str(settings.layers), n_layers=encoder.n_layers)
     if Pooling.POOLER in poolings:

@@ -229,7 +229,6 @@ def load_encoder_of(
         precision=vectors["precision"],
         max_length=vectors["max_length"],
         batch_tokens=vectors["batch_tokens"],
-        notify=notify,
     )
     expected, now = manifest.job["model"]["sha256"], encoder.checkpoint.sha256
     different = sorted(n for n in expected.keys() | now.keys() if expected.get(n) != now.get(n))

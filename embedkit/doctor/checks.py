@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import queue
@@ -13,7 +14,8 @@ import time
 import timeit
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
@@ -328,6 +330,25 @@ def _devices() -> dict[str, list[str]]:
     return devices
 
 
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """What encoders log while they are loaded; it goes into the report instead."""
+    found: list[str] = []
+    logger = logging.getLogger("embedkit.encoding")
+    before = logger.level, logger.propagate
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
 def _forward() -> Check:
     """The forward pass of extraction against that of transformers, and alone against in a batch."""
     from numpy.linalg import norm
@@ -338,7 +359,9 @@ def _forward() -> Check:
     notes: list[str] = []
     far, views = [], ["mean_-1", "cls_-1", "pooler"]
     for device in _devices():
-        fast = Encoder.load(DEFAULT_MODEL, device=device, offline=True, notify=notes.append)
+        with _logged() as notices:
+            fast = Encoder.load(DEFAULT_MODEL, device=device, offline=True)
+        notes += notices
         plain = Encoder.load(DEFAULT_MODEL, device=device, precision=fast.precision, offline=True,
                              forward="transformers")  # fmt: skip
         ours, theirs = fast.encode_views(TEXTS, views), plain.encode_views(TEXTS, views)
@@ -378,7 +401,7 @@ def _precision() -> Check:
             rates[name] = tokens / min(timeit.repeat(encode, number=1, repeat=_ROUNDS))
         if device == "cpu":
             inner = int(encoder.checkpoint.config["intermediate_size"])
-            speedup = time_products(width=encoder.checkpoint.width, inner=inner).speedup
+            speedup = time_products(width=encoder.checkpoint.width, inner=inner)
         facts[device] = {"tokens_per_second": rates, "bf16_products_speedup": speedup}
     return found(facts)
 

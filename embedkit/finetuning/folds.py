@@ -36,9 +36,8 @@ from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
     TokenizerSettings,
-    choose_max_length,
-    load_tokenizer,
 )
+from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
 from embedkit.finetuning.heads import EncoderWithHead, build_model
@@ -206,7 +205,7 @@ def finetune(
     _check_target(target, settings, threshold)
     extra = None if test is None else read_more_texts(test, data, notify=notify)
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    tokenizer = load_tokenizer(checkpoint, notify=notify)
+    tokenizer = load_tokenizer(checkpoint)
     plan = _Plan(
         data=data,
         target=target,

@@ -257,9 +257,7 @@ def build_model(
     mix = int(settings.get("mix_layers", 1))
     if not 1 <= mix <= checkpoint.n_layers:
         raise UsageError(f"--mix-layers {mix}: {checkpoint.name} has {checkpoint.n_layers} layers.")
-    plain = load_model(
-        checkpoint, pad_id=pad_id, device=torch.device("cpu"), dtype=torch.float32, notify=notify
-    )
+    plain = load_model(checkpoint, pad_id=pad_id, device=torch.device("cpu"), dtype=torch.float32)
     encoder_config = plain.module.config.to_dict()
     torch.manual_seed(seed)
     config = HeadConfig(encoder=encoder_config, dropout=_dropout(plain.module.config), **settings)

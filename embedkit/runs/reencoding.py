@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from embedkit.runs.folder import path_from
 from embedkit.types import Float32
 
 __all__ = ["Reencoder", "check_alike", "dataset_content", "joined_pairs", "normal_form"]
-
-logger = logging.getLogger(__name__)
 
 _SHAPING = ("special_tokens", "normalize", "max_length", "on_long", "stride", "prefix", "precision")
 """Settings of ``extract`` that shape a sentence vector."""
@@ -130,7 +127,6 @@ class Reencoder:
             precision=vectors["precision"],
             max_length=vectors["max_length"],
             batch_tokens=vectors["batch_tokens"],
-            notify=logger.warning,
         )
         expected, found = made.model["sha256"], encoder.checkpoint.sha256
         different = sorted(
