@@ -92,9 +92,8 @@ def test_many_records_are_separated_as_well_as_by_plain_scikit_learn() -> None:
     proba, wide = np.empty((1_500, 2)), X.astype(np.float64)
     for fold in range(5):
         train, test = made.fold(0, fold)
-        proba[test] = (
-            LogisticRegression(max_iter=1_000).fit(X[train], target.y[train]).predict_proba(X[test])
-        )
+        plain = LogisticRegression(max_iter=1_000).fit(wide[train], target.y[train])
+        proba[test] = plain.predict_proba(wide[test])
     ours = run(X, target, split=made).predictions
     assert log_loss(ours.y, ours.proba) < log_loss(target.y, proba) + 0.005
 
