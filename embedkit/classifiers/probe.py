@@ -19,7 +19,7 @@ from embedkit.classifiers.folds import INNER_FOLDS, fit, predict_proba
 from embedkit.classifiers.train import split_for, target_of
 from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
-from embedkit.encoding.views import parse_view
+from embedkit.dataset.vector_settings import DatasetEncoder
 from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.runs.content import Cost, ProbeRun, SplitContent, ViewScore
 from embedkit.runs.folder import new_run, versions, write_run
@@ -248,18 +248,17 @@ def _encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict
 
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.model import PlainModel
-    from embedkit.encoding.tokenization import TokenizerSettings
 
     texts = stored_texts(data)
-    if texts is None or data.manifest.job["input"]["text_pair"]:
+    if texts is None or data.manifest.job.input.text_pair:
         raise UsageError(
             "control='random-weights' encodes the stored texts again, and this dataset has none "
             "or has pairs."
         )
-    vectors = data.manifest.job["vectors"]
+    names_, vectors = data.manifest.names, data.manifest.vector_settings
     encoder = Encoder.load(
-        data.manifest.names["model"], revision=data.manifest.names["revision"],
-        max_length=vectors["max_length"], precision="fp32", forward="transformers",
+        names_.model, revision=names_.revision, max_length=vectors.max_length, precision="fp32",
+        forward="transformers",
     )  # fmt: skip
     assert isinstance(encoder.model, PlainModel)
     torch.manual_seed(seed)
@@ -268,14 +267,5 @@ def _encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict
             torch.nn.init.normal_(module.weight, std=0.02)
             if getattr(module, "bias", None) is not None:
                 torch.nn.init.zeros_(module.bias)
-    settings = TokenizerSettings(
-        vectors["max_length"], vectors["on_long"], vectors["stride"], vectors["prefix"]
-    )
     wanted = [n for n in names if n != "pooler"]
-    tokenized = encoder.tokenizer.encode(texts, settings=settings)
-    shard = encoder.encode_shard(
-        tokenized,
-        views=[parse_view(n, n_layers=encoder.n_layers) for n in wanted],
-        special_tokens=vectors["special_tokens"],
-    )
-    return {name: shard.views[name] for name in wanted}
+    return DatasetEncoder(encoder, vectors, wanted).views(texts)

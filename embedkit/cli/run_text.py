@@ -100,6 +100,13 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         for subset, found in content.scores.items()
         for name, score in found.items()
     ])  # fmt: skip
+    for subset, classes in content.per_class.items():
+        yield table_text([
+            {"class": visible(one.label), "held out": _SUBSETS[subset],
+             "precision": number_text(one.precision), "recall": number_text(one.recall),
+             "f1": number_text(one.f1), "records": f"{one.support:,}"}
+            for one in classes
+        ])  # fmt: skip
     if content.threshold is not None:
         yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
     test, count = content.test_set, content.records.test

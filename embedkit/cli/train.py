@@ -54,13 +54,11 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
         lines = [f"wrote {shown}: {records:,} records, {made.n_folds} folds",
                  "  " + ", ".join(f"{'' if name == 'test' else 'fold '}{name} {size:,}"
                                   for name, size in sizes.items())]  # fmt: skip
-        if records > groups:
-            lines.append(f"  {records - groups:,} records share the fold of another by text or "
-                         "group")  # fmt: skip
+        lines.append(f"  never divided: {made.settings.unit_text} ({groups:,})")
         return "\n".join(lines)
 
     data = {"out": str(settings["out"]), "records": records, "groups": groups, "folds": sizes,
-            "fingerprint": made.fingerprint}  # fmt: skip
+            "unit": made.settings.unit, "fingerprint": made.fingerprint}  # fmt: skip
     return Result(data, text, indent=None)
 
 
