@@ -112,6 +112,11 @@ def probe(
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
+
+    Example:
+        >>> result = embedkit.probe("vectors", view=["mean_0", "mean_6"], folds=2, out="runs/probe")
+        >>> [view.name for view in result.content.views]
+        ['mean_0', 'mean_6']
     """
     started = time.perf_counter()
     wanted = [view] if isinstance(view, str) else view

@@ -110,6 +110,11 @@ def train(
         MismatchError: the split belongs to other data, or the test set was made with other
             settings.
         OutputExistsError: the folder exists.
+
+    Example:
+        >>> result = embedkit.train("vectors", split="split.parquet", view="cls_6", out="runs/cls")
+        >>> result.content.estimator, result.content.views
+        ('logreg', ('cls_6',))
     """
     settings = EstimatorSettings(estimator, features, task, pca, class_weight, seed, metric)
     settings.check()
