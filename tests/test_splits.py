@@ -120,6 +120,50 @@ def test_many_numbered_classes_are_stratified() -> None:
         assert np.bincount(made.folds[labels == label, 0]).tolist() == [2] * 5
 
 
+def test_ratings_with_a_rare_value_are_spread_evenly() -> None:
+    """One to five stars, of which one was given three times: neighbours share a stratum."""
+    stars = {"1": 3, "2": 37, "3": 60, "4.0": 60, "5": 40}
+    labels: list[str | None] = [star for star, count in stars.items() for _ in range(count)]
+    made = make_split(records(labels), folds=5)
+    values = np.array(labels, float)
+    for fold in range(5):
+        here = values[made.folds[:, 0] == fold]
+        assert [(here <= 2).sum(), (here == 3).sum(), (here == 5).sum()] == [8, 12, 8]
+
+
+@pytest.mark.parametrize(
+    "values", [range(100), [0] * 98 + [1, 2], [1] + [2] * 99 + [3], np.arange(30) // 4]
+)
+def test_values_are_binned_whole(values: Any) -> None:
+    """Whatever the values, each fold gets its part of every tenth of them."""
+    labels: list[str | None] = [str(v) for v in values]
+    made = make_split(records(labels), folds=5)
+    assert np.ptp(np.bincount(made.folds[:, 0])) <= 3
+
+
+def test_no_message_advises_to_delete_a_value() -> None:
+    found: list[list[str | None]] = [[*"123" * 9, "4"], ["0.5", "0.25", "2"] * 5]
+    for labels in found:
+        make_split(records(labels), folds=5)
+    with pytest.raises(UsageError, match=r"Use 3 folds or fewer, or leave that class out"):
+        make_split(records([*"a" * 10, *"b" * 3]), folds=5)
+
+
+def test_a_split_says_what_it_keeps_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts, groups = [f"text {i}" for i in range(80)], [f"author {i // 8}" for i in range(80)]
+    for options, unit in (
+        ({"texts": texts}, "text"), ({"texts": texts, "groups": groups}, "group and text")
+    ):  # fmt: skip
+        write_split(make_split(records(list(LABELS), **options)), tmp_path / "s.parquet")
+        assert read_split(tmp_path / "s.parquet").settings.unit == unit
+    assert make_split(records(list(LABELS), texts), allow_duplicates=True).settings.unit == "record"
+    assert not caplog.records
+    assert make_split(records(list(LABELS))).settings.unit == "record"
+    assert "records of the same text may be in different folds" in caplog.text
+
+
 def test_many_numeric_labels_are_spread_evenly() -> None:
     labels: list[str | None] = [str(i / 7) for i in range(200)]
     made = make_split(records(labels), folds=5)

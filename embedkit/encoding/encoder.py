@@ -6,10 +6,10 @@ as a whole (:mod:`embedkit.encoding.shard`).
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,10 @@ from embedkit.types import Float32
 
 __all__ = ["BATCH_TOKENS", "Encoder", "PendingShard", "ShardVectors", "l2_normalize"]
 
-logger = logging.getLogger(__name__)
-
 _ENCODE_ROWS = 4_096
 
 
+@dataclass(eq=False, repr=False)
 class Encoder:
     """A checkpoint with its tokenizer, ready to turn texts into vectors.
 
@@ -52,22 +51,13 @@ class Encoder:
         (2, 384)
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        tokenizer: TextTokenizer,
-        model: PlainModel | PackedModel,
-        *,
-        precision: str,
-        max_length: int,
-        batch_tokens: int,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.tokenizer = tokenizer
-        self.model = model
-        self.precision = precision
-        self.max_length = max_length
-        self.batch_tokens = batch_tokens
+    checkpoint: Checkpoint
+    tokenizer: TextTokenizer
+    model: PlainModel | PackedModel
+    _: KW_ONLY
+    precision: str
+    max_length: int
+    batch_tokens: int
 
     @classmethod
     def load(

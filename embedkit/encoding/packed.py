@@ -43,7 +43,7 @@ ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
-_AGREE = {torch.float32: 1e-5}
+_AGREE = 1e-5
 _AGREE_IN_HALF = 5e-2
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
 differently in every operation; only gross disagreement is detectable beyond that."""
@@ -74,7 +74,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
     """
     if not can_pack(checkpoint):
         return plain
-    limit = _AGREE.get(plain.dtype, _AGREE_IN_HALF)
+    limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
     refused: list[tuple[str, str]] = []
     packed: PackedModel | None = None
     for kind in attention_kinds(plain.device, plain.dtype):

@@ -54,7 +54,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SMALLEST_TEST = 0.01
-_MANY_VALUES = 20
 _BINS = 10
 
 
@@ -110,6 +109,11 @@ def split(
     Raises:
         UsageError: a column, count or class cannot be used.
         OutputExistsError: the file exists.
+
+    Example:
+        >>> made = embedkit.split("vectors", folds=3, test=0.25)
+        >>> made.n_folds, len(made.row), len(made.test)
+        (3, 12, 3)
     """
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
@@ -168,8 +172,16 @@ def make_split(
         stratified=records.labels is not None,
         grouped=records.groups is not None,
         allow_duplicates=allow_duplicates or records.keys is None,
+        unit=_unit(records, allow_duplicates=allow_duplicates),
     )
     return Split(records.row, groups, np.stack(columns, axis=1), settings)
+
+
+def _unit(records: Labelled, *, allow_duplicates: bool = False) -> str:
+    """Return what is kept together, as :class:`SplitSettings` says it."""
+    has_text = records.keys is not None and not allow_duplicates
+    known = {"group": records.groups is not None, "text": has_text}
+    return " and ".join(name for name, given in known.items() if given) or "record"
 
 
 def split_by_column(
@@ -203,7 +215,7 @@ def split_by_column(
         result[~in_test] = np.searchsorted(names, given[~in_test])
     settings = SplitSettings(
         source=records.source, folds=int(result.max()) + 1, repeats=1, seed=seed,
-        stratified=shuffled and records.labels is not None, column=column,
+        stratified=shuffled and records.labels is not None, column=column, unit=_unit(records),
     )  # fmt: skip
     return Split(records.row, groups, result[:, None], settings)
 
@@ -353,10 +365,10 @@ def _near_fraction(value: float) -> Fraction:
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
-    """``(n,)`` class numbers; tenths of the values of a label with many numeric, rare values.
+    """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds.
 
     Raises:
-        UsageError: a label is missing, there is only one, or one is rarer than there are folds.
+        UsageError: a label is missing, there is only one, or a class is rarer than there are folds.
     """
     if records.labels is None:
         return np.zeros(len(records.row), np.int64)
@@ -366,17 +378,34 @@ def _strata(records: Labelled, folds: int) -> Int64:
     )
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
-    few = counts.min() < folds
-    if few and len(names) > _MANY_VALUES and (numbers := _numbers(names)) is not None:
-        edges = np.quantile(numbers[classes], np.linspace(0, 1, _BINS + 1)[1:-1])
-        return np.searchsorted(np.unique(edges), numbers[classes], side="right")
-    if few:
-        rare = str(names[np.argmin(counts)])
-        raise UsageError(
-            f"label {rare!r} has {counts.min()} record(s), fewer than the {folds} folds. "
-            "Use fewer folds, or remove the label from the corpus."
-        )
-    return np.asarray(classes, np.int64)
+    if counts.min() >= folds:
+        return np.asarray(classes, np.int64)
+    values = _numbers(names)
+    if len(names) > 2 and values is not None:
+        return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
+    rare = str(names[np.argmin(counts)])
+    raise UsageError(
+        f"label {rare!r} has {counts.min()} record(s), fewer than the {folds} folds. "
+        f"Use {counts.min()} folds or fewer, or leave that class out."
+        if counts.min() > 1 else
+        f"label {rare!r} has 1 record(s), fewer than the {folds} folds, and cannot be both "
+        "trained on and held out. Leave that class out, or join it with another."
+    )  # fmt: skip
+
+
+def _bins(values: NDArray[np.float64], counts: Int64, smallest: int) -> Int64:
+    """Return a bin for each value: neighbours together until a bin has ``smallest`` records."""
+    result = np.empty(len(values), np.int64)
+    number, size = 0, 0
+    order = np.argsort(values)
+    for i in order:
+        if size >= smallest:
+            number, size = number + 1, 0
+        result[i] = number
+        size += counts[i]
+    if size < smallest and number:  # too few are left for a bin of their own
+        result[result == number] = number - 1
+    return result
 
 
 def _numbers(names: NDArray[np.str_]) -> NDArray[np.float64] | None:
