@@ -12,17 +12,12 @@ from numpy.typing import NDArray
 
 from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
+from embedkit.dataset.vector_settings import DatasetEncoder, encode_as, normal_form
 from embedkit.errors import UsageError
 from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import decide
-from embedkit.runs.reencoding import (
-    Reencoder,
-    check_alike,
-    dataset_content,
-    joined_pairs,
-    normal_form,
-)
+from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
 from embedkit.types import Float64
 
 __all__ = ["Prediction", "Predictor", "parse_label_names", "predictions_of"]
@@ -61,6 +56,11 @@ class Predictor:
         UsageError: there is no such run, it holds no model, or a label has no such name.
         DamagedError: a file of the run cannot be read.
         MismatchError: the checkpoint found is not the one that made the vectors.
+
+    Example:
+        >>> predictor = embedkit.Predictor("runs/logreg", label_names={"1": "river"})
+        >>> predictor.predict(["the river bank of town 20"])[0].label
+        'river'
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Predictor:
         check_alike(
             dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
         )
-        if not views and not data.manifest.job["storage"]["text"]:
+        if not views and not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
         proba = np.asarray(self._model.predict_stored(data), np.float64)
         return data, self._predictions(proba)
@@ -174,16 +174,16 @@ class _Trained:
         from embedkit.classifiers.saved import load_model
 
         self._apply = load_model(run)
-        self._encoder: Reencoder | None = None
+        self._encoder: DatasetEncoder | None = None
         if content.views:
-            self._encoder = Reencoder(
+            self._encoder = encode_as(
                 content.dataset, content.views, owner=str(run), device=device, model=model
             )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         if self._encoder is None:
             return self._apply(joined_pairs(texts, pairs))
-        return self._apply(self._encoder.vectors(texts, pairs))
+        return self._apply(self._encoder(texts, pairs))
 
     def predict_stored(self, data: VectorData) -> Any:
         return self._apply(stored_texts(data, separator=" ") if self._encoder is None else data.X)

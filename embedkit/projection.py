@@ -39,6 +39,7 @@ _COLOURS = (
 _OTHER = "#9aa0a6"
 _SHOWN_TEXT = 300
 _MISSING = "(none)"
+_COUNTS = ("text_key", "n_tokens", "n_kept", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def project(
         raise UsageError(
             f"{data.path}: {len(indices)} records are too few for a map; expected 3 or more."
         )
-    vectors = data.vectors_at(indices)
+    vectors = data.reader.vectors_at(indices)
     if method == "umap":
         return _umap(vectors, seed), None
     vectors -= vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -180,12 +181,12 @@ def export_projector(
         raise OutputExistsError(f"{target} exists already; pass overwrite=True or another folder.")
     data = load(dataset, view)
     indices = _drawn(data, limit, seed)
-    columns = [name for name in data.columns if name not in ("n_tokens", "n_kept", "truncated")]
-    values = data.pick(indices, columns)
+    columns = [name for name in data.columns if name not in _COUNTS]
+    values = data.reader.pick(indices, columns)
     lines = ["\t".join(columns)]
     lines += ["\t".join(_cell(values[name][i]) for name in columns) for i in range(len(indices))]
     content = io.StringIO()
-    np.savetxt(content, data.vectors_at(indices), fmt="%.6g", delimiter="\t")
+    np.savetxt(content, data.reader.vectors_at(indices), fmt="%.6g", delimiter="\t")
     config = (
         f'embeddings {{\n  tensor_name: "{data.views[0]}"\n  tensor_path: "vectors.tsv"\n'
         '  metadata_path: "metadata.tsv"\n}\n'
@@ -242,7 +243,9 @@ def _labels(
         return ["all"], [_COLOURS[0]], np.zeros(len(indices), np.int64)
     if column not in data.columns:
         raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
-    values = [_MISSING if v is None else str(v) for v in data.pick(indices, [column])[column]]
+    values = [
+        _MISSING if v is None else str(v) for v in data.reader.pick(indices, [column])[column]
+    ]
     common = Counter(values).most_common()
     names = [name for name, _ in sorted(common[: len(_COLOURS)], key=lambda x: (-x[1], x[0]))]
     colours = list(_COLOURS[: len(names)])
@@ -261,7 +264,7 @@ def _page(
 
     style, script = ((_TEMPLATES / f"map.{kind}").read_text("utf-8") for kind in ("css", "js"))
     columns = [name for name in ("id", "text") if name in data.columns]
-    values = data.pick(indices, ["row", *columns])
+    values = data.reader.pick(indices, ["row", *columns])
     texts = values.get("text") or [""] * len(indices)
     payload = {
         "points": _packed(points, "<f4"),

@@ -75,7 +75,7 @@ def fields(out: Path, folder: str = "sentences") -> list[tuple[str, pa.DataType,
 
 
 SCALARS = [("n_tokens", pa.int32(), False), ("n_kept", pa.int32(), False),
-           ("truncated", pa.bool_(), False)]  # fmt: skip
+           ("truncated", pa.bool_(), False), ("text_key", pa.int64(), False)]  # fmt: skip
 
 
 def test_sentence_columns(corpus: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_pairs_have_a_second_text_and_segments(tmp_path: Path) -> None:
     corpus = tmp_path / "pairs.tsv"
     corpus.write_text("a\tb\nthe movie\twas good\n배를 타고\ta bus\nhome\t\n", "utf-8")
     result = run(corpus, tmp_path / "out", text="a", text_pair="b", tokens=True, words="mean")
-    assert result.manifest.totals["rejected_by_reason"] == {"empty_text_pair": 1}
+    assert result.manifest.totals.rejected_by_reason == {"empty_text_pair": 1}
     assert [f[0] for f in fields(tmp_path / "out")][:4] == ["row", "id", "text", "text_pair"]
     tokens, words = (table_of(tmp_path / "out", n).to_pylist() for n in ("tokens", "words"))
     first = [t for t in tokens if t["row"] == 0]
@@ -192,16 +192,16 @@ def test_every_record_is_counted_once(
     corpus = write_tsv(folder / "corpus.tsv", [(f"{i:03}", c, "1") for i, c in enumerate(cells)])
     result = run(corpus, folder / "out", min_chars=min_chars, limit=limit, sample=sample)
     totals = result.manifest.totals
-    assert totals["records"] == len(cells)
-    assert totals["accepted"] + totals["rejected"] + totals["left_out"] == len(cells)
+    assert totals.records == len(cells)
+    assert totals.accepted + totals.rejected + totals.left_out == len(cells)
     table = table_of(folder / "out")
     rows = table.column("row").to_pylist()
     assert rows == sorted(set(rows))
-    assert len(rows) == totals["accepted"]
+    assert len(rows) == totals.accepted
     assert [cells[r] for r in rows] == table.column("text").to_pylist()
     rejects = (folder / "out/_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
     lost = [json.loads(line)["row"] for line in rejects]
-    assert len(lost) == totals["rejected"]
+    assert len(lost) == totals.rejected
     assert not set(lost) & set(rows)
     assert embedkit.verify(folder / "out").ok
 
@@ -287,8 +287,8 @@ def test_token_vectors_rebuild_the_mean(
 
 
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
-    cut = run(corpus, tmp_path / "cut").manifest.totals["ledger"]
-    whole = run(corpus, tmp_path / "whole", on_long="window").manifest.totals["ledger"]
+    cut = run(corpus, tmp_path / "cut").manifest.totals.ledger
+    whole = run(corpus, tmp_path / "whole", on_long="window").manifest.totals.ledger
     assert cut["tokens"] == whole["tokens"] == whole["tokens_kept"]
     assert cut["tokens_cut"] == cut["tokens"] - cut["tokens_kept"] > 0
     assert (cut["records_truncated"], whole["records_truncated"]) == (1, 0)
@@ -461,8 +461,8 @@ def test_kept_columns_may_be_called_as_those_of_tokens(tmp_path: Path) -> None:
 
 def test_lists_may_be_written_as_on_the_command_line(corpus: Path, tmp_path: Path) -> None:
     job = run(corpus, tmp_path / "out", pooling="cls, mean", keep=["document"]).manifest.job
-    assert list(job["vectors"]["views"]) == ["cls_2", "mean_2"]
-    assert job["input"]["keep"] == ["document"]
+    assert list(job.vectors.views) == ["cls_2", "mean_2"]
+    assert job.input.keep == ("document",)
 
 
 def test_many_files_are_read_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_many_files_are_read_one_after_the_other(corpus: Path, tmp_path: Path) -
     packed = tmp_path / "third.tsv.gz"
     packed.write_bytes(gzip.compress(second.read_bytes()))
     result = run([corpus, second, packed], tmp_path / "out")
-    assert result.manifest.totals["records"] == len(ROWS) + 4
+    assert result.manifest.totals.records == len(ROWS) + 4
     data = embedkit.load(tmp_path / "out")
     assert data.row.tolist()[-4:] == [13, 14, 15, 16]
     assert data.ids.tolist()[-4:] == ["x1", "x2", "x1", "x2"]
@@ -576,7 +576,7 @@ def test_progress_is_honest(corpus: Path, tmp_path: Path) -> None:
     result = run(corpus, tmp_path / "out", progress=seen.append, batch_tokens=24)
     done = [p.done for p in seen]
     assert done == sorted(done)
-    assert done[-1] == seen[-1].total == result.manifest.totals["ledger"]["tokens_kept"]
+    assert done[-1] == seen[-1].total == result.manifest.totals.ledger["tokens_kept"]
     assert all(p.total is not None and p.done <= p.total for p in seen)
     assert seen[-1].fresh == result.tokens_fresh
     assert (seen[-1].stage, seen[-1].unit) == ("shard 4", "tokens")
@@ -609,7 +609,7 @@ def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
     corpus.write_text('{"text": "a", "label": "1"}\n{"text": "bus", "label": null}\n', "utf-8")
     data = embedkit.load(run(corpus, tmp_path / "out").out)
     assert data.y.tolist() == ["1", ""]
-    assert [y.tolist() for _, y in data.iter_batches() if y is not None] == [["1", ""]]
+    assert [batch["y"].tolist() for batch in data.iter_batches()] == [["1", ""]]
     assert data.column("label") == ["1", None]
 
 
@@ -633,11 +633,9 @@ def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
         data = embedkit.load(out, view)
         for size in (1, 2, 7, 10_000):
             parts = list(data.iter_batches(size))
-            assert max(len(X) for X, _ in parts) <= size
-            assert np.array_equal(np.concatenate([X for X, _ in parts]), data.X)
-            assert (
-                np.concatenate([y for _, y in parts if y is not None]).tolist() == data.y.tolist()
-            )
+            assert max(len(part["X"]) for part in parts) <= size
+            assert np.array_equal(np.concatenate([part["X"] for part in parts]), data.X)
+            assert np.concatenate([part["y"] for part in parts]).tolist() == data.y.tolist()
         mapped = data.mapped(tmp_path / "cache")
         assert isinstance(mapped, np.memmap)
         assert np.array_equal(mapped, data.X)
@@ -646,8 +644,8 @@ def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
         assert np.array_equal(data.mapped(tmp_path / "cache"), data.X)
     assert len(list((tmp_path / "cache").iterdir())) == 2
     learner = SGDClassifier(random_state=0)
-    for X, y in data.iter_batches(4):
-        learner.partial_fit(X, y, classes=np.unique(data.y))
+    for batch in data.iter_batches(4):
+        learner.partial_fit(batch["X"], batch["y"], classes=np.unique(data.y))
     assert learner.predict(data.X).shape == data.y.shape
-    with pytest.raises(ValueError, match="size=0: expected 1 or more"):
-        next(data.iter_batches(0))
+    with pytest.raises(ValueError, match="batch_size=0: expected 1 or more"):
+        data.iter_batches(0)

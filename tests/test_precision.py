@@ -73,7 +73,7 @@ def test_a_job_keeps_the_precision_it_began_with(
         return run(corpus, tmp_path / out, **settings)
 
     golden = go("golden")
-    assert golden.manifest.job["vectors"]["precision"] == "bf16"
+    assert golden.manifest.job.vectors.precision == "bf16"
     assert "precision: bf16; here bf16 takes 0.50 of the time of fp32" in notes
 
     def stop(state: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_job_keeps_the_precision_it_began_with(
     assert tree_hash(tmp_path / "out") == tree_hash(tmp_path / "golden")
     assert go("out").was_complete
     assert recorded_precision(tmp_path / "other") is None
-    assert go("other").manifest.job["vectors"]["precision"] == "fp32"
+    assert go("other").manifest.job.vectors.precision == "fp32"
 
 
 def test_auto_by_default_is_fp32_on_cpu() -> None:

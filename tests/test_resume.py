@@ -443,7 +443,7 @@ def test_a_complete_dataset_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     assert again.was_complete
     assert again.tokens_fresh == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
-    assert again.manifest.totals["accepted"] == N_ACCEPTED
+    assert again.manifest.totals.accepted == N_ACCEPTED
 
 
 def _a_file(out: Path) -> None:
@@ -493,7 +493,7 @@ def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -
 
 def test_an_empty_folder_is_free(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    assert run(corpus, tmp_path / "out").manifest.totals["accepted"] == N_ACCEPTED
+    assert run(corpus, tmp_path / "out").manifest.totals.accepted == N_ACCEPTED
 
 
 # What changed between two runs

@@ -100,8 +100,12 @@ def _blocks(table: Comparison, draw: Callable[[Rows], str]) -> Iterable[str]:
     if table.rows[0].test:
         yield "Test set:"
         yield draw([_test_cells(row) for row in table.rows])
-    test = f"; p of McNemar's test after Holm's correction for {table.tests} tests"
-    yield f"Differences in {table.metric} with 95 % intervals{test if table.agreement else ''}:"
+        yield f"Differences in {table.metric} on the test set; p corrected for these pairs:"
+        yield draw([_difference_cells(table, row, test=True) for row in table.rows])
+    yield (
+        f"Differences in {table.metric} with 95 % intervals; p of the paired bootstrap test of "
+        f"{table.metric}, corrected for {table.tests} pairs:"
+    )
     yield draw([_difference_cells(table, row) for row in table.rows])
     yield "Cost:"
     yield draw([_cost_cells(row.name, row.cost) for row in table.rows if row.cost])
@@ -132,14 +136,20 @@ def _short(score: Score) -> str:
     return value if value == "–" else f"{value} ±{(score.high - score.low) / 2:.3f}"
 
 
-def _difference_cells(table: Comparison, row: Row) -> dict[str, str]:
+def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dict[str, str]:
     cells = {"method": visible(row.name)}
+    to_best, to_baseline = row.to_best, row.to_baseline
+    if test:
+        to_best, to_baseline = row.test_to_best, row.test_to_baseline
+    repeated = any(r.to_best and r.to_best.p_repeats is not None for r in table.rows)
     for what, name, found in (
-        ("best", table.best, row.to_best),
-        ("baseline", table.baseline, row.to_baseline),
+        ("best", table.best, to_best),
+        ("baseline", table.baseline, to_baseline),
     ):
         cells[f"to {what}, {visible(name)}"] = _difference(found)
-        cells[f"p ({what})"] = _p(found)
+        cells[f"p ({what})"] = _p(found.p_corrected if found else None)
+        if repeated and not test:
+            cells[f"p over repeats ({what})"] = _p(found.p_repeats if found else None)
     return cells
 
 
@@ -149,8 +159,7 @@ def _difference(found: Difference | None) -> str:
     return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
-def _p(found: Difference | None) -> str:
-    p = None if found is None else found.p_corrected
+def _p(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else number_text(p, ".3f")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +108,8 @@ def extract(
         click.echo(_stages_text(result), err=True)
     totals = result.manifest.totals
     return Result(
-        {"out": str(result.out), **totals}, lambda: _result_text(result),
-        code=EXIT_REJECTS if totals["rejected"] else 0,
+        {"out": str(result.out), **asdict(totals)}, lambda: _result_text(result),
+        code=EXIT_REJECTS if totals.rejected else 0,
     )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
         f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
         f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
-        f"{cost.truncated:.1%} of them longer than {plan.tokenizer.max_length})",
+        f"{cost.truncated:.1%} of them longer than {plan.vectors.max_length})",
     ]
     widest = max((len(name) for name in cost.bytes_per_view), default=0)
     for name, size in cost.bytes_per_view.items():
@@ -182,17 +183,17 @@ def _result_text(result: ExtractResult) -> str:
     manifest, totals = result.manifest, result.manifest.totals
     first = f"{result.out} is already complete; nothing was done."
     if not result.was_complete:
-        size = sum(f["bytes"] for f in manifest.files.values())
+        size = sum(f.bytes for f in manifest.files.values())
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
         resumed = result.resumed_shards
         first = (
-            f"wrote {result.out}: {totals['accepted']:,} rows × "
+            f"wrote {result.out}: {totals.accepted:,} rows × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
             f"{duration_text(result.seconds)} ({speed:,.0f} tokens/s"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
         )
     records = ledger_text(
-        totals["accepted"], "embedded", totals["rejected_by_reason"], totals["left_out_by_reason"],
+        totals.accepted, "embedded", totals.rejected_by_reason, totals.left_out_by_reason,
         f"{result.out}/_embedkit/rejects.jsonl",
     )  # fmt: skip
     names = list(manifest.views)
@@ -213,7 +214,7 @@ def _result_text(result: ExtractResult) -> str:
 
 def tokens_text(manifest: Manifest) -> str:
     """Return the number of tokens of a dataset, and of those that were cut off."""
-    ledger, limit = manifest.totals["ledger"], manifest.job["vectors"]["max_length"]
+    ledger, limit = manifest.totals.ledger, manifest.job.vectors.max_length
     text = f"{ledger.get('tokens', 0):,}"
     if cut := ledger.get("records_truncated", 0):
         return (

@@ -83,15 +83,15 @@ def _dataset_text(info: DatasetInfo) -> str:
     from embedkit.dataset.inspection import atlas_line, open_lines
 
     manifest = info.manifest
-    totals, names, vectors = manifest.totals, manifest.names, manifest.job["vectors"]
-    ledger = totals["ledger"]
-    records = ledger_text(totals["accepted"], "embedded", totals["rejected_by_reason"],
-                          totals["left_out_by_reason"])  # fmt: skip
-    revision = f" at {names['revision']}" if names["revision"] else ""
+    totals, names, vectors = manifest.totals, manifest.names, manifest.job.vectors
+    ledger = totals.ledger
+    records = ledger_text(totals.accepted, "embedded", totals.rejected_by_reason,
+                          totals.left_out_by_reason)  # fmt: skip
+    revision = f" at {names.revision}" if names.revision else ""
     lines = [
-        f"{info.path}: vectors of {', '.join(names['inputs'])}",
-        f"  model      {names['model']}{revision}, {manifest.n_layers} layers, "
-        f"{manifest.job['model']['width']} wide, computed in {vectors['precision']}",
+        f"{info.path}: vectors of {', '.join(names.inputs)}",
+        f"  model      {names.model}{revision}, {manifest.n_layers} layers, "
+        f"{manifest.job.model.width} wide, computed in {vectors.precision}",
         f"  records    {records}",
         f"  tokens     {tokens_text(manifest)}",
     ]
@@ -165,7 +165,7 @@ def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
     from embedkit.dataset.verification import require_ok
     from embedkit.dataset.verification import verify as check
 
-    found = check(out, recompute=recompute, model=model, device=device, notify=logger.warning)
+    found = check(out, recompute=recompute, model=model, device=device)
     return Result(
         found, lambda: _verification_text(found, out), check=lambda: require_ok(found, out)
     )

@@ -121,7 +121,7 @@ def _predict_corpus(
         stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
         records = (PredictedRecord(*one) for one in stored)
         count = write_prediction_file(records, predictor.names, out, as_json=as_json)
-        rejected = int(data.manifest.totals["rejected"])
+        rejected = data.manifest.totals.rejected
     else:
         plan = plan_corpus([InputFile.of(corpus)], reading_of(settings))
         for notice in plan.notices:

@@ -9,6 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit.corpus import Record
+from embedkit.dataset.manifest import JobSettings
+from embedkit.dataset.record_keys import text_key, whole_text
 from embedkit.dataset.schema import text_column
 from embedkit.encoding.tables import token_vectors, word_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
@@ -19,31 +21,28 @@ Floats = NDArray[np.float32]
 
 
 def sentence_columns(
-    records: Sequence[Record],
-    texts: Sequence[TokenizedText],
-    *,
-    store_text: bool,
-    paired: bool,
-    labelled: bool,
-    kept: Sequence[str],
+    records: Sequence[Record], texts: Sequence[TokenizedText], settings: JobSettings
 ) -> dict[str, pa.Array]:
     """Everything of the sentence table but the vectors, one row per record."""
     columns = {
         "row": pa.array([r.row for r in records], pa.int64()),
         "id": text_column([r.id for r in records]),
     }
-    if store_text:
+    if settings.storage.text:
         columns["text"] = text_column([r.text for r in records])
-        if paired:
+        if settings.input.text_pair is not None:
             columns["text_pair"] = text_column([r.text_pair for r in records])
-    if labelled:
+    if settings.input.label is not None:
         columns["label"] = text_column([r.label for r in records])
-    for position, name in enumerate(kept):
+    for position, name in enumerate(settings.input.keep):
         columns[name] = text_column([r.kept[position] for r in records])
-    columns["n_tokens"] = pa.array([t.n_tokens for t in texts], pa.int32())
-    columns["n_kept"] = pa.array([t.n_kept for t in texts], pa.int32())
-    columns["truncated"] = pa.array([t.cut for t in texts], pa.bool_())
-    return columns
+    keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
+    return columns | {
+        "n_tokens": pa.array([t.n_tokens for t in texts], pa.int32()),
+        "n_kept": pa.array([t.n_kept for t in texts], pa.int32()),
+        "truncated": pa.array([t.cut for t in texts], pa.bool_()),
+        "text_key": pa.array(keys, pa.int64()),
+    }
 
 
 def token_columns(

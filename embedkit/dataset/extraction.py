@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL
@@ -145,18 +145,9 @@ def extract(
         >>> embedkit.load("two").X.shape
         (2, 384)
     """
-    reading = CorpusOptions(
-        text=text, text_pair=text_pair, id=id, label=label, keep=keep,
-        format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
-        min_chars=min_chars, sample=sample, seed=seed, limit=limit,
-    )  # fmt: skip
-    settings = ExtractSettings(
-        model=model, revision=revision, offline=offline, layers=layers, pooling=pooling,
-        words=words, tokens=tokens, max_length=max_length, on_long=on_long, stride=stride,
-        special_tokens=special_tokens, normalize=normalize, prefix=prefix, precision=precision,
-        storage=storage, device=device, batch_tokens=batch_tokens, shard_rows=shard_rows,
-        store_text=store_text,
-    )  # fmt: skip
+    given = locals()
+    reading = CorpusOptions(**{f.name: given[f.name] for f in fields(CorpusOptions)})
+    settings = ExtractSettings(**{f.name: given[f.name] for f in fields(ExtractSettings)})
     with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
         return run_plan(
             plan, overwrite=overwrite, allow_env_change=allow_env_change, progress=progress

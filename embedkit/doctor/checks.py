@@ -423,8 +423,8 @@ def _extraction() -> Check:
         verified = verify(out)
         require_ok(verified, out)
     totals = made.manifest.totals
-    counts = {"records": totals["records"], "embedded": totals["accepted"],
-              "rejected": totals["rejected"]}  # fmt: skip
+    counts = {"records": totals.records, "embedded": totals.accepted,
+              "rejected": totals.rejected}  # fmt: skip
     expected = {"records": len(rows) + 1, "embedded": len(rows), "rejected": 1}
     facts = {**counts, "files": verified.files, "seconds": time.monotonic() - started}
     if counts == expected:

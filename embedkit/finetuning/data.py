@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
-from embedkit.dataset.record_keys import source_of, whole_text
+from embedkit.dataset.record_keys import source_of, text_key, whole_text
 from embedkit.dataset.store import is_dataset, load
 from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.splits import Labelled
@@ -65,14 +65,14 @@ class TextData:
         """Normal form of the texts: ``none``, ``nfc`` or ``nfkc``."""
         return str(self.reading["unicode"])
 
-    def whole_texts(self) -> list[str]:
-        """``n`` texts, of pairs both as one."""
+    def text_keys(self) -> list[int]:
+        """``n`` keys of the texts, of pairs of both as one."""
         seconds: Sequence[str | None] = self.pairs or [None] * len(self)
-        return [whole_text(a, b) for a, b in zip(self.texts, seconds, strict=True)]
+        return [text_key(whole_text(a, b)) for a, b in zip(self.texts, seconds, strict=True)]
 
     def labelled(self) -> Labelled:
         """What a split needs to know."""
-        return Labelled(self.source, self.row, self.labels, self.whole_texts(), None)
+        return Labelled(self.source, self.row, self.labels, self.text_keys(), None)
 
 
 def read_texts(
@@ -163,7 +163,7 @@ def _of_plan(plan: CorpusPlan, notify: Callable[[str], None]) -> TextData:
 
 def _of_dataset(path: Path, reading: CorpusOptions) -> TextData:
     data = load(path)
-    settings = data.manifest.job["input"]
+    settings = asdict(data.manifest.job.input)
     given = sorted(reading.given)
     if given == ["label"] and reading.label == settings["label"]:
         given = []
@@ -173,7 +173,7 @@ def _of_dataset(path: Path, reading: CorpusOptions) -> TextData:
             f"read with options of its own (label column {settings['label']!r}). Give the corpus "
             "file to read it otherwise."
         )
-    if not data.manifest.job["storage"]["text"]:
+    if not data.manifest.job.storage.text:
         raise UsageError(f"{path} was made with --no-text. Give the corpus file itself.")
     pairs = settings["text_pair"] is not None
     return TextData(

@@ -24,6 +24,7 @@ from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.classifiers.test_set import count_seen
 from embedkit.corpus import CorpusOptions
+from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.encoding.checkpoint import (
     DEFAULT_MODEL,
     Checkpoint,
@@ -57,7 +58,12 @@ from embedkit.runs.content import (
 from embedkit.runs.figures import draw_run, draw_training
 from embedkit.runs.folder import UNFINISHED, path_from, resumable_run, versions, write_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import Predictions, reported_scores, write_predictions
+from embedkit.runs.predictions import (
+    Predictions,
+    class_scores,
+    reported_scores,
+    write_predictions,
+)
 from embedkit.runs.split_files import TEST, Split, align_split, read_split
 from embedkit.runs.splits import assign_folds, make_split
 from embedkit.runs.targets import Target, check_classes, target_from, target_like
@@ -421,11 +427,12 @@ class _Run:
     ) -> Predictions:
         """Predictions of one fold, or of the test set."""
         data, target = self._plan.data, self._plan.target
+        group: Int64 | None = self._plan.split.group
         if fold == TEST and self._plan.extra is not None and self._plan.extra_target is not None:
-            data, target = self._plan.extra, self._plan.extra_target
+            data, target, group = self._plan.extra, self._plan.extra_target, None
         return Predictions.of_fold(
             np.asarray(index, np.int64), np.asarray(proba, np.float64), row=data.row, ids=data.ids,
-            target=target, fold=fold, repeat=repeat, threshold=threshold,
+            target=target, fold=fold, group=group, repeat=repeat, threshold=threshold,
         )  # fmt: skip
 
     def _content(
@@ -443,10 +450,10 @@ class _Run:
             head=settings.pop("head"),
             precision=settings.pop("precision"),
             settings=settings,
-            best_params=None,
             views=(),
             classes=plan.target.classes,
             threshold=chosen.final,
+            threshold_metric=Threshold.parse(plan.threshold).metric if plan.threshold else None,
             thresholds=tuple(chosen.of(part) for part in parts),
             models=tuple(_name(part["repeat"], part["fold"]) for part in parts),
             epochs=tuple(part["epoch"] for part in parts),
@@ -462,9 +469,10 @@ class _Run:
             ),
             test_set=None if extra is None else TestSetContent(
                 source=extra.source, rejected=sum(extra.rejected.values()),
-                seen_texts=count_seen(extra.whole_texts(), plan.data.whole_texts()),
+                seen_texts=count_seen(extra.text_keys(), plan.data.text_keys()),
             ),
             scores=reported_scores(predictions, seed=plan.settings.seed, beta=chosen.beta),
+            per_class=class_scores(predictions),
             cost=Cost(
                 fit_seconds=sum(part["fit_seconds"] for part in parts),
                 predict_seconds=sum(part["predict_seconds"] for part in parts),
@@ -482,10 +490,10 @@ class _Run:
             fingerprint=_fingerprint({n: identity[n] for n in ("source", "reading")}),
             path=path_from(self._folder, Path(data.name)),
             source=data.source,
-            model={
-                "type": checkpoint.model_type, "n_layers": checkpoint.n_layers,
-                "width": checkpoint.width, "sha256": identity["model"],
-            },
+            model=ModelSettings(
+                type=checkpoint.model_type, n_layers=checkpoint.n_layers,
+                width=checkpoint.width, sha256=identity["model"],
+            ),
             unicode=data.unicode,
             pairs=data.pairs is not None,
             reading=data.reading,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.display import without_nan
 from embedkit.runs.metrics import Score
 from embedkit.runs.split_files import Split, SplitSettings
@@ -15,8 +16,11 @@ __all__ = [
     "KINDS",
     "Agreement",
     "Checkpoint",
+    "ClassScore",
     "Cost",
+    "CurvePoint",
     "DatasetContent",
+    "EstimatorChoice",
     "FinetuneRun",
     "Names",
     "PairCounts",
@@ -35,7 +39,7 @@ __all__ = [
     "as_json",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +72,23 @@ class DatasetContent:
     fingerprint: str
     source: tuple[str, ...]
     path: str
-    model: dict[str, Any]
+    model: ModelSettings
     names: Names
     unicode: str
     pairs: bool
-    vectors: dict[str, Any] | None = None
+    vectors: VectorOptions | None = None
     storage: str | None = None
     reading: dict[str, Any] | None = None
     rejected: dict[str, int] | None = None
+
+    @property
+    def vector_settings(self) -> VectorSettings:
+        """Everything that shaped a vector, of a run on vectors."""
+        assert self.vectors is not None
+        assert self.storage is not None
+        return VectorSettings.of(
+            self.vectors, model=self.model, unicode=self.unicode, storage=self.storage
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +149,25 @@ class TestSetContent:
     seen_texts: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorChoice:
+    """Scaling and parameters of one fit.
+
+    Attributes:
+        repeat: number of the repeat; ``None`` for the model of all folds.
+        fold: number of the fold; ``None`` for the model of all folds.
+        scaling: how vectors were scaled: ``common``, ``rows``, ``columns`` or ``none``.
+        parameters: of the estimator.
+        at_edge: whether tuning chose the first or last value of its grid.
+    """
+
+    repeat: int | None
+    fold: int | None
+    scaling: str
+    parameters: dict[str, Any]
+    at_edge: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ReportedScore(Score):
     """A score with its interval, and that of the majority class (of values: of the mean)."""
@@ -144,20 +176,49 @@ class ReportedScore(Score):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassScore:
+    """Scores of one class: its label, and the number of records that have it (``support``)."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Score of fits on so many training records."""
+
+    records: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViewScore:
     """A view under the folds.
 
     Attributes:
         name: the view.
         score: on held-out records.
-        shuffled: the same with labels shuffled before fitting: the score by chance.
+        control: mean score on control tasks: random labels, the same for the same text.
+        control_sd: standard deviation over the control tasks; NaN of a single one.
+        selectivity: score minus control.
         chosen: in how many folds the inner folds chose it.
+        codelength: bits that encode the labels by online coding, or ``None``.
+        compression: bits of a uniform code for the labels, divided by ``codelength``.
+        curve: scores by number of training records; empty if it was not asked for.
     """
 
     name: str
     score: Score
-    shuffled: float
+    control: float
+    control_sd: float
+    selectivity: float
     chosen: int
+    codelength: float | None = None
+    compression: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,30 +310,37 @@ class PredictionRun(_FittedRun):
 
     Attributes:
         features: ``vectors``, ``tfidf`` or ``text``.
-        best_params: parameters that tuning chose; ``None`` where nothing was tuned.
         views: the views side by side; empty where the run reads texts.
         classes: labels by class number; empty for a regression.
         threshold: probability from which the second of two classes is predicted, or ``None``.
+        threshold_metric: metric that it was chosen by; ``None`` if it was given, or there is none.
         records: number of records in folds and in the test set.
         test_set: a test set of its own, or ``None``.
         scores: by subset (``cross_validation``, ``test``) and metric.
+        per_class: by subset and class; empty for a regression.
     """
 
     features: str
-    best_params: dict[str, Any] | None
     views: tuple[str, ...]
     classes: tuple[str, ...]
     threshold: float | None
     records: RecordCounts
     test_set: TestSetContent | None
     scores: dict[str, dict[str, ReportedScore]]
+    per_class: dict[str, tuple[ClassScore, ...]] = field(default_factory=dict)
+    threshold_metric: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRun(PredictionRun):
-    """A run of ``train``."""
+    """A run of ``train``.
+
+    Attributes:
+        choices: scaling and parameters by repeat and fold, last those of the model of all folds.
+    """
 
     kind: str = "frozen"
+    choices: tuple[EstimatorChoice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,12 +372,13 @@ class ProbeRun(_FittedRun):
     """A run of ``probe``.
 
     Attributes:
-        metric: ``accuracy`` or ``r2``.
+        metric: name of the score.
         majority: score of the majority class, or of the mean.
         views: every view, in stored order.
         nested: score of the view chosen inside the folds.
-        random_weights: score of every view of the same architecture with random weights; empty
-            if it was not asked for.
+        random_weights: scores of every view by encoders of the same architecture that were never
+            trained, one for each; empty if it was not asked for.
+        cka: linear CKA between the views, in their order.
     """
 
     kind: str = "probe"
@@ -317,7 +386,8 @@ class ProbeRun(_FittedRun):
     majority: float
     views: tuple[ViewScore, ...]
     nested: Score
-    random_weights: dict[str, float]
+    random_weights: dict[str, tuple[float, ...]]
+    cka: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

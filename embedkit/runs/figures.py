@@ -15,6 +15,7 @@ from embedkit import fsio
 from embedkit.display import visible
 from embedkit.encoding.views import split_view
 from embedkit.runs.content import Agreement, ProbeRun
+from embedkit.runs.metrics import BINS, calibration_bins
 from embedkit.runs.predictions import Predictions
 
 __all__ = [
@@ -31,7 +32,6 @@ _FONTS_OF = {"ko": ("Noto Sans CJK", "NanumGothic", "Apple SD Gothic"),
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
-_BINS = 10
 
 
 def draw_run(folder: Path, predictions: Predictions) -> None:
@@ -103,7 +103,9 @@ def draw_confusion(axis: Any, predictions: Predictions, *, limit: int, size: int
 def draw_reliability(
     axis: Any, predictions: Predictions, *, reference: bool = False, **line: Any
 ) -> list[tuple[float, float, int]]:
-    """Draw how often the predicted class is right against its probability, in ten bins.
+    """Draw how often the predicted class is right against its probability.
+
+    The bins are those of the calibration error, :data:`~embedkit.runs.metrics.BINS` from 0 to 1.
 
     Args:
         axis: of the plot.
@@ -118,14 +120,13 @@ def draw_reliability(
 
     proba = predictions.proba
     confidence, right = proba.max(1), proba.argmax(1) == predictions.y
-    edges = np.linspace(1 / proba.shape[1], 1, _BINS + 1)
-    bins = np.clip(np.digitize(confidence, edges) - 1, 0, _BINS - 1)
-    counts = np.bincount(bins, minlength=_BINS)
+    bins = calibration_bins(confidence)
+    counts = np.bincount(bins, minlength=BINS)
     filled = counts > 0
-    means = np.bincount(bins, confidence, _BINS)[filled] / counts[filled]
-    fractions = np.bincount(bins, right, _BINS)[filled] / counts[filled]
+    means = np.bincount(bins, confidence, BINS)[filled] / counts[filled]
+    fractions = np.bincount(bins, right, BINS)[filled] / counts[filled]
     if reference:
-        axis.plot([edges[0], 1], [edges[0], 1], color=_GREY, linewidth=1)
+        axis.plot([1 / proba.shape[1], 1], [1 / proba.shape[1], 1], color=_GREY, linewidth=1)
     display = CalibrationDisplay(fractions, means, confidence, estimator_name="records")
     display.plot(ax=axis, ref_line=False).line_.set(**{"marker": "o", **line})
     _plain_axis(axis, "probability of the predicted class", "fraction of right predictions")
@@ -178,9 +179,40 @@ def _plain_axis(axis: Any, x: str, y: str) -> None:
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw the score against the layer, one line per pooling, to ``figures/layers.png``."""
+    """Draw scores by layer, the similarity of the views, and learning curves where there are some.
+
+    They are ``figures/layers.png``, ``figures/similarity.png`` and ``figures/learning.png``.
+    """
     fsio.make_folder(folder / "figures")
     save(folder, "layers.png", layer_curve(result))
+    if len(result.views) > 1:
+        save(folder, "similarity.png", view_similarity(result))
+    if result.views[0].curve:
+        save(folder, "learning.png", learning_curves(result))
+
+
+def view_similarity(result: ProbeRun) -> Any:
+    """Return the figure of the linear CKA between all views."""
+    names = [view.name for view in result.views]
+    side = 2.2 + 0.28 * len(names)
+    figure, axis = canvas(side + 0.8, side)
+    image = axis.imshow(np.array(result.cka), vmin=0, vmax=1, cmap="viridis")
+    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    axis.set_yticks(range(len(names)), names, fontsize=7)
+    figure.colorbar(image, ax=axis, label="linear CKA", shrink=0.8)
+    return figure
+
+
+def learning_curves(result: ProbeRun) -> Any:
+    """Return the figure of the score against the number of training records, a line per view."""
+    figure, axis = canvas(6.5, 4.2)
+    for view in result.views:
+        axis.plot([p.records for p in view.curve], [p.score for p in view.curve], "o-", ms=3,
+                  linewidth=1, label=view.name)  # fmt: skip
+    axis.set_xlabel("training records")
+    axis.set_ylabel(f"held-out {result.metric}")
+    axis.legend(frameon=False, fontsize=6, ncol=2)
+    return figure
 
 
 def layer_curve(result: ProbeRun) -> Any:
@@ -197,10 +229,10 @@ def layer_curve(result: ProbeRun) -> Any:
         low = [view.score.value - view.score.low for _, view in points]
         high = [view.score.high - view.score.value for _, view in points]
         drawn = axis.errorbar(layers, values, [low, high], fmt="o-", capsize=3, label=pooling)
-        chance = [view.shuffled for _, view in points]
+        chance = [view.control for _, view in points]
         axis.plot(layers, chance, ":", color=drawn[0].get_color(), linewidth=1)
         if result.random_weights:
-            same = [result.random_weights.get(view.name, np.nan) for _, view in points]
+            same = [np.mean(result.random_weights.get(view.name, np.nan)) for _, view in points]
             axis.plot(layers, same, "--", color=drawn[0].get_color(), linewidth=1)
     for view in result.views:
         if not view.name.rpartition("_")[2].isdigit():
@@ -211,7 +243,7 @@ def layer_curve(result: ProbeRun) -> Any:
               transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_xlabel("layer (0 is the embedding output)")
     axis.set_ylabel(result.metric)
-    note = "dotted: shuffled labels" + ("; dashed: random weights" if result.random_weights else "")
+    note = "dotted: control task" + ("; dashed: random weights" if result.random_weights else "")
     axis.set_title(f"held-out {result.metric} by layer ({note})", loc="left", fontsize=9)
     axis.xaxis.get_major_locator().set_params(integer=True)
     if lines:
