@@ -450,7 +450,6 @@ class _Run:
             head=settings.pop("head"),
             precision=settings.pop("precision"),
             settings=settings,
-            best_params=None,
             views=(),
             classes=plan.target.classes,
             threshold=chosen.final,

@@ -109,6 +109,11 @@ def split(
     Raises:
         UsageError: a column, count or class cannot be used.
         OutputExistsError: the file exists.
+
+    Example:
+        >>> made = embedkit.split("vectors", folds=3, test=0.25)
+        >>> made.n_folds, len(made.row), len(made.test)
+        (3, 12, 3)
     """
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
