@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModel
 
 import embedkit
+from embedkit import fsio
 from embedkit.classifiers.train import train
 from embedkit.cli.run_text import run_info_text
 from embedkit.cli.tabulate import comparison_text
@@ -33,6 +34,7 @@ from embedkit.errors import (
     StorageError,
     UsageError,
 )
+from embedkit.finetuning import training
 from embedkit.finetuning.folds import FinetuneResult, finetune
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.predict import Predictor
@@ -498,6 +500,31 @@ def test_killed_in_the_third_fold_it_goes_on_there(
     for name in ("predictions.parquet", "training.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert len(predictions(tmp_path / "run")) == N
+
+
+def test_stopped_before_the_first_evaluation_it_goes_on(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early stopping has no loss yet to judge by."""
+    write = fsio.write_durably
+
+    def interrupted(path: Path, data: Any, *, scratch: Path) -> None:
+        write(path, data, scratch=scratch)
+        if path.name == "complete":
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"patience": 1, "epochs": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_CHECKPOINT_STEPS", 2)
+        patch.setattr(fsio, "write_durably", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
+    work = tmp_path / "run.incomplete/unfinished/checkpoints/fold-0"
+    assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 5 steps an epoch
+    tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
+    tuned(shared / "corpus.tsv", tmp_path / "whole", **settings)
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def broken_after_one_fold(folder: Path) -> bool:

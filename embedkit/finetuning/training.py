@@ -474,7 +474,9 @@ def _calmer(settings: FoldSettings) -> str:
 def _is_stuck(history: Sequence[dict[str, Any]], patience: int | None) -> bool:
     """Whether the validation loss has not fallen for so many epochs."""
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
-    return patience is not None and len(losses) - 1 - int(np.argmin(losses)) >= patience
+    if patience is None or not losses:  # none: stopped before the first evaluation
+        return False
+    return len(losses) - 1 - int(np.argmin(losses)) >= patience
 
 
 def _has_ended(checkpoint: Path, settings: FoldSettings) -> bool:
