@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from embedkit.choices import HEADS
 from embedkit.cli.options import (
     corpus_options,
     model_options,
-    notifier,
     output_options,
     reading_of,
     show_progress,
 )
+from embedkit.cli.progress import show_lines
 from embedkit.errors import EXIT_REJECTS, UsageError
 
 __all__ = ["finetune"]
@@ -44,7 +45,7 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
 )
 @click.option(
     "--mix-layers", default=1, show_default=True, type=int,
-    help="The head sees a learnt mix of so many last layers.",
+    help="Number of last layers whose trained mix the head sees.",
 )  # fmt: skip
 @click.option(
     "--cnn-widths", default="2,3,4", show_default=True,
@@ -64,10 +65,15 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
     help="A further corpus file for the mean of all folds' models to predict.",
 )
 @click.option("--epochs", default=3, show_default=True, type=int, help="At most.")
-@click.option("--learning-rate", default=5e-5, show_default=True, type=float)
+@click.option("--learning-rate", default=5e-5, show_default=True, type=float,
+              help="Peak learning rate; it falls linearly to 0.")  # fmt: skip
+@click.option("--head-learning-rate", type=float,
+              help="Peak learning rate of the head. [at least 1e-3 for cnn and lstm, else that of "
+              "the encoder]")  # fmt: skip
 @click.option("--batch-size", default=16, show_default=True, type=int)
 @click.option("--accumulate", default=1, show_default=True, type=int, help="Batches per step.")
 @click.option("--max-length", type=int, help="Tokens per text. [what the checkpoint states]")
+@click.option("--prefix", default="", help='Put before every text, such as "query: ".')
 @click.option("--class-weight", type=click.Choice(["balanced"]))
 @click.option("--label-smoothing", default=0.0, show_default=True, type=float)
 @click.option("--one-logit", is_flag=True, help="Two classes by one logit instead of two.")
@@ -96,7 +102,7 @@ _READING = ("text", "text_pair", "id", "label", "format", "encoding", "quoting",
 @click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time.")
 @click.option(
     "--validation", default=0.1, show_default=True, type=float,
-    help="Part of the training records that only watch; 0 for none.",
+    help="Fraction of the training records used for validation; 0 disables it.",
 )  # fmt: skip
 @click.option(
     "--patience", type=int, help="Epochs without a better validation loss before a fold stops."
@@ -121,18 +127,19 @@ def finetune(
     """Train an encoder with a head on labelled texts, fold by fold.
 
     CORPUS is a corpus file with a label column, or a dataset that extract wrote, whose texts and
-    labels are used. The same command again goes on where an interrupted one stopped.
+    labels are used. The same command again resumes an interrupted run.
     """
     from embedkit.cli.run_text import content_json, finetune_text
     from embedkit.finetuning.folds import finetune as run
+    from embedkit.finetuning.options import TrainingOptions
 
     reading = reading_of({name: settings.pop(name) for name in _READING})
-    shown = verbose or show_progress(progress, quiet)
+    names = [field.name for field in fields(TrainingOptions) if field.name in settings]
+    training = {name: settings.pop(name) for name in names}
     result = run(
-        corpus, out=out, cnn_widths=_widths(cnn_widths),
-        reading=reading,
-        progress=(lambda line: click.echo(line, err=True)) if shown else (lambda _: None),
-        notify=notifier(quiet), **settings,
+        corpus, out=out, reading=reading,
+        training=TrainingOptions(cnn_widths=_widths(cnn_widths), **training),
+        progress=show_lines(show=verbose or show_progress(progress, quiet)), **settings,
     )  # fmt: skip
     if as_json:
         click.echo(content_json(result))

@@ -249,7 +249,8 @@ def _layer_line(layer: Any) -> dict[str, str | None]:
 def _senses_of(report: WordReport, cluster: int) -> str:
     if report.senses is None:
         return ""
-    mine = [s for s, c in zip(report.senses, report.clusters, strict=True) if c == cluster]
+    pairs = zip(report.senses, report.clusters, strict=True)
+    mine = [s for s, c in pairs if c == cluster and s is not None]
     found = sorted(set(mine), key=lambda sense: (-mine.count(sense), sense))
     return " (" + ", ".join(f"{visible(s)} {mine.count(s)}" for s in found) + ")"
 

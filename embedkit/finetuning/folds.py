@@ -1,24 +1,25 @@
-"""Texts → fine-tuned encoders, one for every fold, and the run they make.
+"""Fine-tune one encoder for every fold of a split, and write the run.
 
-Each fold trains an encoder with a head on the other folds and predicts its own records; records of
-the test part are predicted by the mean of all folds' models. Early stopping and thresholds are
-learnt on records that are taken from the training folds. A finished fold is kept in
-``RUN.incomplete/unfinished`` until the run is complete, so that the same command goes on.
+Each fold's model is trained on the other folds and predicts its own records; the test set is
+predicted by the mean of all models. A finished fold is kept in ``RUN.incomplete/unfinished`` until
+the run is complete, so that the same call resumes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from embedkit import fsio
 from embedkit._version import __version__
@@ -31,6 +32,7 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.device import choose_device
+from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import (
     TextTokenizer,
@@ -41,8 +43,10 @@ from embedkit.encoding.tokenization import (
 )
 from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
-from embedkit.finetuning.heads import EncoderWithHead, build_model
-from embedkit.finetuning.training import Fold, FoldSettings, predict_logits, saving, train_fold
+from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.training import Fold, predict_logits, saving, train_fold
+from embedkit.finetuning.validation import choose_thresholds, validation_records
 from embedkit.machine import peak_memory_bytes
 from embedkit.runs.content import (
     Cost,
@@ -60,13 +64,13 @@ from embedkit.runs.folder import UNFINISHED, path_from, resumable_run, versions,
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, reported_scores, write_predictions
 from embedkit.runs.split_files import TEST, Split, align_split, read_split
-from embedkit.runs.splits import assign_folds, make_split
-from embedkit.runs.targets import Target, check_classes, target_from, target_like
-from embedkit.types import Float64, Int64
+from embedkit.runs.splits import make_split
+from embedkit.runs.targets import Target, check_folds, target_from, target_like
+from embedkit.types import Int64, ProgressCallback, no_progress
 
 __all__ = ["FinetuneResult", "finetune"]
 
-Notify = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class FinetuneResult:
     Attributes:
         out: its folder.
         content: the content of ``run.json``.
-        rejected: records of the corpus that could not be read.
+        rejected: number of records of the corpus that could not be read.
     """
 
     out: Path
@@ -84,61 +88,12 @@ class FinetuneResult:
     rejected: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A run settled in all its details; nothing is written yet."""
-
-    data: TextData
-    target: Target
-    split: Split
-    extra: TextData | None
-    extra_target: Target | None
-    checkpoint: Checkpoint
-    tokenizer: TextTokenizer
-    max_length: int
-    settings: FoldSettings
-    task: str
-    threshold: str | None
-    device: torch.device
-
-    def head_settings(self) -> dict[str, Any]:
-        """Fields of the head's configuration that are the same in every fold."""
-        settings = self.settings
-        problem = "value" if not self.target.classes else "classes"
-        if settings.one_logit:
-            problem = "one_logit"
-        return {
-            "head": settings.head, "mix_layers": settings.mix_layers,
-            "cnn_widths": list(settings.cnn_widths), "problem": problem,
-            "n_outputs": len(self.target.classes) if problem == "classes" else 1,
-            "label_smoothing": settings.label_smoothing,
-        }  # fmt: skip
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that shapes the run, as JSON holds it."""
-        import transformers
-
-        extra = self.extra
-        return {
-            "source": list(self.data.source),
-            "reading": self.data.reading,
-            "split": self.split.fingerprint,
-            "test": None if extra is None else list(extra.source),
-            "model": dict(sorted(self.checkpoint.sha256.items())),
-            "task": self.task,
-            "max_length": self.max_length,
-            "threshold": self.threshold,
-            **asdict(self.settings),
-            "device": self.device.type,
-            "versions": {"embedkit": __version__, "torch": torch.__version__,
-                         "transformers": transformers.__version__},
-        }  # fmt: skip
-
-
 def finetune(
     corpus: str | Path,
     *,
     out: str | Path,
+    training: TrainingOptions | None = None,
+    reading: CorpusOptions | None = None,
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
     offline: bool = False,
@@ -146,86 +101,74 @@ def finetune(
     split: str | Path | None = None,
     folds: int = 5,
     test: str | Path | None = None,
-    task: str = "classification",
-    max_length: int | None = None,
-    precision: str = "auto",
-    threshold: str | None = None,
-    seed: int = 0,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
-    notify: Notify = lambda _: None,
-    reading: CorpusOptions | None = None,
-    **training: Any,
+    progress: ProgressCallback = no_progress,
 ) -> FinetuneResult:
-    """Train an encoder with a head on labelled texts, fold by fold; goes on where it stopped.
+    """Train an encoder with a head on labelled texts, one model per fold; resumes by itself.
+
+    >>> options = TrainingOptions(head="cnn", epochs=10, patience=2)
+    >>> finetune("reviews.tsv", out="runs/cnn", training=options)  # doctest: +SKIP
 
     Args:
-        corpus: a corpus file with a label column, or a dataset that holds texts and labels.
-        out: folder of the run; while it runs ``OUT.incomplete``.
-        model: hub id or folder of the checkpoint to begin with.
+        corpus: a corpus file with a label column, or a dataset that stores texts and labels.
+        out: folder of the run; ``OUT.incomplete`` until it is complete.
+        training: head, input, schedule, validation, threshold and seed.
+        reading: how the corpus is read; the seed of its sample is that of ``training``.
+        model: hub id or folder of the checkpoint to start from.
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         device: ``auto``, ``cpu`` or ``cuda``.
-        split: file that ``embedkit split`` wrote; without one ``folds`` folds are dealt.
+        split: file that ``embedkit split`` wrote; without one ``folds`` folds are made.
         folds: number of folds where no split is given.
-        test: a further corpus file to predict as test part, with labels or without.
-        task: ``classification`` or ``regression``.
-        max_length: tokens per text; by default what the checkpoint states.
-        precision: ``auto`` (bf16 or fp16 on CUDA, fp32 on CPU), ``fp32``, ``bf16`` or ``fp16``.
-        threshold: of two classes, the probability from which the second is decided on: a number,
-            or the score it is chosen by on the records that watch (``macro_f1``, ``f1``, ``f2``).
-        seed: of folds, training and bootstrap, and of the draw of ``sample``.
-        resume: go on with an unfinished run and begin none; without it both is done.
-        overwrite: replace a run, or start an unfinished one of other settings over.
-        progress: called with a line after every epoch.
-        notify: called with sentences for the user.
-        reading: how the corpus is read; the seed of its sample is ``seed``.
-        training: fields of :class:`~embedkit.finetuning.training.FoldSettings`.
+        test: a further corpus file to predict as test set, with labels or without.
+        resume: fail unless there is an unfinished run to resume.
+        overwrite: replace a run, or discard an unfinished one with other settings.
+        progress: called with the steps of each fold.
 
     Raises:
         UsageError: a column, label, setting or split cannot be used; nothing was trained.
-        MismatchError: the split belongs to other data, or an unfinished run of other settings is
-            there.
-        EncodeError: the loss of a fold is not a number any more.
+        MismatchError: the split belongs to other data, or there is an unfinished run with other
+            settings.
+        EncodeError: the loss of a fold is not a number.
         StorageError: a checkpoint cannot be written; finished folds are kept.
     """
-    unknown = sorted(set(training) - {field.name for field in fields(FoldSettings)})
-    if unknown:
-        raise TypeError(f"finetune() got an unexpected keyword argument {unknown[0]!r}")
-    where = _device(device)
-    settings = FoldSettings(**training, seed=seed, precision=_precision(precision, where))
-    settings.check()
+    where, options = _device(device), training or TrainingOptions()
+    options = replace(options, precision=_precision(options.precision, where))
     quiet_transformers()
     reading = reading or CorpusOptions()
-    reading = replace(reading, seed=seed if reading.sample is not None else 0)
-    data = read_texts(corpus, reading, notify=notify)
+    reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
+    data = read_texts(corpus, reading)
     if data.labels is None:
-        raise UsageError(f"{data.name} has no label column. Name it with --label.")
-    target = target_from(data.labels, rows=data.row, name=data.name, task=task)
-    _check_target(target, settings, threshold)
-    extra = None if test is None else read_more_texts(test, data, notify=notify)
+        raise UsageError(f"{data.name} has no label column. Name it with label=.")
+    target = target_from(data.labels, rows=data.row, name=data.name, task=options.task)
+    for name in ("one_logit", "threshold"):
+        if getattr(options, name) and len(target.classes) != 2:
+            raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
+    chosen = _split_of(data, split, folds=folds, seed=options.seed)
+    test_data, test_target, test_index = data, target, chosen.test
+    if test is not None:
+        if len(chosen.test):
+            raise UsageError(
+                f"the split has a test set already; leave out test={str(test)!r}, or take a split "
+                "without one."
+            )
+        test_data = more = read_more_texts(test, data)
+        test_target = target_like(target, more.labels, rows=more.row, name=more.name)
+        test_index = np.arange(len(more))
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    tokenizer = load_tokenizer(checkpoint, notify=notify)
-    plan = _Plan(
-        data=data,
-        target=target,
-        split=_split_of(data, split, folds=folds, seed=seed),
-        extra=extra,
-        extra_target=None
-        if extra is None
-        else target_like(target, extra.labels, rows=extra.row, name=extra.name),
-        checkpoint=checkpoint,
-        tokenizer=tokenizer,
-        max_length=choose_max_length(checkpoint, tokenizer, max_length),
-        settings=settings,
-        task=task,
-        threshold=threshold,
-        device=where,
+    tokenizer = load_tokenizer(checkpoint, notify=logger.warning)
+    options = replace(
+        options, max_length=choose_max_length(checkpoint, tokenizer, options.max_length)
     )
-    _check_folds(plan)
-    with resumable_run(Path(out), plan.identity(), overwrite=overwrite, begin=not resume) as folder:
-        content = _Run(plan, folder, progress, notify).all_folds()
+    check_folds(target, chosen)
+    run = _Run(
+        data, target, chosen, test_data, test_target, test_index, checkpoint, tokenizer, options,
+        where, progress,
+    )  # fmt: skip
+    run.check_thresholds()
+    with resumable_run(Path(out), run.identity(), overwrite=overwrite, begin=not resume) as folder:
+        content = run.complete(folder)
     return FinetuneResult(Path(out), content, sum(data.rejected.values()))
 
 
@@ -233,8 +176,8 @@ def _device(name: str) -> torch.device:
     device = choose_device(name)
     if device.index:
         raise UsageError(
-            f"--device {name}: training runs on the first CUDA device. Choose another one by "
-            f"CUDA_VISIBLE_DEVICES={device.index} and --device cuda."
+            f"device={name!r}: training runs on the first CUDA device. Choose another one by "
+            f"CUDA_VISIBLE_DEVICES={device.index} and device='cuda'."
         )
     return device
 
@@ -242,7 +185,7 @@ def _device(name: str) -> torch.device:
 def _precision(name: str, device: torch.device) -> str:
     chosen = choose_precision(name, device)  # on CPU auto is fp32: no trial decides a training
     if chosen == "fp16" and device.type == "cpu":
-        raise UsageError("--precision fp16 trains on CUDA only. Use fp32 or bf16 on the CPU.")
+        raise UsageError("precision='fp16' trains on CUDA only; on the CPU use fp32 or bf16.")
     return chosen
 
 
@@ -254,240 +197,312 @@ def _split_of(data: TextData, file: str | Path | None, *, folds: int, seed: int)
     )
 
 
-def _check_target(target: Target, settings: FoldSettings, threshold: str | None) -> None:
-    """Raise a :class:`UsageError` for settings that such labels do not allow."""
-    two = len(target.classes) == 2
-    given = {
-        "--one-logit": settings.one_logit and not two,
-        "--threshold": threshold is not None and not two,
-    }
-    for option, wrong in given.items():
-        if wrong:
-            raise UsageError(f"{option} needs two classes; there are {len(target.classes)}.")
-    given = {
-        "--class-weight": settings.class_weight is not None,
-        "--label-smoothing": settings.label_smoothing > 0,
-    }
-    for option, wrong in given.items():
-        if wrong and not target.classes:
-            raise UsageError(f"{option} is for classes, not for --task regression.")
-    if (
-        threshold is not None
-        and Threshold.parse(threshold).value is None
-        and not settings.validation
-    ):
-        raise UsageError(
-            f"--threshold {threshold} is chosen on records that watch: give --validation 0.1."
-        )
-
-
-def _check_folds(plan: _Plan) -> None:
-    """Raise a :class:`UsageError` if a part cannot be trained or predicted, before any is."""
-    if plan.extra is not None and len(plan.split.test):
-        raise UsageError(
-            f"the split holds a test part already; leave out --test {plan.extra.name}, or take a "
-            "split without one."
-        )
-    for repeat in range(plan.split.repeats):
-        for fold in range(plan.split.n_folds):
-            train, test = plan.split.fold(repeat, fold)
-            if not len(test):
-                raise UsageError(
-                    f"fold {fold} of the split holds no record of {plan.data.name} that has a text."
-                    " Make the split again from the texts that are there."
-                )
-            if not len(train):
-                raise UsageError(
-                    f"no record of {plan.data.name} is left to learn fold {fold} from."
-                )
-            check_classes(plan.target, train, f"the training records of fold {fold}")
-
-
+@dataclass(frozen=True)
 class _Run:
-    """The folds of one run, from texts to files."""
+    """A run with all its settings; nothing is written before :meth:`complete`."""
 
-    def __init__(
-        self, plan: _Plan, folder: Path, progress: Callable[[str], None], notify: Notify
-    ) -> None:
-        self._plan, self._folder, self._progress = plan, folder, progress
-        self._scratch = folder / UNFINISHED
-        self._notify: Notify = notify
-        self._texts = self._tokenized(plan.data)
-        self._extra = None if plan.extra is None else self._tokenized(plan.extra)
-        self._test: Int64 = plan.split.test
+    data: TextData
+    target: Target
+    split: Split
+    test_data: TextData
+    test_target: Target
+    test_index: Int64
+    checkpoint: Checkpoint
+    tokenizer: TextTokenizer
+    options: TrainingOptions
+    device: torch.device
+    progress: ProgressCallback
 
-    def all_folds(self) -> FinetuneRun:
-        split = self._plan.split
-        parts = []
-        for repeat in range(split.repeats):
-            for fold in range(split.n_folds):
-                file = self._scratch / "folds" / f"{_name(repeat, fold)}.json"
-                if not file.is_file():
-                    self._one_fold(repeat, fold, file)
-                parts.append(json.loads(file.read_text("utf-8")))
-        return self._finish(parts)
-
-    def _one_fold(self, repeat: int, number: int, file: Path) -> None:
-        plan = self._plan
-        name = _name(repeat, number)
-        known, held = plan.split.fold(repeat, number)
-        seed = plan.settings.seed + 1_009 * (repeat * plan.split.n_folds + number)
-        train, valid = _watching(plan, known, seed)
-        title = f"fold {number + 1} of {plan.split.n_folds}"
-        title += f", repeat {repeat + 1}" if plan.split.repeats > 1 else ""
-        fold = Fold(title, self._texts, plan.target, train, valid, seed)
-        model = build_model(
-            plan.checkpoint, pad_id=plan.tokenizer.pad_id, seed=seed, notify=self._notify,
-            **plan.head_settings(), **_learnt_settings(plan, train),
-        )  # fmt: skip
-        self._notify = _nothing  # the same words for every fold would not help
-        work = self._scratch / "checkpoints" / name
-        result = train_fold(
-            fold, model, plan.settings, work=work, device=plan.device, pad_id=plan.tokenizer.pad_id,
-            progress=self._progress,
-        )  # fmt: skip
-        started = time.perf_counter()
-        output = self._outputs(result.model, [self._texts[i] for i in held])
-        seconds = time.perf_counter() - started
-        part = {
-            "repeat": repeat, "fold": number, "held": held.tolist(), "output": output.tolist(),
-            "valid": valid.tolist(),
-            "valid_output": self._of_places(result.model, valid),
-            "test_output": self._of_places(result.model, self._test),
-            "extra_output": None if self._extra is None
-            else self._outputs(result.model, self._extra).tolist(),
-            "log": result.log, "epoch": result.epoch,
-            "fit_seconds": result.seconds, "predict_seconds": seconds,
-            "parameters": result.parameters,
+    def identity(self) -> dict[str, Any]:
+        """Everything that shapes the run, as JSON holds it."""
+        return {
+            "source": list(self.data.source),
+            "reading": self.data.reading,
+            "split": self.split.fingerprint,
+            "test": list(self.test_data.source) if self.test_data is not self.data else None,
+            "model": dict(sorted(self.checkpoint.sha256.items())),
+            **asdict(self.options),
+            "device": self.device.type,
+            "versions": {"embedkit": __version__, "torch": torch.__version__,
+                         "transformers": transformers.__version__},
         }  # fmt: skip
-        self._keep_model(result.model, name)
-        fsio.make_folder(file.parent)
-        fsio.write_durably(file, json.dumps(part).encode(), scratch=file.parent)
-        fsio.remove_tree(work)
 
-    def _keep_model(self, model: EncoderWithHead, name: str) -> None:
-        """Write a fold's model where it stays; what an earlier attempt left there goes."""
-        ready, target = self._scratch / "model", self._folder / "model" / name
-        for folder in (ready, target):
-            if folder.is_dir():
-                fsio.remove_tree(folder)
-        fsio.make_folder(ready)
-        fsio.make_folder(target.parent)
-        with saving(ready):
-            model.to("cpu").save_pretrained(ready)
-            self._plan.tokenizer.hf.save_pretrained(ready)
-        fsio.sync_tree(ready)
-        fsio.publish_folder(ready, target)
+    def folds(self) -> list[tuple[int, int]]:
+        return [(r, f) for r in range(self.split.repeats) for f in range(self.split.n_folds)]
+
+    def check_thresholds(self) -> None:
+        """Raise a :class:`UsageError` if a threshold has no records to be chosen on."""
+        for repeat, fold in self.folds() if self.options.chooses_threshold else ():
+            train, _ = self.split.fold(repeat, fold)
+            here = np.intersect1d(train, self.shared_validation[1])
+            if len(np.unique(self.target.y[here])) < 2:
+                raise UsageError(
+                    f"threshold={self.options.threshold!r}: only {len(here)} validation records of "
+                    f"fold {fold} are there to choose it on, and one class is not among them. Pass "
+                    f"a larger validation= than {self.options.validation:g}."
+                )
+
+    @cached_property
+    def shared_validation(self) -> tuple[Int64, Int64]:
+        """Validation records that choose the epoch, and those that choose thresholds.
+
+        They are the same in every fold, so that no model is trained on them and the threshold for
+        the mean of all models can be chosen on their mean predictions.
+        """
+        trains = [self.split.fold(*fold)[0] for fold in self.folds()]
+        seed, kept = self.options.seed, {"group": self.split.group, "strata": self.target.strata}
+        both = validation_records(
+            self.split.in_folds, self.options.validation, seed=seed, trains=trains, **kept
+        )
+        threshold = validation_records(both, 0.5, seed=seed + 1, **kept)
+        return np.setdiff1d(both, threshold), threshold
+
+    def divided(self, train: Int64, seed: int) -> tuple[Int64, Int64]:
+        """Divide the training records of a fold into those to train on and to choose the epoch."""
+        fraction = self.options.validation
+        if not fraction:
+            return train, train[:0]
+        if self.options.chooses_threshold:
+            epoch, threshold = self.shared_validation
+            valid, rest = np.intersect1d(train, epoch), np.setdiff1d(train, [*epoch, *threshold])
+        else:
+            valid = validation_records(
+                train, fraction, group=self.split.group, strata=self.target.strata, seed=seed,
+                trains=[train],
+            )  # fmt: skip
+            rest = np.setdiff1d(train, valid)
+        if not len(valid):
+            raise UsageError(
+                f"validation={fraction:g}: the {len(train)} training records of a fold are too few"
+                ", or too similar, to use some of them for validation. Pass validation=0."
+            )
+        return rest, valid
+
+    @cached_property
+    def texts(self) -> list[TokenizedText]:
+        return self._tokenized(self.data)
+
+    @cached_property
+    def test_texts(self) -> list[TokenizedText]:
+        if self.test_data is self.data:
+            return [self.texts[i] for i in self.test_index]
+        return self._tokenized(self.test_data)
 
     def _tokenized(self, data: TextData) -> list[TokenizedText]:
-        settings = TokenizerSettings(self._plan.max_length)
-        return self._plan.tokenizer.encode(data.texts, data.pairs, settings=settings)
+        assert self.options.max_length is not None
+        settings = TokenizerSettings(self.options.max_length, prefix=self.options.prefix)
+        found = self.tokenizer.encode(data.texts, data.pairs, settings=settings)
+        if cut := sum(text.cut for text in found):
+            logger.warning(
+                "%s of %s texts of %s have more than max_length=%s tokens; what is beyond is not "
+                "seen", f"{cut:,}", f"{len(found):,}", data.name, self.options.max_length,
+            )  # fmt: skip
+        return found
 
-    def _outputs(self, model: EncoderWithHead, texts: Sequence[TokenizedText]) -> Float64:
-        logits = predict_logits(
-            model, texts, pad_id=self._plan.tokenizer.pad_id,
-            precision=self._plan.settings.precision,
+    @cached_property
+    def encoder(self) -> PlainModel:
+        plain = load_model(
+            self.checkpoint, pad_id=self.tokenizer.pad_id, device=torch.device("cpu"),
+            dtype=torch.float32, notify=logger.warning,
         )  # fmt: skip
-        return np.asarray(model.outputs(logits).numpy(), np.float64)
+        if self.options.head == "pooler" and pooler_layer(plain) is None:
+            logger.warning(
+                "%s has no pooler weights; the head starts with random ones", self.checkpoint.name
+            )
+        return plain
 
-    def _of_places(self, model: EncoderWithHead, places: Int64) -> list[Any]:
-        return list(self._outputs(model, [self._texts[i] for i in places]).tolist())
+    def head_settings(self, train: Int64) -> dict[str, Any]:
+        """Fields of the head's configuration; what depends on labels is of training records."""
+        options, target, y = self.options, self.target, self.target.y[train]
+        settings: dict[str, Any] = {
+            "head": options.head, "mix_layers": options.mix_layers,
+            "cnn_widths": list(options.cnn_widths), "label_smoothing": options.label_smoothing,
+        }  # fmt: skip
+        if not target.classes:
+            scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
+            return {**settings, "problem": "value", "n_outputs": 1, **scale}
+        if options.class_weight is not None:
+            counts = np.bincount(y, minlength=len(target.classes))
+            settings["class_weights"] = (len(y) / (len(counts) * counts)).tolist()
+        if options.one_logit:
+            return {**settings, "problem": "one_logit", "n_outputs": 1}
+        return {**settings, "problem": "classes", "n_outputs": len(target.classes)}
 
-    def _finish(self, parts: list[dict[str, Any]]) -> FinetuneRun:
-        """Scores, files and figures of folds that are all done; of the parts alone."""
-        plan, folder = self._plan, self._folder
-        chosen = _Thresholds(plan.threshold, plan.target, parts)
+    def complete(self, folder: Path) -> FinetuneRun:
+        """Train the folds that are not finished, and write the run into its folder."""
+        results = []
+        for repeat, fold in self.folds():
+            file = folder / UNFINISHED / "folds" / f"{_name(repeat, fold)}.json"
+            if not file.is_file():
+                content = json.dumps(self._one_fold(folder, repeat, fold)).encode()
+                fsio.make_folder(file.parent)
+                fsio.write_durably(file, content, scratch=file.parent)
+                fsio.remove_tree(_checkpoints(folder, repeat, fold))
+            results.append(json.loads(file.read_text("utf-8")))
+        return self._finish(folder, results)
+
+    def _one_fold(self, folder: Path, repeat: int, number: int) -> dict[str, Any]:
+        """Train a fold, keep its model and return its predictions."""
+        split, options = self.split, self.options
+        train, held_out = split.fold(repeat, number)
+        seed = options.seed + 1_009 * (repeat * split.n_folds + number)
+        train, valid = self.divided(train, seed)
+        title = f"fold {number + 1} of {split.n_folds}"
+        title += f", repeat {repeat + 1}" if split.repeats > 1 else ""
+        fold = Fold(
+            name=title, texts=self.texts, target=self.target, train=train, valid=valid, seed=seed,
+            options=options, device=self.device, pad_id=self.tokenizer.pad_id,
+            work=_checkpoints(folder, repeat, number),
+        )  # fmt: skip
+        model = build_model(self.encoder, seed=seed, **self.head_settings(train))
+        result = train_fold(fold, model, progress=self.progress)
+        started = time.perf_counter()
+        proba = self._proba(result.model, [self.texts[i] for i in held_out])
+        seconds = time.perf_counter() - started
+        chooses = self.shared_validation[1] if options.chooses_threshold else ()
+        found = {
+            "proba": proba,
+            "test_proba": self._proba(result.model, self.test_texts),
+            "threshold_proba": self._proba(result.model, [self.texts[i] for i in chooses]),
+            "log": [{"repeat": repeat, "fold": number, **line} for line in result.log],
+            "epoch": result.epoch,
+            "fit_seconds": result.seconds,
+            "predict_seconds": seconds,
+            "parameters": result.parameters,
+        }
+        self._keep_model(result.model, folder, _name(repeat, number))
+        return found
+
+    def _proba(self, model: EncoderWithHead, texts: Sequence[TokenizedText]) -> list[Any]:
+        logits = predict_logits(
+            model, texts, pad_id=self.tokenizer.pad_id, precision=self.options.precision
+        )
+        return list(model.outputs(logits).tolist())
+
+    def _keep_model(self, model: EncoderWithHead, folder: Path, name: str) -> None:
+        """Write a fold's model to its final place; what an earlier attempt left is deleted."""
+        ready, final = folder / UNFINISHED / "model", folder / "model" / name
+        for old in (ready, final):
+            if old.is_dir():
+                fsio.remove_tree(old)
+        fsio.make_folder(ready)
+        fsio.make_folder(final.parent)
+        with saving(ready):
+            model.to("cpu").save_pretrained(ready)
+            self.tokenizer.hf.save_pretrained(ready)
+        fsio.sync_tree(ready)
+        fsio.publish_folder(ready, final)
+
+    def _finish(self, folder: Path, results: list[dict[str, Any]]) -> FinetuneRun:
+        """Write predictions, log, figures and ``run.json`` of folds that are all finished."""
+        thresholds, final = self._thresholds(results)
+        data = self.data
         found = [
-            self._predictions(part["held"], part["output"], fold=part["fold"],
-                              repeat=part["repeat"], threshold=chosen.of(part))
-            for part in parts
+            Predictions.of_fold(
+                self.split.fold(repeat, fold)[1], np.array(result["proba"]), row=data.row,
+                ids=data.ids, target=self.target, fold=fold, repeat=repeat, threshold=threshold,
+            )
+            for (repeat, fold), result, threshold
+            in zip(self.folds(), results, thresholds, strict=True)
         ]  # fmt: skip
-        which = "test_output" if plan.extra is None else "extra_output"
-        if plan.extra is not None or len(self._test):
-            mean = np.mean([part[which] for part in parts], axis=0)
-            index = self._test if plan.extra is None else np.arange(len(plan.extra))
-            found.append(self._predictions(index, mean, fold=TEST, threshold=chosen.final))
+        if len(self.test_index):
+            mean = np.mean([result["test_proba"] for result in results], axis=0)
+            data = self.test_data
+            found.append(Predictions.of_fold(
+                self.test_index, mean, row=data.row, ids=data.ids, target=self.test_target,
+                fold=TEST, threshold=final,
+            ))  # fmt: skip
         predictions = Predictions.joined(found)
         write_predictions(folder, predictions)
-        _write_log(folder, parts)
+        log = [line for result in results for line in result["log"]]
+        lines = "".join(json.dumps(line) + "\n" for line in log)
+        fsio.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
         draw_run(folder, predictions)
-        metric = "macro-F1" if plan.target.classes else "R²"
-        draw_training(folder, _log_lines(parts), metric=metric)
-        content = self._content(parts, chosen, predictions)
+        draw_training(folder, log, metric="macro-F1" if self.target.classes else "R²")
+        content = self._content(folder, results, predictions, thresholds, final)
         write_run(folder, content)
         return content
 
-    def _predictions(
-        self, index: Any, proba: Any, *, fold: int, repeat: int = 0, threshold: float | None
-    ) -> Predictions:
-        """Predictions of one fold, or of the test set."""
-        data, target = self._plan.data, self._plan.target
-        if fold == TEST and self._plan.extra is not None and self._plan.extra_target is not None:
-            data, target = self._plan.extra, self._plan.extra_target
-        return Predictions.of_fold(
-            np.asarray(index, np.int64), np.asarray(proba, np.float64), row=data.row, ids=data.ids,
-            target=target, fold=fold, repeat=repeat, threshold=threshold,
-        )  # fmt: skip
+    def _thresholds(
+        self, results: list[dict[str, Any]]
+    ) -> tuple[Sequence[float | None], float | None]:
+        """Threshold of each fold, and that of the mean of all models."""
+        if self.options.threshold is None:
+            return [None] * len(results), None
+        threshold = Threshold.parse(self.options.threshold)
+        if threshold.value is not None:
+            return [threshold.value] * len(results), threshold.value
+        index = self.shared_validation[1]
+        held_out = [np.isin(index, self.split.fold(*fold)[1]) for fold in self.folds()]
+        proba = np.array([result["threshold_proba"] for result in results])[:, :, 1]
+        return choose_thresholds(threshold, self.target.y[index], proba, np.array(held_out))
 
     def _content(
-        self, parts: list[dict[str, Any]], chosen: _Thresholds, predictions: Predictions
-    ) -> FinetuneRun:
-        plan = self._plan
-        import transformers
-
-        settings = asdict(plan.settings)
-        extra = plan.extra
+        self, folder: Path, results: list[dict[str, Any]], predictions: Predictions,
+        thresholds: Sequence[float | None], final: float | None,
+    ) -> FinetuneRun:  # fmt: skip
+        options, test, texts = self.options, self.test_data, self.texts
+        settings = asdict(options) | {"head_learning_rate": options.head_rate}
+        max_length = settings.pop("max_length")
+        beta = None if options.threshold is None else Threshold.parse(options.threshold).beta
+        on_gpu = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_memory_bytes()
         return FinetuneRun(
             estimator="finetune",
             features="text",
-            task=plan.task,
+            task=settings.pop("task"),
             head=settings.pop("head"),
             precision=settings.pop("precision"),
+            tokens=Tokens(
+                max_length=max_length, pad_id=int(self.tokenizer.pad_id),
+                type_vocab=int(self.checkpoint.config.get("type_vocab_size") or 0),
+                prefix=settings.pop("prefix"),
+            ),
             settings=settings,
             best_params=None,
             views=(),
-            classes=plan.target.classes,
-            threshold=chosen.final,
-            thresholds=tuple(chosen.of(part) for part in parts),
-            models=tuple(_name(part["repeat"], part["fold"]) for part in parts),
-            epochs=tuple(part["epoch"] for part in parts),
-            tokens=Tokens(
-                max_length=plan.max_length, pad_id=int(plan.tokenizer.pad_id),
-                type_vocab=int(plan.checkpoint.config.get("type_vocab_size") or 0),
+            classes=self.target.classes,
+            threshold=final,
+            thresholds=tuple(thresholds),
+            models=tuple(_name(*fold) for fold in self.folds()),
+            epochs=tuple(result["epoch"] for result in results),
+            truncated=Truncated(
+                records=sum(text.cut for text in texts),
+                tokens=sum(text.n_tokens - text.n_kept for text in texts),
+                tokens_all=sum(text.n_tokens for text in texts),
+                limit=max_length,
             ),
-            truncated=_truncated(self._texts, plan.max_length),
-            dataset=self._dataset(),
-            split=SplitContent.of(plan.split),
-            records=RecordCounts(
-                folds=len(plan.split.in_folds), test=len(predictions.test)
+            dataset=self._dataset(folder),
+            split=SplitContent.of(self.split),
+            records=RecordCounts(folds=len(self.split.in_folds), test=len(predictions.test)),
+            test_set=None if test is self.data else TestSetContent(
+                source=test.source, rejected=sum(test.rejected.values()),
+                seen_texts=count_seen(test.whole_texts(), self.data.whole_texts()),
             ),
-            test_set=None if extra is None else TestSetContent(
-                source=extra.source, rejected=sum(extra.rejected.values()),
-                seen_texts=count_seen(extra.whole_texts(), plan.data.whole_texts()),
-            ),
-            scores=reported_scores(predictions, seed=plan.settings.seed, beta=chosen.beta),
+            scores=reported_scores(predictions, seed=options.seed, beta=beta),
             cost=Cost(
-                fit_seconds=sum(part["fit_seconds"] for part in parts),
-                predict_seconds=sum(part["predict_seconds"] for part in parts),
-                peak_memory_bytes=_peak_memory(plan.device),
-                parameters=parts[0]["parameters"],
-                device=plan.device.type,
+                fit_seconds=sum(result["fit_seconds"] for result in results),
+                predict_seconds=sum(result["predict_seconds"] for result in results),
+                peak_memory_bytes=int(peak),
+                parameters=results[0]["parameters"],
+                device=self.device.type,
             ),
             versions=versions() | {"torch": torch.__version__,
                                    "transformers": transformers.__version__},
         )  # fmt: skip
 
-    def _dataset(self) -> DatasetContent:
-        data, checkpoint, identity = self._plan.data, self._plan.checkpoint, self._plan.identity()
+    def _dataset(self, folder: Path) -> DatasetContent:
+        data, checkpoint, identity = self.data, self.checkpoint, self.identity()
+        shaping = json.dumps({n: identity[n] for n in ("source", "reading")}, sort_keys=True)
         return DatasetContent(
-            fingerprint=_fingerprint({n: identity[n] for n in ("source", "reading")}),
-            path=path_from(self._folder, Path(data.name)),
+            fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
+            path=path_from(folder, Path(data.name)),
             source=data.source,
             model={
                 "type": checkpoint.model_type, "n_layers": checkpoint.n_layers,
                 "width": checkpoint.width, "sha256": identity["model"],
             },
-            unicode=data.unicode,
+            unicode=data.reading["unicode"],
             pairs=data.pairs is not None,
             reading=data.reading,
             rejected=data.rejected,
@@ -497,114 +512,9 @@ class _Run:
         )  # fmt: skip
 
 
-class _Thresholds:
-    """From which probability of the second class on a fold decides for it.
-
-    Attributes:
-        final: of the mean of all folds' models; ``None`` to decide for the likeliest class.
-        beta: of the F score that the user cares for, or ``None``.
-    """
-
-    def __init__(self, asked: str | None, target: Target, parts: list[dict[str, Any]]) -> None:
-        self.final: float | None = None
-        self.beta: float | None = None
-        self._of: dict[tuple[int, int], float | None] = {}
-        if asked is None:
-            return
-        threshold = Threshold.parse(asked)
-        self.final, self.beta = threshold.value, threshold.beta
-        watched = {
-            (part["repeat"], part["fold"]): (
-                target.y[part["valid"]], np.array(part["valid_output"])[:, 1]
-            )
-            for part in parts if part["valid"]
-        }  # fmt: skip
-        if self.final is not None:
-            self._of = dict.fromkeys(((p["repeat"], p["fold"]) for p in parts), self.final)
-            return
-        for key, (y, positive) in watched.items():
-            self._of[key] = threshold.choose(y, positive)
-        y = np.concatenate([y for y, _ in watched.values()])
-        positive = np.concatenate([p for _, p in watched.values()])
-        self.final = threshold.choose(y, positive)
-
-    def of(self, part: dict[str, Any]) -> float | None:
-        """The threshold of one fold."""
-        return self._of.get((part["repeat"], part["fold"]))
-
-
-def _watching(plan: _Plan, known: Int64, seed: int) -> tuple[Int64, Int64]:
-    """Training records of a fold parted in those that are learnt from and those that watch.
-
-    Raises:
-        UsageError: there are too few different texts.
-    """
-    share = plan.settings.validation
-    if not share:
-        return known, known[:0]
-    groups, strata = plan.split.group[known], plan.target.strata[known]
-    parts = min(round(1 / share), len(np.unique(groups)), int(np.bincount(strata).max()))
-    watch = np.zeros(len(known), bool)
-    if parts >= 2:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            watch = assign_folds(strata, groups, parts, seed=seed) == 0
-        for number in np.setdiff1d(strata[watch], strata[~watch]):  # a class must be learnt from
-            watch &= strata != number
-    if not watch.any():
-        raise UsageError(
-            f"--validation {share:g}: the {len(known)} training records of a fold are too few, or "
-            "too much alike, for some of them to watch. Give --validation 0."
-        )
-    return known[~watch], known[watch]
-
-
-def _learnt_settings(plan: _Plan, train: Int64) -> dict[str, Any]:
-    """Fields of the head's configuration that are learnt from the training part."""
-    y = plan.target.y[train]
-    if not plan.target.classes:
-        return {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
-    if plan.settings.class_weight is None:
-        return {}
-    counts = np.bincount(y, minlength=len(plan.target.classes))
-    return {"class_weights": (len(y) / (len(counts) * counts)).tolist()}
-
-
-def _log_lines(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"repeat": part["repeat"], "fold": part["fold"], **line}
-        for part in parts
-        for line in part["log"]
-    ]
-
-
-def _write_log(folder: Path, parts: list[dict[str, Any]]) -> None:
-    lines = "".join(json.dumps(line) + "\n" for line in _log_lines(parts))
-    fsio.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
-
-
-def _truncated(texts: Sequence[TokenizedText], limit: int) -> Truncated:
-    return Truncated(
-        records=sum(text.cut for text in texts),
-        tokens=sum(text.n_tokens - text.n_kept for text in texts),
-        tokens_all=sum(text.n_tokens for text in texts),
-        limit=limit,
-    )
-
-
 def _name(repeat: int, fold: int) -> str:
     return f"fold-{fold}" if not repeat else f"repeat-{repeat}-fold-{fold}"
 
 
-def _fingerprint(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return peak_memory_bytes()
-
-
-def _nothing(_: str) -> None:
-    return None
+def _checkpoints(folder: Path, repeat: int, fold: int) -> Path:
+    return folder / UNFINISHED / "checkpoints" / _name(repeat, fold)
