@@ -35,7 +35,8 @@ from embedkit.errors import (
     StorageError,
     UsageError,
 )
-from embedkit.finetuning import folds, training
+from embedkit.finetuning import run as run_module
+from embedkit.finetuning import training
 from embedkit.finetuning.folds import FinetuneResult, finetune
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.options import TrainingOptions
@@ -293,14 +294,14 @@ def test_a_threshold_is_chosen_on_validation_alone(
         divided.append((y, proba, held_out, found))
         return found
 
-    records = folds.validation_records
+    records = run_module.validation_records
 
     def noted(*arguments: Any, **settings: Any) -> Any:
         index.append(records(*arguments, **settings))
         return index[-1]
 
-    monkeypatch.setattr(folds, "choose_thresholds", chosen)
-    monkeypatch.setattr(folds, "validation_records", noted)
+    monkeypatch.setattr(run_module, "choose_thresholds", chosen)
+    monkeypatch.setattr(run_module, "validation_records", noted)
     result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
                    threshold="f2", validation=0.4, epochs=1, learning_rate=1e-4)  # fmt: skip
     content, found = result.content, predictions(tmp_path / "run")
@@ -334,13 +335,13 @@ def test_no_fold_is_trained_on_records_of_a_threshold(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Any] = []
-    fold = folds.train_fold
+    fold = run_module.train_fold
 
     def noted(one: Any, *arguments: Any, **settings: Any) -> Any:
         trained.append(one)
         return fold(one, *arguments, **settings)
 
-    monkeypatch.setattr(folds, "train_fold", noted)
+    monkeypatch.setattr(run_module, "train_fold", noted)
     tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
           threshold="f1", validation=0.4, epochs=1, class_weight="balanced")  # fmt: skip
     made = read_split(shared / "split.parquet")
@@ -577,7 +578,8 @@ def test_records_that_are_too_similar_for_validation(tmp_path: Path) -> None:
 KILLED = """
 import os, signal
 from embedkit import fsio
-from embedkit.finetuning import folds, training
+from embedkit.finetuning import run as run_module
+from embedkit.finetuning import training
 
 training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10
 write, seen = fsio.write_durably, []

@@ -42,7 +42,7 @@ from embedkit.runs.metrics import classification_scores, regression_scores
 from embedkit.runs.targets import Target
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["Fold", "FoldResult", "batches_by_length", "predict_logits", "saving", "train_fold"]
+__all__ = ["Fold", "batches_by_length", "predict_logits", "saving", "train_fold"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,34 +88,20 @@ class Fold:
     work: Path
 
 
-@dataclass(frozen=True, slots=True)
-class FoldResult:
-    """A trained fold.
-
-    Attributes:
-        model: with the weights of its best epoch.
-        log: lines of ``training.jsonl``, without repeat and fold.
-        seconds: of training, all attempts together.
-        epoch: the epoch that was kept.
-        parameters: number of trained parameters.
-    """
-
-    model: EncoderWithHead
-    log: list[dict[str, Any]]
-    seconds: float
-    epoch: float
-    parameters: int
-
-
 def train_fold(
     fold: Fold, model: EncoderWithHead, *, progress: ProgressCallback = no_progress
-) -> FoldResult:
+) -> tuple[EncoderWithHead, dict[str, Any]]:
     """Train a fold, or resume where an earlier attempt stopped.
 
     Args:
         fold: its records and options.
         model: the initial model, which is changed.
         progress: called with the steps done.
+
+    Returns:
+        The model of the best epoch, and ``log`` (lines of ``training.jsonl``, without repeat and
+        fold), ``epoch`` (the one that was kept), ``fit_seconds`` (of all attempts together) and
+        ``parameters`` (number of trained ones).
 
     Raises:
         EncodeError: the loss or a weight is not a number.
@@ -135,21 +121,22 @@ def train_fold(
         trainer = _FoldTrainer(fold, model, _Callback(fold, earlier, progress))
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state = trainer.state
-    seconds = earlier + time.perf_counter() - started
+    found: dict[str, Any] = {"fit_seconds": earlier + time.perf_counter() - started}
     kept = int((state.best_global_step if len(fold.valid) else None) or state.global_step)
     model.load_state_dict(load_file(str(fold.work / f"checkpoint-{kept}/model.safetensors")))
-    log = [
+    found["log"] = log = [
         {"step": entry["step"], "epoch": round(entry["epoch"], 6), **values}
         for entry in state.log_history
         if (values := {name: entry[key] for key, name in _LOGGED.items() if key in entry})
     ]
-    epoch = next((e["epoch"] for e in log if e["step"] == kept and "valid_loss" in e), state.epoch)
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
+    found["epoch"] = float([*scored, state.epoch][0])
+    found["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not all(bool(p.isfinite().all()) for p in model.parameters()):  # after the last step
         raise EncodeError(f"{fold.name}: weights are not numbers any more. {_advice(options)}")
     if lora is not None:
         merge_lora(model, lora)
-    return FoldResult(model.eval(), log, seconds, float(epoch), parameters)
+    return model.eval(), found
 
 
 def predict_logits(

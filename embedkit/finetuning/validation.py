@@ -34,7 +34,7 @@ def validation_records(
         trains: training records of folds; a class of which nothing would be left to train on stays.
     """
     near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
-    distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max())
+    distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
     folds = min(near.denominator, distinct, largest)
     chosen = index[:0]
     if folds >= 2:

@@ -135,14 +135,12 @@ def marked_pairs(
     reader = CorpusReader(plan)
     found: list[tuple[Record, Marked, Marked]] = []
     unmarked = 0
-    for item in reader:
-        if not isinstance(item, Record):
-            continue
+    for item in (item for item in reader if isinstance(item, Record)):
         first, second = read_marked(item.text), read_marked(str(item.text_pair))
-        if first is None or second is None:
-            unmarked += 1
-        else:
+        if first and second:
             found.append((item, first, second))
+        else:
+            unmarked += 1
     if not found:
         raise UsageError(
             f"{corpus} has no pair with one word marked as [word] in {text} and {text_pair}."
