@@ -110,9 +110,10 @@ def read_more_texts(source: str | Path, like: TextData) -> TextData:
             raise
         encoding = before["dialect"]["encoding"]
         plan = plan_corpus(files, CorpusOptions(**names, encoding=encoding))
-    found = {name: before[name] if before[name] in plan.columns else None
-             for name in ("id", "label")}  # fmt: skip
-    return _from_plan(replace(plan, **found, notices=()))
+    key, label = (
+        before[name] if before[name] in plan.columns else None for name in ("id", "label")
+    )
+    return _from_plan(replace(plan, id=key, label=label, notices=()))
 
 
 def _from_plan(plan: CorpusPlan) -> TextData:

@@ -40,7 +40,7 @@ class FinetunedRun:
         # half precision is for the kind of device it was trained on
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"
-        self._models = []
+        self._models: list[EncoderWithHead] = []
         for folder in (run / "model" / name for name in content.models):
             if not folder.is_dir():  # the loader would take its name for one of the hub
                 raise DamagedError(f"{folder} is missing. Make the run again.")

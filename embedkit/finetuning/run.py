@@ -111,11 +111,9 @@ class FoldsOfRun:
         the mean of all models can be chosen on their mean predictions.
         """
         trains = [self.split.fold(*fold)[0] for fold in self._folds()]
-        seed, kept = self.options.seed, {"group": self.split.group, "strata": self.target.strata}
-        both = validation_records(
-            self.split.in_folds, self.options.validation, seed=seed, trains=trains, **kept
-        )
-        threshold = validation_records(both, 0.5, seed=seed + 1, **kept)
+        seed = self.options.seed
+        both = self._validation(self.split.in_folds, self.options.validation, seed, trains)
+        threshold = self._validation(both, 0.5, seed + 1, ())
         return np.setdiff1d(both, threshold), threshold
 
     def _divided(self, train: Int64, seed: int) -> tuple[Int64, Int64]:
@@ -127,10 +125,7 @@ class FoldsOfRun:
             epoch, threshold = self._shared_validation
             valid, rest = np.intersect1d(train, epoch), np.setdiff1d(train, [*epoch, *threshold])
         else:
-            valid = validation_records(
-                train, fraction, group=self.split.group, strata=self.target.strata, seed=seed,
-                trains=[train],
-            )  # fmt: skip
+            valid = self._validation(train, fraction, seed, [train])
             rest = np.setdiff1d(train, valid)
         if not len(valid):
             raise UsageError(
@@ -138,6 +133,14 @@ class FoldsOfRun:
                 ", or too similar, to use some of them for validation. Pass validation=0."
             )
         return rest, valid
+
+    def _validation(
+        self, index: Int64, fraction: float, seed: int, trains: Sequence[Int64]
+    ) -> Int64:
+        return validation_records(
+            index, fraction, seed=seed, trains=trains, group=self.split.group,
+            strata=self.target.strata,
+        )  # fmt: skip
 
     @cached_property
     def _texts(self) -> list[TokenizedText]:
