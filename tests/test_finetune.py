@@ -914,7 +914,10 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
         ({"seed": -1}, "seed=-1: expected a whole number from 0"),
         ({"precision": "fp16"}, "precision='fp16' trains on CUDA only"),
         ({"threshold": "f2", "validation": 0}, "threshold='f2' is chosen on validation records"),
-        ({"threshold": "f2", "validation": 0.04}, "one class is not among them. Pass a larger"),
+        (
+            {"threshold": "f2", "validation": 0.04},
+            "that choose it are not of both classes. Pass a larger",
+        ),
         ({"threshold": "best"}, "threshold='best': expected a probability"),
         ({"task": "regression", "class_weight": "balanced"}, "class_weight= is for classes"),
         ({"task": "regression", "one_logit": True}, "one_logit= is for classes"),

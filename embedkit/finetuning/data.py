@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from embedkit.corpus import (
     CorpusReader,
     InputFile,
     Record,
-    Reject,
     hash_inputs,
     plan_corpus,
 )
@@ -121,17 +119,11 @@ def _from_plan(plan: CorpusPlan) -> TextData:
         logger.info("%s", notice)
     plan = hash_inputs(plan)
     reader = CorpusReader(plan)
-    records: list[Record] = []
-    rejected: Counter[str] = Counter()
-    for item in reader:
-        if isinstance(item, Reject):
-            rejected[item.reason] += 1
-        else:
-            records.append(item)
+    records = [item for item in reader if isinstance(item, Record)]
     if reader.counts.quote_notice:
         logger.warning("%s", reader.counts.quote_notice)
     if not records:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+        reasons = ", ".join(f"{name} {n:,}" for name, n in reader.counts.rejected.items())
         raise UsageError(f"{plan.files[0].name} has no text. Rejected: {reasons or 'none'}.")
     return TextData(
         name=plan.files[0].name,
@@ -141,7 +133,7 @@ def _from_plan(plan: CorpusPlan) -> TextData:
         texts=[r.text for r in records],
         pairs=[str(r.text_pair) for r in records] if plan.text_pair else None,
         labels=[r.label for r in records] if plan.label else None,
-        rejected=dict(rejected),
+        rejected=dict(reader.counts.rejected),
         reading={
             **{name: getattr(plan, name) for name in _READING},
             "seed": plan.seed if plan.sample is not None else None,

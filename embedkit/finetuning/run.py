@@ -98,9 +98,9 @@ class FoldsOfRun:
             here = np.intersect1d(train, self._shared_validation[1])
             if len(np.unique(self.target.y[here])) < 2:
                 raise UsageError(
-                    f"threshold={self.options.threshold!r}: only {len(here)} validation records of "
-                    f"fold {fold} are there to choose it on, and one class is not among them. Pass "
-                    f"a larger validation= than {self.options.validation:g}."
+                    f"threshold={self.options.threshold!r}: the {len(here)} validation records of "
+                    f"fold {fold} that choose it are not of both classes. Pass a larger validation="
+                    f" than {self.options.validation:g}."
                 )
 
     @cached_property

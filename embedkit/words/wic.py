@@ -210,7 +210,7 @@ def evaluate(train: MarkedPairs, test: MarkedPairs, *, seed: int = 0) -> SenseTe
 def best_threshold(cosines: Float64, same: Bool) -> tuple[float, float]:
     """Find the threshold with the highest accuracy; returns it and the accuracy.
 
-    It lies between two neighbouring cosines.
+    It is halfway between two neighbouring cosines.
 
     >>> best_threshold(np.array([0.25, 0.5, 0.75]), np.array([False, True, True]))
     (0.375, 1.0)
