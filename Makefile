@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-all test-oldest check format bench clean
+.PHONY: help install run test test-all test-oldest check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then compare classifiers on the corpora of data/"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
+	@echo "make simulate  error rates of verdicts and intervals where the truth is known (an hour)"
 
 # torch comes first and pinned: an open range would fetch several gigabytes of CUDA packages
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -73,6 +74,9 @@ bench: install
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	$(BIN)/python -m benchmarks.cpu --chart benchmarks/cpu.png
 	$(BIN)/python -m benchmarks.finetuning
+
+simulate: install
+	$(BIN)/python -m benchmarks.simulate
 
 clean:
 	rm -rf $(OUT)

@@ -26,12 +26,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 import embedkit
 from benchmarks.measure import describe, disk_rate, in_turn, layer_flops, product_rate, table
 from benchmarks.peers import peers
+from benchmarks.search import VIEW, write_dataset
 from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
 from embedkit.dataset.extraction import run_plan
 from embedkit.dataset.planning import ExtractSettings, plan_extract
@@ -223,7 +225,7 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
         reading = CorpusOptions(format="lines")
         with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
             encoder = plan.encoder
-            tokenized = encoder.tokenizer.encode(texts, settings=plan.tokenizer)
+            tokenized = encoder.tokenizer.encode(texts, settings=plan.vectors.tokenizer)
             rates: list[float] = []
             size = [0]
 
@@ -251,31 +253,36 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
 
 
 def loading(options: argparse.Namespace, findings: Findings) -> None:
-    """One view into one matrix, as three readers give it."""
+    """One view into one matrix, as four readers give it."""
     import pandas as pd
 
-    corpus = options.corpora / "nsmc" / "ratings_test.txt"
-    files = [corpus] if corpus.is_file() else list(_own_corpora())
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        embedkit.extract(files, out=out, layers="0,1", limit=20_000, device="cpu",
-                         precision="fp32")  # fmt: skip
-        np.save(Path(scratch) / "X.npy", embedkit.load(out, "mean_1").X)
+        write_dataset(out, 50_000, 384)
+        np.save(Path(scratch) / "X.npy", embedkit.load(out, VIEW).X)
+
+        def by_pyarrow() -> object:
+            """As ``load`` reads what is not stored plain: compressed columns and float16."""
+            with mock.patch("embedkit.dataset.reader.copy_vectors", return_value=False):
+                return embedkit.load(out, VIEW).X
+
         contestants: dict[str, Callable[[], object]] = {
-            "embedkit.load": lambda: embedkit.load(out, "mean_1").X,
+            "embedkit.load": lambda: embedkit.load(out, VIEW).X,
+            "embedkit.load through pyarrow alone": by_pyarrow,
             "pandas.read_parquet + np.stack": lambda: np.stack(
-                pd.read_parquet(out / "sentences", columns=["mean_1"])["mean_1"].to_list()
+                pd.read_parquet(out / "sentences", columns=[VIEW])[VIEW].to_list()
             ),
             "np.load of a copy": lambda: np.load(Path(scratch) / "X.npy"),
         }
         arrays = [np.asarray(run()) for run in contestants.values()]
         assert all(np.array_equal(arrays[0], other) for other in arrays)
-        shape = arrays[0].shape
-        seconds = in_turn(contestants, 15)
-    print(f"\n## One view of {shape[0]:,} × {shape[1]} float32\n")
+        seconds = in_turn(contestants, 7)
+    print("\n## One view of 50,000 × 384 float32\n")
     print(table(("reader", "ms"), [(n, f"{s * 1e3:.1f}") for n, s in seconds.items()]), flush=True)
-    ratio = seconds["pandas.read_parquet + np.stack"] / seconds["embedkit.load"]
-    findings.goal("embedkit.load against pandas + np.stack", "5 ×", f"{ratio:.1f} ×", ratio >= 5)
+    for name, goal in (("embedkit.load through pyarrow alone", 2),
+                       ("pandas.read_parquet + np.stack", 5)):  # fmt: skip
+        ratio = seconds[name] / seconds["embedkit.load"]
+        findings.goal(f"embedkit.load against {name}", f"{goal} ×", f"{ratio:.1f} ×", ratio >= goal)
 
 
 # the process

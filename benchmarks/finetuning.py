@@ -30,7 +30,8 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.model import load_model
-from embedkit.encoding.tokenization import TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.finetuning.data import TextData, read_texts
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
@@ -104,9 +105,9 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
 
 def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> float:
     """Seconds of one fold that trains on everything."""
-    tokenizer = load_tokenizer(checkpoint, notify=lambda _: None)
+    tokenizer = load_tokenizer(checkpoint)
     plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"),
-                       dtype=torch.float32, notify=lambda _: None)  # fmt: skip
+                       dtype=torch.float32)  # fmt: skip
     model = build_model(plain, seed=0, head="pooler")
     target = target_from(data.labels or [], rows=data.row, name=data.name)
     with tempfile.TemporaryDirectory() as work:

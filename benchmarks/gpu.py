@@ -92,11 +92,10 @@ class Bench:
         """
         key = (shape, forward, precision or self.precision)
         if key not in self._encoders:
-            notices: list[str] = []
             encoder = Encoder.load(self._folder(shape), device=self.device, precision=key[2],
-                                   forward=forward, notify=notices.append)  # fmt: skip
+                                   forward=forward)  # fmt: skip
             if shape in SHAPES and forward == "auto" and not isinstance(encoder.model, PackedModel):
-                raise RuntimeError(f"{shape}, {key[2]}: {'; '.join(notices)}")
+                raise RuntimeError(f"{shape}, {key[2]}: the plain forward; the log says why")
             self._encoders[key] = encoder
         return self._encoders[key]
 
@@ -379,7 +378,7 @@ def extract(bench: Bench) -> Rows:
             texts, settings=TokenizerSettings(512)))  # fmt: skip
         cases: dict[str, dict[str, Any]] = {
             "mean of the last layer": {},
-            "cls and mean of all layers": {"layers": "all", "poolings": ["cls", "mean"]},
+            "cls and mean of all layers": {"layers": "all", "pooling": ["cls", "mean"]},
         }
         for name, options in cases.items():
             started = time.perf_counter()

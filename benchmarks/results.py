@@ -82,7 +82,7 @@ def fitting(corpus: Path, scratch: Path) -> None:
 
 def probing(corpus: Path, scratch: Path) -> None:
     embedkit.extract(corpus, out=scratch / "views", limit=5_000, layers="all",
-                     poolings=["cls", "mean"], precision="fp32")  # fmt: skip
+                     pooling=["cls", "mean"], precision="fp32")  # fmt: skip
     rounds = []
     for _ in range(3):
         started = time.perf_counter()

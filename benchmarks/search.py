@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,10 @@ import pyarrow as pa
 import embedkit
 from benchmarks.measure import describe, in_turn, table
 from embedkit.dataset.jobs import Job, open_job
+from embedkit.dataset.manifest import JobSettings, Names, Totals
 from embedkit.dataset.schema import Footer, shard_bytes, text_column
 from embedkit.dataset.store import VectorData, is_dataset
+from embedkit.decoding import decode
 from embedkit.fsio import make_folder, remove_tree
 from embedkit.machine import usable_cores
 from embedkit.search.exact import nearest
@@ -100,7 +104,7 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                     "batch_tokens": 2_048},
         "storage": {"profile": "float32", "shard_rows": SHARD_ROWS, "text": True},
     }  # fmt: skip
-    job = Job(settings, {"synthetic": True})
+    job = Job(decode(JobSettings, settings, file=folder), {"synthetic": True})
     make_folder(folder.parent)
     started = time.perf_counter()
     with open_job(folder, job, overwrite=True, allow_env_change=True) as target:
@@ -113,60 +117,55 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                 "row": pa.array(row, pa.int64()),
                 "id": text_column(names),
                 "text": text_column([f"text number {name}" for name in names]),
+                "text_key": pa.array(row, pa.int64()),
                 "label": text_column([str(i % 2) for i in row.tolist()]),
                 "n_tokens": pa.array(np.full(len(row), 5), pa.int32()),
                 "n_kept": pa.array(np.full(len(row), 5), pa.int32()),
                 "truncated": pa.array(np.zeros(len(row), bool)),
             }
-            made = {"environment": job.environment}
+            made = asdict(job)
             footer = Footer(job.fingerprint, number, int(row[0]), int(row[-1]), len(row),
                             {"records": len(row)}, {}, made)  # fmt: skip
             data = shard_bytes(scalars, {VIEW: vectors}, footer=footer, storage="float32")
             target.commit(number, footer, data, {})
-        totals = {"records": rows, "accepted": rows, "rejected": 0, "rejected_by_reason": {},
-                  "left_out": 0, "left_out_by_reason": {}, "ledger": {"records": rows}}  # fmt: skip
-        names_ = {"inputs": ["synthetic"], "model": "none", "model_source": "none",
-                  "revision": None}  # fmt: skip
-        target.finish(n_shards=number + 1, totals=totals, names=names_)
+        totals = Totals(records=rows, accepted=rows, ledger={"records": rows})
+        called = Names(inputs=("synthetic",), model="none", model_source="none", revision=None)
+        target.finish(n_shards=number + 1, totals=totals, names=called)
     print(f"wrote {rows:,} × {width} in {time.perf_counter() - started:.0f} s: {folder}")
 
 
 def exact(folder: Path, asked: Any) -> None:
-    """A thousand queries, and one, against faiss with the vectors in memory."""
+    """Exact search against faiss on the same row groups, and with the vectors in memory."""
     import faiss
 
     data = embedkit.load(folder, VIEW)
     queries = queries_of(data.width)
-    threads = usable_cores()
-    faiss.omp_set_num_threads(threads)
     flat = faiss.IndexFlatIP(data.width)
-    for block in data.blocks:
-        vectors = np.empty((block.rows, data.width), np.float32)
-        data.read_block(block, vectors)
-        flat.add(vectors)
+    flat.add(data.X)
     ours, theirs = nearest(data, queries, k=K, metric="dot"), flat.search(queries, K)
     same = np.mean([len(set(a) & set(b)) / K for a, b in zip(ours.indices, theirs[1], strict=True)])
-
-    seconds = in_turn(
-        {
-            "embedkit, dot": lambda: nearest(data, queries, k=K, metric="dot"),
-            "faiss IndexFlatIP": lambda: flat.search(queries, K),
-            "embedkit, cosine": lambda: nearest(data, queries, k=K),
-            "faiss.knn on the row groups": lambda: _knn(data, queries),
-            "embedkit, euclid": lambda: nearest(data, queries, k=K, metric="euclid"),
-            "embedkit, 100 queries": lambda: nearest(data, queries[:100], k=K, metric="dot"),
-            "faiss.knn on the row groups, 100 queries": lambda: _knn(data, queries[:100]),
-            "embedkit, one query": lambda: nearest(data, queries[:1], k=K, metric="dot"),
-            "faiss, one query": lambda: flat.search(queries[:1], K),
-            "reading the column": lambda: embedkit.load(folder, VIEW).X,
-        },
-        asked.rounds,
-    )  # fmt: skip
-    print(f"\n{len(data):,} × {data.width}, {QUERIES} queries, k {K}, {threads} threads; "
-          f"{same:.4f} of the results are the same")  # fmt: skip
-    print(table(["", "seconds"], [[name, f"{s:.3f}"] for name, s in seconds.items()]))
-    ratio = seconds["faiss IndexFlatIP"] / seconds["embedkit, dot"]
-    print(f"throughput of exact search, faiss = 1: {ratio:.2f} (goal 1)")
+    print(f"\n{len(data):,} × {data.width}, k {K}; {same:.4f} of the results are the same")
+    rows = []
+    for threads in dict.fromkeys((1, usable_cores())):
+        faiss.omp_set_num_threads(threads)
+        for count in (1, 100, QUERIES):
+            some = queries[:count]
+            search = partial(nearest, data, some, k=K, threads=threads)
+            seconds = in_turn(
+                {
+                    "product": partial(search, metric="dot"),
+                    "cosine": partial(search, metric="cosine"),
+                    "euclid": partial(search, metric="euclid"),
+                    "knn": partial(_knn, data, some),
+                    "flat": partial(flat.search, some, K),
+                },
+                asked.rounds,
+            )
+            ratio = seconds["knn"] / seconds["product"]
+            rows.append([str(threads), f"{count:,}", *(f"{s:.3f}" for s in seconds.values()),
+                         f"{ratio:.2f}"])  # fmt: skip
+    print(table(["threads", "queries", "product", "cosine", "euclid", "faiss.knn", "IndexFlatIP",
+                 "knn / product"], rows))  # fmt: skip
 
 
 def _knn(data: VectorData, queries: Float32) -> Any:
@@ -174,9 +173,9 @@ def _knn(data: VectorData, queries: Float32) -> Any:
     import faiss
 
     heap = faiss.ResultHeap(len(queries), K, keep_max=True)
-    for block in data.blocks:
+    for block in data.reader.blocks:
         vectors = np.empty((block.rows, data.width), np.float32)
-        data.read_block(block, vectors)
+        data.reader.read_block(block, vectors)
         scores, found = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)
         heap.add_result(scores, found + block.start)
     heap.finalize()

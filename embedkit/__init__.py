@@ -4,7 +4,7 @@
 
     encoder = embedkit.Encoder.load()
     X = encoder.encode(["a text", "another one"])
-    embedkit.extract("corpus.tsv", out="vectors", layers="all", poolings=["cls", "mean"])
+    embedkit.extract("corpus.tsv", out="vectors", layers="all", pooling=["cls", "mean"])
     data = embedkit.load("vectors", view="mean_-1")     # data.X, data.y, data.ids, data.text
 
 Importing this package loads neither torch nor transformers; they are loaded when first used.

@@ -20,6 +20,7 @@ __all__ = [
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
+    "LEVELS",
     "MAP_METHODS",
     "MATCHES",
     "ON_LONG",
@@ -71,6 +72,7 @@ CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 
+LEVELS = ("sentence", "word", "token")
 SEARCH_METRICS = ("cosine", "dot", "euclid")
 WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")

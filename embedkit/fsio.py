@@ -83,7 +83,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        _sync_path(path.parent)
 
 
 def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> None:
@@ -110,13 +110,9 @@ def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> Non
 def publish_file(source: Path, target: Path) -> None:
     """Give a finished file its final name; durable when it returns."""
     with storage_errors(target):
-        descriptor = os.open(source, os.O_RDONLY)
-        try:
-            _sync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_path(source)
         os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
-        _sync_folder(target.parent)
+        _sync_path(target.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -127,36 +123,29 @@ def make_folder(path: Path) -> None:
                 raise StorageError(f"{path} is a file where a folder is needed. Name another one.")
             make_folder(path.parent)
             path.mkdir(exist_ok=True)
-            _sync_folder(path.parent)
+            _sync_path(path.parent)
 
 
 def publish_folder(source: Path, target: Path) -> None:
     """Rename a folder onto a name that does not exist; durable when it returns."""
     with storage_errors(target):
         os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
-        _sync_folder(target.parent)
+        _sync_path(target.parent)
 
 
 def sync_tree(path: Path) -> None:
     """Make a folder durable that another library filled: every file in it, and their names."""
     with storage_errors(path):
         for inner in sorted(path.rglob("*")):
-            if inner.is_dir():
-                _sync_folder(inner)
-                continue
-            descriptor = os.open(inner, os.O_RDONLY)
-            try:
-                _sync(descriptor)
-            finally:
-                os.close(descriptor)
-        _sync_folder(path)
+            _sync_path(inner)
+        _sync_path(path)
 
 
 def remove_tree(path: Path) -> None:
     """Delete a folder that embedkit made."""
     with storage_errors(path):
         shutil.rmtree(path)
-        _sync_folder(path.parent)
+        _sync_path(path.parent)
 
 
 def remove_file(path: Path) -> None:
@@ -230,7 +219,7 @@ def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _sync_folder(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _sync(descriptor)

@@ -1,6 +1,6 @@
 """What the operating system gives this process: cores, memory, and how idle threads wait.
 
-Limits of containers (cgroup versions 1 and 2) are respected. What a system does not tell is
+Limits of containers (cgroup versions 1 and 2) are respected. What a system does not report is
 ``None``. Importing this module loads no library.
 """
 
@@ -32,7 +32,7 @@ _NO_LIMIT = 1 << 60
 """cgroup version 1 writes the absence of a limit as a number near 2**63."""
 
 POLICY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""What a user may have set to say how idle threads wait."""
+"""Variables by which a user sets how idle threads wait."""
 
 WAIT_POLICY = {"GOMP_SPINCOUNT": "1000"}
 """Threads of GNU OpenMP sleep after so many spins; by default they spin for milliseconds, on cores
@@ -41,7 +41,7 @@ that another process could use."""
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Main memory in bytes; ``None`` for what the system does not tell.
+    """Main memory in bytes; ``None`` for what the system does not report.
 
     Attributes:
         total: of the machine.
@@ -55,7 +55,7 @@ class Memory:
 
 
 def set_wait_policy(environ: MutableMapping[str, str] | None = None) -> None:
-    """Let idle OpenMP threads sleep early, unless the user has said how they wait.
+    """Let idle OpenMP threads sleep early, unless the user has set how they wait.
 
     Takes effect in libraries that are loaded afterwards, and in child processes.
     """
@@ -165,7 +165,7 @@ def faiss_with_threads(threads: int) -> Iterator[Any]:
     depend; so the number is put back.
 
     On macOS faiss and torch each bring an OpenMP library of their own. The second one to be loaded
-    ends the process unless it is told not to, and faiss may crash with more than one thread.
+    ends the process unless that is disabled, and faiss may crash with more than one thread.
     """
     if sys.platform == "darwin":
         os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "TRUE")

@@ -11,17 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.dataset.store import VectorData, load
+from embedkit.dataset.vector_settings import DatasetEncoder, encode_as, normal_form
 from embedkit.errors import UsageError
 from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import decide
-from embedkit.runs.reencoding import (
-    Reencoder,
-    check_alike,
-    dataset_content,
-    joined_pairs,
-    normal_form,
-)
+from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
 from embedkit.types import Float64
 
 __all__ = ["Prediction", "Predictor", "parse_label_names", "predictions_of"]
@@ -136,7 +131,7 @@ class Predictor:
         )
         if views:
             return data, self._predictions(self._model.predict_vectors(data.X))
-        if not data.manifest.job["storage"]["text"]:
+        if not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
         pairs = [str(text) for text in data.column("text_pair")] if self.takes_pairs else None
         return data, self._predictions(self._model.predict_proba(data.text, pairs))
@@ -166,16 +161,16 @@ class _Trained:
         from embedkit.classifiers.saved import load_model
 
         self.predict_vectors = load_model(run)
-        self._encoder: Reencoder | None = None
+        self._encoder: DatasetEncoder | None = None
         if content.views:
-            self._encoder = Reencoder(
+            self._encoder = encode_as(
                 content.dataset, content.views, owner=str(run), device=device, model=model
             )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         if self._encoder is None:
             return self.predict_vectors(joined_pairs(texts, pairs))
-        return self.predict_vectors(self._encoder.vectors(texts, pairs))
+        return self.predict_vectors(self._encoder(texts, pairs))
 
 
 def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:

@@ -40,6 +40,7 @@ _COLOURS = (
 _OTHER = "#9aa0a6"
 _SHOWN_TEXT = 300
 _MISSING = "(none)"
+_COUNTS = ("text_key", "n_tokens", "n_kept", "truncated")
 _Labels = list[tuple[str, str]]
 _PROJECTOR = """embeddings {{
   tensor_name: "{}"
@@ -146,7 +147,7 @@ def project(
         raise UsageError(
             f"{data.path}: {len(indices)} records are too few for a map; expected 3 or more."
         )
-    vectors = data.vectors_at(indices)
+    vectors = data.reader.vectors_at(indices)
     if method == "umap":
         return _umap(vectors, seed), None
     vectors -= vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -189,12 +190,12 @@ def export_projector(
         raise OutputExistsError(f"{target} exists already; pass overwrite=True or another folder.")
     data = load(dataset, view)
     indices = _sampled(data, limit, seed)
-    columns = [name for name in data.columns if name not in ("n_tokens", "n_kept", "truncated")]
-    values = data.pick(indices, columns)
+    columns = [name for name in data.columns if name not in _COUNTS]
+    values = data.reader.pick(indices, columns)
     rows = [columns, *zip(*(values[name] for name in columns), strict=True)]
     cells = ([" ".join(str("" if v is None else v).split()) for v in row] for row in rows)
     vectors = io.StringIO()
-    np.savetxt(vectors, data.vectors_at(indices), fmt="%.6g", delimiter="\t")
+    np.savetxt(vectors, data.reader.vectors_at(indices), fmt="%.6g", delimiter="\t")
     fsio.make_folder(target)
     for name, text in (
         ("vectors.tsv", vectors.getvalue()),
@@ -235,7 +236,9 @@ def _labels(data: VectorData, indices: Int64, color: str | None) -> tuple[_Label
         return [("all", _COLOURS[0])], np.zeros(len(indices), np.int64)
     if column not in data.columns:
         raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
-    values = [_MISSING if v is None else str(v) for v in data.pick(indices, [column])[column]]
+    values = [
+        _MISSING if v is None else str(v) for v in data.reader.pick(indices, [column])[column]
+    ]
     counts = Counter(values)
     common = sorted(counts.most_common(len(_COLOURS)), key=lambda pair: (-pair[1], pair[0]))
     labels = [(name, colour) for (name, _), colour in zip(common, _COLOURS, strict=False)]
@@ -254,7 +257,7 @@ def _page(
 
     style, script = ((_TEMPLATES / f"map.{kind}").read_text("utf-8") for kind in ("css", "js"))
     columns = [name for name in ("id", "text") if name in data.columns]
-    values = data.pick(indices, ["row", *columns])
+    values = data.reader.pick(indices, ["row", *columns])
     texts = values.get("text") or [""] * len(indices)
     payload = {
         "points": _packed(points, "<f4"),

@@ -1,8 +1,8 @@
 """Vectors as steps of a scikit-learn pipeline.
 
 :class:`StoredVectors` looks vectors up in a dataset, so that cross-validation never encodes a text
-twice; :class:`TextEncoder` encodes texts, and keeps what it encoded on disk if told where. Both
-learn nothing from the data they are fitted on.
+twice; :class:`TextEncoder` encodes texts, and caches vectors on disk on request. Neither learns
+from the data it is fitted on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -26,16 +26,26 @@ from embedkit import fsio
 from embedkit.dataset.store import VectorData, load
 from embedkit.encoding.checkpoint import DEFAULT_MODEL
 from embedkit.errors import DamagedError, StorageError, UsageError
+from embedkit.types import Float32
 
 __all__ = ["StoredVectors", "TextEncoder"]
 
-Floats = NDArray[np.float32]
-
 _MISSING = ("None", "nan", "<NA>", "NaT")
-"""What stands for a missing value in lists, NumPy and pandas, as text."""
+"""Missing values of lists, NumPy and pandas, as text."""
 
 
-class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class _Vectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    def _learn_widths(self, widths: Mapping[str, int]) -> None:
+        self.n_features_out_ = sum(widths.values())
+        self._names = [f"{view}_{i}" for view, width in widths.items() for i in range(width)]
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Names of the columns: ``mean_6_0``, ``mean_6_1`` and so on."""
+        check_is_fitted(self, "n_features_out_")
+        return np.array(self._names, dtype=object)
+
+
+class StoredVectors(_Vectors):
     """Ids or row numbers → vectors of a dataset.
 
     Args:
@@ -63,24 +73,23 @@ class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if self.by not in ("id", "row"):
             raise UsageError(f"by={self.by!r}: expected 'id' or 'row'.")
         data = load(self.dataset, self.view)
-        self.n_features_out_ = sum(data.manifest.views[name] for name in data.views)
-        self._names = [f"{n}_{i}" for n in data.views for i in range(data.manifest.views[n])]
+        self._learn_widths({name: data.manifest.views[name] for name in data.views})
         return self
 
-    def transform(self, X: Any) -> Floats:
+    def transform(self, X: Any) -> Float32:
         """``(n, width)`` float32, one row for every id or row number.
 
         Raises:
-            UsageError: the dataset has no such id or row, or an id stands there twice.
+            UsageError: the dataset has no such id or row, or it has an id twice.
         """
         check_is_fitted(self, "n_features_out_")
         view = self.view if self.view is None or isinstance(self.view, str) else tuple(self.view)
         fingerprint = load(self.dataset).manifest.fingerprint
-        data, places = _stored(str(self.dataset), view, self.by, fingerprint)
+        data, index_of = _stored(str(self.dataset), view, self.by, fingerprint)
         wanted = _column(X)
         keys = [str(x) for x in wanted] if self.by == "id" else [_row(x) for x in wanted]
         try:
-            index = [places[key] for key in keys]
+            index = [index_of[key] for key in keys]
         except KeyError as error:
             raise UsageError(
                 f"{self.dataset} has no {self.by} {error.args[0]!r}. Texts that were rejected or "
@@ -91,13 +100,8 @@ class StoredVectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise UsageError(f"{self.dataset} has id {twice!r} more than once; use by='row'.")
         return np.asarray(data.X[index])
 
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Names of the columns: ``mean_6_0``, ``mean_6_1`` and so on."""
-        check_is_fitted(self, "n_features_out_")
-        return np.array(self._names, dtype=object)
 
-
-class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class TextEncoder(_Vectors):
     """Texts → vectors.
 
     Args:
@@ -148,26 +152,21 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         encoder = self._encoder()
         view = parse_view(self.view, n_layers=encoder.n_layers)
-        self.n_features_out_ = view.layer.width(encoder.width)
-        self._name = view.name
+        self._view_name = view.name
+        self._learn_widths({view.name: view.layer.width(encoder.width)})
         return self
 
-    def transform(self, X: Any) -> Floats:
+    def transform(self, X: Any) -> Float32:
         """``(n, width)`` float32 in the order of the texts, a list or one column of them."""
         check_is_fitted(self, "n_features_out_")
         if isinstance(X, str):
             raise ValueError("X is one string; give a list of texts: transform([text])")
-        texts = [_text(value, place) for place, value in enumerate(_column(X))]
+        texts = [_text(value, i) for i, value in enumerate(_column(X))]
         if not texts:
             return np.zeros((0, self.n_features_out_), np.float32)
         if self.cache is None:
             return self._encode(texts)
         return self._through_cache(texts, Path(self.cache))
-
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Names of the columns: ``mean_6_0``, ``mean_6_1`` and so on."""
-        check_is_fitted(self, "n_features_out_")
-        return np.array([f"{self._name}_{i}" for i in range(self.n_features_out_)], dtype=object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -178,13 +177,13 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _encoder(self) -> Any:
         return _loaded(self.model, self.revision, self.device, self.precision, self.max_length)
 
-    def _encode(self, texts: list[str]) -> Floats:
+    def _encode(self, texts: list[str]) -> Float32:
         found = self._encoder().encode_views(
             texts, [self.view], normalize_embeddings=self.normalize, prefix=self.prefix
         )
         return np.asarray(next(iter(found.values())))
 
-    def _through_cache(self, texts: list[str], folder: Path) -> Floats:
+    def _through_cache(self, texts: list[str], folder: Path) -> Float32:
         fsio.make_folder(folder)
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
         with _cache(folder / f"{self._key()}.sqlite") as database:
@@ -208,7 +207,7 @@ class TextEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Hash of everything that shapes a vector, the text aside."""
         encoder = self._encoder()
         shaping = [
-            sorted(encoder.checkpoint.sha256.items()), self._name, encoder.precision,
+            sorted(encoder.checkpoint.sha256.items()), self._view_name, encoder.precision,
             encoder.max_length, encoder.model.name, str(encoder.model.device), self.prefix,
             self.normalize,
         ]  # fmt: skip
@@ -233,15 +232,15 @@ def _stored(
 ) -> tuple[VectorData, dict[Any, int]]:
     data = load(dataset, list(view) if isinstance(view, tuple) else view)
     keys: Iterable[Any] = data.ids.tolist() if by == "id" else data.row.tolist()
-    places: dict[Any, int] = {}
+    index_of: dict[Any, int] = {}
     for i, key in enumerate(keys):
-        places[key] = -1 if key in places else i
-    return data, places
+        index_of[key] = -1 if key in index_of else i
+    return data, index_of
 
 
 @contextmanager
 def _cache(file: Path) -> Iterator[sqlite3.Connection]:
-    """The open cache; what SQLite says of it as an error of embedkit."""
+    """The open cache; errors of SQLite become those of embedkit."""
     try:
         with closing(sqlite3.connect(file, timeout=60)) as database:
             yield database
@@ -264,9 +263,9 @@ def _row(value: Any) -> int:
     return int(number)
 
 
-def _text(value: Any, place: int) -> str:
+def _text(value: Any, i: int) -> str:
     if not isinstance(value, str) and str(value) in _MISSING:
-        raise ValueError(f"X has no text in place {place}: {value}; fill in or leave out such rows")
+        raise ValueError(f"X[{i}] is {value}, not a text; fill in or leave out such rows")
     return str(value)
 
 

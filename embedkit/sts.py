@@ -85,7 +85,7 @@ def similarity(
     device: str = "auto",
     precision: str | None = None,
     layers: str = "all",
-    poolings: Sequence[str] = ("cls", "mean", "max"),
+    pooling: str | Sequence[str] = ("cls", "mean", "max"),
     special_tokens: bool = True,
     prefix: str = "",
     max_length: int | None = None,
@@ -109,7 +109,8 @@ def similarity(
         device: where to encode.
         precision: to compute in.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``.
+        pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
+            with commas.
         special_tokens: whether ``mean`` and ``max`` count special tokens.
         prefix: put before every text, such as ``"query: "``.
         max_length: tokens per text.
@@ -140,7 +141,7 @@ def similarity(
         model, revision=revision, offline=offline, device=device, precision=precision,
         max_length=max_length,
     )  # fmt: skip
-    kinds = parse_poolings(poolings)
+    kinds = parse_poolings(pooling)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip
     run = _Pairs(encoder, views, special_tokens, prefix)

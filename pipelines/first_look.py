@@ -34,22 +34,20 @@ def main(outputs: Path) -> None:
         print(f"{view}: accuracy {scores.mean():.3f} over 5 folds (majority class {majority:.3f})")
 
     # --- word vectors: the two senses of "bank" --------------------------------------------------
-    words = pd.read_parquet(outputs / "homonyms" / "words")
-    marked = pd.read_parquet(
-        outputs / "homonyms" / "sentences", columns=["row", "label", "word", "start"]
-    )
-    uses = words.merge(marked, on="row", suffixes=("", "_marked"))
-    at = uses["start_marked"].astype(int)  # kept columns stay text, as they stand in the corpus
-    uses = uses[(uses["start"] <= at) & (at < uses["end"])]
-    uses = uses[uses["word_marked"].str.lower() == "bank"]
-    vectors = np.stack(list(uses["layer_6"]))
+    words = embedkit.load(outputs / "homonyms", level="word", view="6")
+    sentences = embedkit.load(outputs / "homonyms")
+    record = np.searchsorted(sentences.row, words.row)  # the record of every word
+    marked = np.array(sentences.column("word"))[record]
+    at = np.array(sentences.column("start"), int)[record]  # kept columns are strings
+    bank = (np.char.lower(marked) == "bank") & (words.start <= at) & (at < words.end)
+    vectors, senses = words.X[bank], words.y[bank]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosine = vectors @ vectors.T
-    same = np.equal.outer(uses["label"].to_numpy(), uses["label"].to_numpy())
-    off = ~np.eye(len(uses), dtype=bool)
+    same = np.equal.outer(senses, senses)
+    off = ~np.eye(len(senses), dtype=bool)
     print(
         f"bank: cosine {cosine[same & off].mean():.3f} within a sense, "
-        f"{cosine[~same].mean():.3f} across senses ({len(uses)} uses)"
+        f"{cosine[~same].mean():.3f} across senses ({len(senses)} uses)"
     )
 
 

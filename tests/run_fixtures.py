@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.runs.content import (
     Cost,
     DatasetContent,
@@ -34,16 +35,22 @@ def write_fake_run(
     decided: Sequence[str] | None = None,
     repeat: Sequence[int] | None = None,
     row: Sequence[int] | None = None,
+    group: Sequence[int] | None = None,
+    inner: np.ndarray | None = None,
     split: str = "s",
     **content: Any,
 ) -> Path:
-    """A run of ``(n, classes)`` probabilities, or ``(n,)`` values where ``classes`` is empty."""
+    """A run of ``(n, classes)`` probabilities, or ``(n,)`` values where ``classes`` is empty.
+
+    ``inner`` are predictions of the same records by inner folds, the same whatever is left out.
+    """
     folder.mkdir(parents=True)
     n = len(folds)
     rows = np.arange(n) if row is None else np.array(row)
     columns: dict[str, Any] = {
         "row": rows.astype(np.int64),
         "id": [f"id{r}" for r in rows],
+        "group": np.array(rows if group is None else group, np.int64),
         "repeat": np.array(repeat if repeat is not None else [0] * n, np.int16),
         "fold": ["test" if f < 0 else str(f) for f in folds],
     }
@@ -55,6 +62,8 @@ def write_fake_run(
     else:
         columns |= {"y_true": np.asarray(y, np.float64), "y_pred": output}
     pq.write_table(pa.table(columns), folder / "predictions.parquet")
+    if inner is not None:
+        _write_inner(folder, columns, inner, folds, classes)
     (folder / "model").mkdir()
     (folder / "model" / "weights").write_bytes(b"x" * 1_000)
     fields: dict[str, Any] = {
@@ -63,7 +72,8 @@ def write_fake_run(
         "views": ("mean_2",), "classes": tuple(classes),
         "records": RecordCounts(folds=n, test=0),
         "dataset": DatasetContent(
-            fingerprint="f", source=SOURCE, path="", model={}, unicode="none", pairs=False,
+            fingerprint="f", source=SOURCE, path="", unicode="none", pairs=False,
+            model=ModelSettings(type="bert", n_layers=2, width=16, sha256={}),
             names=Names(model="m", revision=None, inputs=()),
         ),
         "split": SplitContent(
@@ -77,11 +87,30 @@ def write_fake_run(
     return folder
 
 
+def _write_inner(
+    folder: Path, columns: dict[str, Any], inner: np.ndarray, folds: Sequence[int],
+    classes: Sequence[str],
+) -> None:  # fmt: skip
+    """Predictions for all records but those of a fold, for every fold."""
+    columns = columns | {f"proba_{name}": inner[:, i] for i, name in enumerate(classes)}
+    where = [(f, np.flatnonzero((np.array(folds) != f) & (np.array(folds) >= 0)))
+             for f in range(max(folds) + 1)]  # fmt: skip
+    tables = []
+    for fold, index in where:
+        table = pa.table(columns).take(index)
+        place = table.column_names.index("fold")
+        tables.append(table.set_column(place, "fold", pa.array([str(fold)] * len(index))))
+    pq.write_table(pa.concat_tables(tables), folder / "inner_predictions.parquet")
+
+
 def random_runs(
     folder: Path, names: Sequence[str], *, n: int = 200, classes: int = 2, test: int = 0,
-    seed: int = 0, strength: float = 1.0,
+    seed: int = 0, strength: float = 1.0, inner: bool = False,
 ) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:  # fmt: skip
-    """Runs whose probabilities lean towards the truth, the later ones more."""
+    """Runs whose probabilities lean towards the truth, the later ones more.
+
+    With ``inner`` the predictions of inner folds are those of the records themselves.
+    """
     random = np.random.default_rng(seed)
     y = random.integers(classes, size=n)
     folds = np.where(np.arange(n) < test, -1, np.arange(n) % 5)
@@ -94,7 +123,7 @@ def random_runs(
     labels = tuple(str(c) for c in range(classes))
     paths = [
         write_fake_run(folder / name, [labels[i] for i in y], output, folds.tolist(),
-                       classes=labels)
+                       classes=labels, inner=output if inner else None)
         for name, output in zip(names, outputs, strict=True)
     ]  # fmt: skip
     return paths, y, outputs

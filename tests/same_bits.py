@@ -105,7 +105,7 @@ def job(model: str, precision: str, folder: Path) -> tuple[str, str]:
     lines = [f"{n}\t{' '.join(text.split()) or '-'}" for n, text in enumerate(texts())]
     corpus.write_text("id\ttext\n" + "\n".join(lines) + "\n", "utf-8")
     out = Path(tempfile.mkdtemp(dir=folder), "out")
-    extract(corpus, out=out, model=model, device="cpu", layers="all", poolings=["cls", "mean"],
+    extract(corpus, out=out, model=model, device="cpu", layers="all", pooling=["cls", "mean"],
             tokens=True, shard_rows=9, max_length=MAX_LENGTH, precision=precision)  # fmt: skip
     return tree_hash(out), manifest_of(out)["environments"][0]["environment"]["arithmetic"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from embedkit.dataset.extraction import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenization import choose_max_length
+from embedkit.encoding.vocabulary import choose_max_length
 from tests.models import bert_tokenizer, save_tokenizer
 
 PIECES = (

@@ -64,10 +64,14 @@ def test_all_lists_what_exists(module: str) -> None:
 
 
 def test_one_default_model() -> None:
-    from embedkit.cli import options
+    from embedkit import choices
+    from embedkit.cli.main import cli
     from embedkit.encoding import checkpoint
 
-    assert options.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
+    assert choices.DEFAULT_MODEL == checkpoint.DEFAULT_MODEL
+    for command in cli.commands.values():
+        defaults = [p.default for p in command.params if p.name == "model"]
+        assert all(d == choices.DEFAULT_MODEL for d in defaults if isinstance(d, str))
 
 
 def test_the_package_says_that_it_is_typed() -> None:

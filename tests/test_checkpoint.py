@@ -99,9 +99,9 @@ def test_all_positions_can_be_used_and_no_more(
     )
     assert tokens.n_kept == 160
     assert encoder.encode(["a " * 500], max_length=160).shape == (1, 24)
-    with pytest.raises(UsageError, match=r"--max-length 161: .* Use at most 160, or --on-long win"):
+    with pytest.raises(UsageError, match=r"max_length=161: .* Use at most 160, or on_long='win"):
         encoder.encode(["a"], max_length=161)
-    with pytest.raises(UsageError, match=r"--max-length 161: .* has positions for 160 tokens"):
+    with pytest.raises(UsageError, match=r"max_length=161: .* has positions for 160 tokens"):
         Encoder.load(encoder.checkpoint.name, device="cpu", max_length=161)
 
 
@@ -213,12 +213,12 @@ def test_model_type_by_vocabulary(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_no_revisions(copy: Path) -> None:
-    with pytest.raises(ModelError, match=r"--revision main: .* is a folder, which has no rev"):
+    with pytest.raises(ModelError, match=r"revision='main': .* is a folder, which has no rev"):
         find_checkpoint(str(copy), revision="main")
 
 
 def test_a_file_is_no_folder(copy: Path) -> None:
-    with pytest.raises(ModelError, match=r"--model .*config\.json: a file\. Give the folder"):
+    with pytest.raises(ModelError, match=r"model='.*config\.json': a file\. Give the folder"):
         find_checkpoint(copy / "config.json")
     assert find_checkpoint(copy).name == str(copy)
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_one_folder_deeper_is_named(copy: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["{}/tiyn", "./no/such/folder", "~/no-such-folder-of-mine"])
 def test_no_such_folder(name: str, copy: Path) -> None:
-    with pytest.raises(ModelError, match=r"--model .*: no such folder"):
+    with pytest.raises(ModelError, match=r"model='.*': no such folder"):
         find_checkpoint(name.format(copy.parent))
 
 
@@ -248,29 +248,29 @@ def test_a_near_folder_is_named(copy: Path) -> None:
 # weights
 
 
-def test_safetensors_go_before_pickles(copy: Path, tiny_bert: Path) -> None:
+def test_safetensors_go_before_pickles(copy: Path, tiny_bert: Path, notes: list[str]) -> None:
     (copy / "pytorch_model.bin").write_bytes(b"not read")
     found = find_checkpoint(str(copy))
     assert found.weights == ("model.safetensors",)
     assert "pytorch_model.bin" not in found.sha256
-    notices: list[str] = []
-    ours = Encoder.load(str(copy), device="cpu", notify=notices.append).encode(TEXTS)
+    ours = Encoder.load(str(copy), device="cpu").encode(TEXTS)
     assert distance(ours, Encoder.load(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
-    assert notices == []
+    assert notes == []
 
 
 @trusted_reader
-def test_pickles_give_the_same_vectors_and_a_notice(copy: Path, tiny_bert: Path) -> None:
+def test_pickles_give_the_same_vectors_and_a_notice(
+    copy: Path, tiny_bert: Path, notes: list[str]
+) -> None:
     from safetensors.torch import load_file
 
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
     found = find_checkpoint(str(copy))
     assert (found.weights, found.is_pickle) == (("pytorch_model.bin",), True)
-    notices: list[str] = []
-    ours = Encoder.load(str(copy), device="cpu", notify=notices.append).encode(TEXTS)
+    ours = Encoder.load(str(copy), device="cpu").encode(TEXTS)
     assert distance(ours, Encoder.load(str(tiny_bert), device="cpu").encode(TEXTS)).max() == 0
-    (notice,) = notices
+    (notice,) = notes
     assert "has only pytorch_model.bin, a pickle file" in notice
 
 
@@ -442,9 +442,9 @@ def test_cached(revision: str | None, cache: Path, tiny_bert: Path) -> None:
 def test_cached_under_a_tag(cache: Path, tiny_bert: Path) -> None:
     fill_cache(cache, tiny_bert, ref="v1.0")
     assert find_checkpoint(NAME, revision="v1.0", offline=True).revision == COMMIT
-    with pytest.raises(ModelError, match=f"--model {NAME}: not in the cache of this machine"):
+    with pytest.raises(ModelError, match=f"model={NAME!r}: not in the cache of this machine"):
         find_checkpoint(NAME)
-    with pytest.raises(ModelError, match=f"--model {NAME} at revision v2: not in the cache"):
+    with pytest.raises(ModelError, match=f"model={NAME!r} at revision v2: not in the cache"):
         find_checkpoint(NAME, revision="v2")
 
 
@@ -457,13 +457,15 @@ def test_half_cached_and_offline(missing: str, cache: Path, tiny_bert: Path) -> 
 
 @pytest.mark.parametrize("name", ["no-such-model", "someone/no-such-model"])
 def test_unknown_and_offline(name: str, cache: Path) -> None:
-    with pytest.raises(ModelError, match=f"{name}: not in the cache .* or use {DEFAULT_MODEL}"):
+    with pytest.raises(
+        ModelError, match=f"model={name!r}: not in the cache .* or use {DEFAULT_MODEL}"
+    ):
         find_checkpoint(name, offline=True)
 
 
 @pytest.mark.parametrize("name", ["no such model", "a/b?", "-x", "a..b"])
 def test_names_that_cannot_be(name: str, cache: Path) -> None:
-    with pytest.raises(ModelError, match=r"--model .*: neither a folder nor a name on the hub"):
+    with pytest.raises(ModelError, match=r"model='.*': neither a folder nor a name on the hub"):
         find_checkpoint(name)
 
 
@@ -601,7 +603,7 @@ def test_download(
 def test_download_of_a_revision(hub: FakeHub, tmp_path: Path) -> None:
     assert find_apart(hub, tmp_path, revision=COMMIT)[1] == COMMIT
     answer = find_apart(hub, tmp_path, revision="v9")
-    assert answer.startswith(f"--model {NAME} at revision v9: the hub knows no such checkpoint")
+    assert answer.startswith(f"model={NAME!r} at revision v9: the hub has no such checkpoint")
 
 
 @trusted_reader
@@ -622,7 +624,7 @@ def test_download_is_taken_up_where_it_ended(hub: FakeHub, tmp_path: Path) -> No
 
 def test_the_hub_does_not_know_it(hub: FakeHub, tmp_path: Path) -> None:
     answer = find_apart(hub, tmp_path, name="someone/else")
-    assert answer.startswith("--model someone/else: the hub knows no such checkpoint, or it is pri")
+    assert answer.startswith("model='someone/else': the hub has no such checkpoint, or it is pri")
     assert "\n" not in answer
 
 
@@ -630,7 +632,7 @@ def test_the_hub_cannot_be_reached(hub: FakeHub, tmp_path: Path) -> None:
     hub.shutdown()
     hub.server_close()
     answer = find_apart(hub, tmp_path)
-    assert answer.startswith(f"--model {NAME}: not in the cache of this machine, and the hub")
+    assert answer.startswith(f"model={NAME!r}: not in the cache of this machine, and the hub")
     assert "\n" not in answer
 
 

@@ -393,11 +393,11 @@ def test_dry_run_tells_the_bytes(
         key = name[2:]
         settings[key] = {"tokens": True, "words": "mean"}.get(key, value)
     if "pooling" in settings:
-        settings["poolings"] = settings.pop("pooling").split(",")
+        settings["pooling"] = settings["pooling"].split(",")
     with plan_extract(corpus, out=here / "out", settings=ExtractSettings(**settings)) as plan:
         told = estimate(plan).bytes_total
         files = run_plan(plan).manifest.files
-    real = sum(f["bytes"] for f in files.values())
+    real = sum(f.bytes for f in files.values())
     assert told == pytest.approx(real, rel=0.15)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import astuple
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,24 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from embedkit.cli.tabulate import comparison_markdown, comparison_text
+from embedkit.cli.compare import comparison_markdown, comparison_text
 from embedkit.comparison.blend import blend, write_blend
-from embedkit.comparison.compare import Comparison, compare, holm, mcnemar
+from embedkit.comparison.compare import Comparison, compare
 from embedkit.comparison.load import read_runs
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.runs.metrics import best_threshold, calibration_error, classification_scores
+from embedkit.runs.metrics import (
+    Threshold,
+    best_threshold,
+    classification_metrics,
+    classification_scores,
+)
 from tests.run_fixtures import edit_run, random_runs, write_fake_run
 
 
@@ -42,7 +47,9 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
     for path, output in zip(paths, outputs, strict=True):
         expected = classification_scores(y, output, output.argmax(1), seed=3)
         scores = row_of(found, path.name).scores
-        for name, score in expected.items():
+        assert len(scores) >= 6
+        for name in scores:
+            score = expected[name]
             assert astuple(scores[name]) == pytest.approx(astuple(score), abs=1e-12)
         assert scores["accuracy"].value == metrics.accuracy_score(y, output.argmax(1))
 
@@ -56,12 +63,18 @@ def test_decisions_of_the_run_count_not_the_likeliest_class(tmp_path: Path) -> N
 
 
 def test_calibration_error_by_hand() -> None:
-    # two bins are hit: [0.6, 0.65) holds 0.62 (right) and 0.64 (wrong), [0.95, 1] 0.96 (right)
+    # fifteen bins from 0 to 1: [9/15, 10/15) holds 0.62 (right) and 0.64 (wrong), [14/15, 1] 0.96
     positive = np.array([0.62, 0.64, 0.96])
-    measure = calibration_error(np.array([1, 0, 1]), np.stack([1 - positive, positive], axis=1))
+    proba = np.stack([1 - positive, positive], axis=1)
+    metric = classification_metrics(np.array([1, 0, 1]), proba, proba.argmax(1))
     expected = (abs((0.62 - 1) + (0.64 - 0)) + abs(0.96 - 1)) / 3
-    found = measure(np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 2.0]]))
+    found = metric["calibration_error"](np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 2.0]]))
     assert found == pytest.approx([expected, 0.04])
+    # 0.52 and 0.58 fall into two of fifteen bins, and into one of ten between chance and 1
+    positive = np.array([0.52, 0.58])
+    proba = np.stack([1 - positive, positive], axis=1)
+    apart = classification_metrics(np.array([1, 0]), proba, proba.argmax(1))["calibration_error"]
+    assert apart.value(2) == pytest.approx((0.48 + 0.58) / 2)
 
 
 def test_the_majority_is_learnt_on_the_other_folds(tmp_path: Path) -> None:
@@ -109,10 +122,17 @@ def test_difference_of_pairs(tmp_path: Path) -> None:
     assert (found.only_this, found.only_other) == (
         int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
     )  # fmt: skip
-    random = np.random.default_rng(0)
     gap = right[1].astype(float) - right[0]
-    drawn = [gap[random.integers(150, size=150)].mean() for _ in range(1_000)]
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+    error = gap.std(ddof=1) / np.sqrt(150)
+    reach = stats.t.ppf(0.975, 149) * error
+    assert (found.low, found.high) == pytest.approx(
+        (gap.mean() - reach, gap.mean() + reach), abs=0.1 * error
+    )
+    assert found.p == pytest.approx(2 * stats.norm.sf(gap.mean() / error), abs=0.02)
+    apart = found.only_this + found.only_other
+    assert found.mcnemar == stats.binomtest(found.only_this, apart).pvalue
+    brier = compare(paths, metric="brier", baseline="a").table
+    assert row_of(brier, "b").to_baseline.mcnemar is None
     assert row_of(table, "a").to_baseline is None
 
 
@@ -121,36 +141,148 @@ def test_a_run_does_not_differ_from_its_copy(tmp_path: Path) -> None:
     copy = write_fake_run(tmp_path / "z", list(map(str, y)), output, [i % 5 for i in range(60)])
     found = row_of(compare([path, copy], baseline="a").table, "z").to_baseline
     assert (found.value, found.low, found.high, found.p, found.p_corrected) == (0, 0, 0, 1, 1)
+    assert not found.significant
 
 
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_is_the_sign_test(b: int, c: int) -> None:
-    n, k = b + c, min(b, c)
-    tail = sum(comb(n, i) for i in range(k + 1)) / 2**n
-    assert mcnemar(b, c) == pytest.approx(1.0 if b == c else min(1.0, 2 * tail))
+def overconfident(tmp_path: Path) -> list[Path]:
+    """Two runs with the same decisions, the second far too sure of them; a third decides worse."""
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=1_000)
+    calm, other = (2 * s * (s * (2 * y - 1) + random.normal(size=1_000)) for s in (1.2, 1.1))
+    proba = {name: 1 / (1 + np.exp(-odds))
+             for name, odds in (("calm", calm), ("loud", 6 * calm), ("other", other))}  # fmt: skip
+    return [
+        write_fake_run(
+            tmp_path / name,
+            list(map(str, y)),
+            np.stack([1 - p, p], axis=1),
+            [i % 5 for i in range(1_000)],
+        )
+        for name, p in proba.items()
+    ]
 
 
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
-    assert holm([]) == []
+@pytest.mark.parametrize("metric", ["log_loss", "brier", "calibration_error"])
+def test_the_verdict_is_of_the_metric_that_is_shown(tmp_path: Path, metric: str) -> None:
+    """Not of the decisions, which are the same."""
+    table = compare(overconfident(tmp_path), metric=metric).table
+    found = row_of(table, "loud").to_best
+    assert table.best != "loud"
+    assert found.significant
+    assert found.p_corrected < 0.01
+    assert found.low > 0
+    same = compare([tmp_path / "calm", tmp_path / "loud"], metric="roc_auc", baseline="calm").table
+    assert row_of(same, "loud").to_baseline.p == 1
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_lies_between_nothing_and_bonferroni(p: list[float]) -> None:
-    corrected = holm(p)
-    for one, more in zip(p, corrected, strict=True):
-        assert one <= more <= min(1.0, len(p) * one) + 1e-12
-    order = np.argsort(p, kind="stable")
-    assert np.all(np.diff(np.array(corrected)[order]) >= 0)
+def test_a_verdict_needs_the_corrected_p(tmp_path: Path) -> None:
+    """An interval without 0, and a p that is below 0.05 before the correction alone."""
+    random = np.random.default_rng(11)
+    y = random.integers(2, size=400)
+    paths = []
+    for number in range(8):
+        right = random.random(400) < 0.7 + 0.065 * (number == 7)
+        predicted = np.where(right, y, 1 - y)
+        paths.append(
+            write_fake_run(tmp_path / f"r{number}", list(map(str, y)), np.eye(2)[predicted],
+                           [i % 5 for i in range(400)])
+        )  # fmt: skip
+    table = compare(paths, baseline="r7").table
+    found = [row_of(table, f"r{i}").to_baseline for i in range(7)]
+    lucky = [one for one in found if one.p < 0.05 <= one.p_corrected]
+    assert lucky
+    assert all(one.high < 0 and not one.significant for one in lucky)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "log_loss"])
+def test_groups_are_drawn_whole(tmp_path: Path, metric: str) -> None:
+    """Ten copies of every record: groups make them one, otherwise they are ten."""
+    _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=60, strength=0.4)
+    y, outputs = np.repeat(y, 10), [np.repeat(o, 10, axis=0) for o in outputs]
+    found = {}
+    for name, group in (("whole", np.arange(600) // 10), ("apart", np.arange(600))):
+        paths = [
+            write_fake_run(tmp_path / name / n, list(map(str, y)), o, (group % 5).tolist(),
+                           group=group.tolist())
+            for n, o in zip("ab", outputs, strict=True)
+        ]  # fmt: skip
+        table = compare(paths, metric=metric, baseline="a").table
+        found[name] = row_of(table, "b").to_baseline
+        assert table.units["folds"] == (60 if name == "whole" else 600)
+    assert found["whole"].high - found["whole"].low > 2.5 * (
+        found["apart"].high - found["apart"].low
+    )
+    assert found["whole"].p > 5 * found["apart"].p
+    assert found["whole"].mcnemar is None
+    assert (found["apart"].mcnemar is not None) == (metric == "accuracy")
+
+
+def test_the_test_set_has_tests_of_its_own(tmp_path: Path) -> None:
+    """Where the runs differ in the folds alone, the test set does not tell them apart."""
+    _, y, (weak, strong) = random_runs(tmp_path / "x", ["a", "b"], n=600, test=200, strength=0.9)
+    mixed = strong.copy()
+    mixed[:200] = weak[:200]
+    folds = np.where(np.arange(600) < 200, -1, np.arange(600) % 5).tolist()
+    paths = [write_fake_run(tmp_path / n, list(map(str, y)), o, folds)
+             for n, o in (("weak", weak), ("mixed", mixed), ("strong", strong))]  # fmt: skip
+    table = compare(paths, baseline="weak", metric="log_loss").table
+    mixed_row, strong_row = row_of(table, "mixed"), row_of(table, "strong")
+    assert mixed_row.to_baseline.significant
+    assert (mixed_row.test_to_baseline.value, mixed_row.test_to_baseline.p_corrected) == (0, 1)
+    assert strong_row.test_to_baseline.significant
+    wanted = row_of(table, "strong").test["log_loss"].value - row_of(table, "weak").test[
+        "log_loss"].value  # fmt: skip
+    assert strong_row.test_to_baseline.value == pytest.approx(wanted)
+    without = compare([write_fake_run(tmp_path / "z", list(map(str, y)), weak, [0, 1, 2] * 200)])
+    assert row_of(without.table, "z").test_to_baseline is None
+
+
+def test_repeats_are_tested_over_their_folds(tmp_path: Path) -> None:
+    """The corrected resampled t-test of the folds' differences, by hand."""
+    random = np.random.default_rng(0)
+    y = np.tile(random.integers(2, size=100), 3)
+    repeat, folds = np.repeat(range(3), 100), np.concatenate(
+        [random.permutation(100) % 5 for _ in range(3)])  # fmt: skip
+    paths, right = [], []
+    for name, share in (("a", 0.6), ("b", 0.75)):
+        right.append(random.random(300) < share)
+        output = np.eye(2)[np.where(right[-1], y, 1 - y)]
+        paths.append(write_fake_run(tmp_path / name, list(map(str, y)), output, folds.tolist(),
+                                    repeat=repeat.tolist(), row=[*range(100)] * 3))  # fmt: skip
+    found = row_of(compare(paths, baseline="a").table, "b").to_baseline
+    gap = right[1].astype(float) - right[0]
+    differences = np.array(
+        [gap[(repeat == r) & (folds == f)].mean() for r in range(3) for f in range(5)]
+    )
+    t = differences.mean() / np.sqrt((1 / 15 + 1 / 4) * differences.var(ddof=1))
+    single = 2 * stats.t.sf(t, 14)
+    assert single <= found.p_repeats <= min(1, 3 * single) + 1e-12  # Holm, with the mean's pairs
+    assert found.significant == (max(found.p_corrected, found.p_repeats) < 0.05)
+    first = [one[:100] for one in right]  # a record counts once
+    assert (found.only_this, found.only_other) == (
+        int((first[1] & ~first[0]).sum()), int((first[0] & ~first[1]).sum())
+    )  # fmt: skip
+    once = [write_fake_run(tmp_path / "once" / n, list(map(str, y[:100])), np.eye(2)[y[:100]],
+                           folds[:100].tolist()) for n in "ab"]  # fmt: skip
+    assert row_of(compare(once, baseline="a").table, "b").to_baseline.p_repeats is None
+
+
+def test_the_majority_is_a_family_of_its_own(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=100)
+    table = compare(paths).table
+    assert table.baseline == "majority"
+    for name in ("a", "b", "c", "blend: mean"):
+        assert row_of(table, name).to_baseline.p is not None
+    assert table.tests == 6  # three runs and their mean
 
 
 def test_every_test_is_counted_once(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b", "c"])
     table = compare(paths, baseline="a").table
-    # six rows: five against the best, five against the baseline, one of them the same
-    assert len(table.rows) == 6
-    assert table.tests == 9
+    # the best of five methods was chosen by these records: all ten pairs; the majority is none
+    assert len(table.rows) == 5
+    assert table.tests == 6
+    assert row_of(table, "majority").to_baseline.p is None
 
 
 # blends
@@ -164,7 +296,7 @@ def test_mean_blend(tmp_path: Path) -> None:
 
 
 def test_stacked_blend_is_that_of_scikit_learn(tmp_path: Path) -> None:
-    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150)
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150, inner=True)
     found = compare(paths).predictions["blend: stacked"].proba
     X = np.stack([np.log(o[:, 0] / o[:, 1]) for o in outputs], axis=1)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
@@ -173,34 +305,80 @@ def test_stacked_blend_is_that_of_scikit_learn(tmp_path: Path) -> None:
     assert np.allclose(found, wanted, atol=1e-6)
 
 
-def stacked_in_fold(tmp_path: Path, name: str, flipped: bool, fold: int = 2) -> np.ndarray:
-    """Stacked probabilities of a fold whose own labels are turned round, or not."""
-    _, y, outputs = random_runs(tmp_path / f"{name}x", ["a", "b"], n=100)
+def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) -> np.ndarray:
+    """What a blend predicts for a fold whose own labels are turned round, or not."""
+    _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=100)
     folds = np.arange(100) % 5
-    y = np.where((folds == fold) & flipped, 1 - y, y)
-    paths = [write_fake_run(tmp_path / name / n, list(map(str, y)), o, folds.tolist())
-             for n, o in zip("ab", outputs, strict=True)]  # fmt: skip
-    compared = compare(paths)
-    return compared.predictions["blend: stacked"].proba[compared.runs.records.fold == fold]
+    y = np.where((folds == 2) & flipped, 1 - y, y)
+    paths = [
+        write_fake_run(tmp_path / n, list(map(str, y)), o, folds.tolist(), inner=0.9 * o + 0.05)
+        for n, o in zip("ab", outputs, strict=True)
+    ]
+    runs = [run.predictions for run in read_runs(paths).runs]
+    found = blend(kind, runs, **options).predictions
+    here = found.fold == 2
+    return np.column_stack([found.proba[here], found.y_pred[here]])
 
 
-def test_a_fold_does_not_learn_from_its_own_labels(tmp_path: Path) -> None:
-    one, other = (stacked_in_fold(tmp_path, n, f) for n, f in (("one", False), ("two", True)))
+@pytest.mark.parametrize("options", [{}, {"threshold": Threshold(None, 2.0)}], ids=str)
+@pytest.mark.parametrize("kind", ["mean", "stacked"])
+def test_a_fold_does_not_learn_from_its_own_labels(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    """Neither weights nor thresholds."""
+    one, other = (
+        blended_in_fold(tmp_path / n, kind, f, **options) for n, f in (("1", False), ("2", True))
+    )
     assert np.array_equal(one, other)
 
 
-def test_a_stack_fitted_on_all_folds_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "options"), [("stacked", {}), ("mean", {"threshold": Threshold(None, 2.0)})]
+)
+def test_a_blend_learnt_on_all_folds_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
 ) -> None:
     """The leak that the test above is for, planted."""
     from embedkit.comparison import blend as blending
 
-    honest = blending._fitted
     monkeypatch.setattr(
-        blending, "_fitted", lambda records, X, _: honest(records, X, records.fold >= 0)
+        blending, "_inner",
+        lambda runs, _: ([r.proba[r.out_of_fold] for r in runs], runs[0].y[runs[0].out_of_fold]),
+    )  # fmt: skip
+    one, other = (
+        blended_in_fold(tmp_path / n, kind, f, **options) for n, f in (("1", False), ("2", True))
     )
-    one, other = (stacked_in_fold(tmp_path, n, f) for n, f in (("one", False), ("two", True)))
     assert not np.array_equal(one, other)
+
+
+def test_without_inner_predictions_nothing_is_stacked_in_the_folds(tmp_path: Path) -> None:
+    """Out-of-fold predictions of the other folds have seen the fold's labels."""
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    compared = compare(paths)
+    assert {row.name for row in compared.table.rows if row.kind == "blend"} == {"blend: mean"}
+    stacked = compared.blends["stacked"]
+    assert not stacked.cross_fitted
+    assert write_blend(stacked, tmp_path / "b.tsv") == 10  # the test set
+    table = pd.read_csv(tmp_path / "b.tsv", sep="\t")
+    assert set(table["fold"]) == {"test"}
+    none, _, _ = random_runs(tmp_path / "y", ["a", "b"], n=60)
+    with pytest.raises(UsageError, match="has no predictions for the folds"):
+        write_blend(compare(none).blends["stacked"], tmp_path / "c.tsv")
+    assert not (tmp_path / "c.tsv").exists()
+
+
+def test_records_that_one_run_lacks_are_left_out_of_the_stack(tmp_path: Path) -> None:
+    """Inner predictions of some of the training records, such as those of validation records."""
+    paths, y, outputs = random_runs(tmp_path, ["a", "b"], n=150, inner=True)
+    file = paths[1] / "inner_predictions.parquet"
+    frame = pd.read_parquet(file)
+    frame[frame["row"] % 3 > 0].to_parquet(file)
+    found = compare(paths).predictions["blend: stacked"].proba
+    X = np.stack([np.log(o[:, 0] / o[:, 1]) for o in outputs], axis=1)
+    folds, known = np.arange(150) % 5, np.arange(150) % 3 > 0
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
+    model.fit(X[(folds != 1) & known], y[(folds != 1) & known])
+    assert np.allclose(found[folds == 1], model.predict_proba(X[folds == 1]), atol=1e-6)
 
 
 def test_threshold_of_rare_positives(tmp_path: Path) -> None:
@@ -214,7 +392,7 @@ def test_threshold_of_rare_positives(tmp_path: Path) -> None:
     runs = read_runs(paths)
     found = [run.predictions for run in runs.runs]
     plain = blend("mean", found)
-    cut = blend("mean", found, choose_threshold=True)
+    cut = blend("mean", found, threshold=Threshold(None, 1.0))
     assert plain.threshold is None
     assert 0.15 < float(cut.threshold or 0) < 0.35
     f1 = [metrics.f1_score(y, made.predictions.y_pred) for made in (plain, cut)]
@@ -222,6 +400,45 @@ def test_threshold_of_rare_positives(tmp_path: Path) -> None:
     known = np.arange(400) % 5 != 0
     expected = best_threshold(y[known], positive[known], beta=1)
     assert np.array_equal(cut.predictions.y_pred[~known], positive[~known] >= expected)
+
+
+def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
+    """F7 of rare positives: thresholds of blends are learnt for it, and the baseline is all yes."""
+    random = np.random.default_rng(0)
+    y = (random.random(3_000) < 0.03).astype(int)
+    folds = np.arange(3_000) % 5
+    paths, decided = [], []
+    for name in "abc":
+        odds = random.normal(size=3_000) + 2.2 * y - 3.8
+        positive = 1 / (1 + np.exp(-odds))
+        output = np.stack([1 - positive, positive], axis=1)
+        y_pred = np.empty(3_000, int)
+        for f in range(5):
+            cut = best_threshold(y[folds != f], positive[folds != f], beta=7)
+            y_pred[folds == f] = positive[folds == f] >= cut
+        decided.append(y_pred)
+        paths.append(
+            write_fake_run(tmp_path / name, list(map(str, y)), output, folds.tolist(),
+                           decided=list(map(str, y_pred)), threshold=0.05, threshold_metric="f7",
+                           inner=output)
+        )  # fmt: skip
+    for table in (compare(paths).table, compare(paths, metric="f7").table):
+        assert table.metric == "f7"
+        score = {row.name: row.scores["f7"].value for row in table.rows}
+        assert score["a"] == pytest.approx(metrics.fbeta_score(y, decided[0], beta=7))
+        best = max(score[name] for name in "abc")
+        assert min(score["blend: mean"], score["blend: stacked"]) > best
+        ones = np.ones(3_000, int)
+        assert score["majority"] == pytest.approx(metrics.fbeta_score(y, ones, beta=7))
+    made = compare(paths, metric="f7").predictions["blend: mean"]
+    for f in range(5):
+        others, here = made.fold != f, made.fold == f
+        cut = best_threshold(made.y[others], made.proba[others, 1], beta=7)
+        assert np.array_equal(made.y_pred[here], made.proba[here, 1] >= cut)
+    by_accuracy = compare(paths, metric="accuracy").table
+    assert row_of(by_accuracy, "majority").scores["accuracy"].value > 0.95
+    with pytest.raises(UsageError, match="metric='f7'"):
+        compare(random_runs(tmp_path / "three", ["a"], classes=3)[0], metric="f7")
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9])),
@@ -257,7 +474,7 @@ def test_blends_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".tsv", ".parquet"])
 def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: str) -> None:
     """Answers that are those of the records themselves give the blend on all records again."""
-    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=40, test=8)
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=40, test=8, inner=True)
     compared = compare(paths)
     files = []
     for number, output in enumerate(outputs):
@@ -356,7 +573,7 @@ def test_damage(tmp_path: Path) -> None:
 
 
 def test_values(tmp_path: Path) -> None:
-    """Runs of a regression: errors instead of shares, no McNemar."""
+    """Runs of a regression: errors instead of shares, tested and corrected like labels."""
     random = np.random.default_rng(0)
     y = random.normal(size=100)
     folds = [i % 4 for i in range(100)]
@@ -368,14 +585,15 @@ def test_values(tmp_path: Path) -> None:
     table = compare(paths).table
     assert table.metric == "rmse"
     assert table.agreement == ()
-    assert table.tests == 0
+    assert table.tests == 3
     names = [row.name for row in table.rows]
     assert names.index("fine") < names.index("coarse") < names.index("majority")
-    stacked = row_of(table, "blend: stacked").scores["rmse"].value
-    assert stacked < row_of(table, "blend: mean").scores["rmse"].value
-    worst = row_of(table, "majority").to_best
+    worst = row_of(table, "coarse").to_best
     assert worst.low > 0
-    assert worst.p is None
+    assert worst.significant
+    assert worst.mcnemar is None
+    for metric in ("mae", "r2", "pearson", "spearman"):
+        assert row_of(compare(paths, metric=metric).table, "coarse").to_best.significant
     assert "p (best)" in comparison_text(table)
 
 
@@ -408,12 +626,12 @@ def test_tables(tmp_path: Path) -> None:
     best = table.rows[0].scores["accuracy"]
     for shown in (text, markdown):
         assert f"{best.value:.3f} ({best.low:.3f} to {best.high:.3f})" in shown
-        assert "40 records in folds, 10 in the test part" in shown
+        assert "40 records in folds, 10 in the test set" in shown
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert "| a\\|b |" in markdown
     assert "c&lt;d" in markdown
     tables = [part.splitlines() for part in markdown.split("\n\n") if part.startswith("|")]
-    assert [len(part) for part in tables] == [7, 7, 7, 4]  # two runs, two blends, the majority
+    assert [len(part) for part in tables] == [6, 6, 6, 6, 4]  # two runs, their mean, the majority
     for part in tables:
         assert len({line.replace("\\|", "").count("|") for line in part}) == 1
     assert sum(map(len, tables)) == len(lines)

@@ -127,7 +127,7 @@ def test_texts(tmp_path: Path, make: Callable[[Any], Any]) -> None:
     texts = ["the movie was good", " ", "배를\n타고", 'a "b"\tc', "\ufeffbus\r"]
     result = run(make(texts), tmp_path / "out")
     assert embedkit.load(result.out).text == [text for text in texts if text.strip()]
-    assert result.manifest.totals["rejected_by_reason"] == {"empty_text": 1}
+    assert result.manifest.totals.rejected_by_reason == {"empty_text": 1}
 
 
 def test_what_is_no_text_is_rejected_and_counted(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_is_no_text_is_rejected_and_counted(tmp_path: Path) -> None:
     result = run(iter(records), tmp_path / "out", label="label")
     assert embedkit.load(result.out).row.tolist() == [0, 6]
     reasons = {"null_text": 3, "text_not_string": 1, "lone_surrogate": 1}
-    assert result.manifest.totals["rejected_by_reason"] == reasons
+    assert result.manifest.totals.rejected_by_reason == reasons
 
 
 def test_values_beside_the_text_keep_their_form(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_row_groups_do_not_depend_on_batches(tmp_path: Path) -> None:
 
 def test_samples_and_names(tmp_path: Path) -> None:
     result = run(iter(RECORDS), tmp_path / "out", sample=4, min_chars=2, text="document")
-    assert result.manifest.totals["accepted"] == 4
+    assert result.manifest.totals.accepted == 4
     assert manifest_of(tmp_path / "out")["names"]["inputs"] == [f"<{type(iter([])).__name__}>"]
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from embedkit.encoding import model as model_module
 from embedkit.encoding import packed as packed_module
 from embedkit.encoding import pooling
+from embedkit.encoding.attention import KERNELS
 from embedkit.encoding.checkpoint import quiet_transformers
-from embedkit.encoding.device import CudaLink
+from embedkit.encoding.device import Link
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
-from embedkit.encoding.shard import ShardRun, unique_sequences
+from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tokenization import TokenizedText, Window
 from embedkit.encoding.views import parse_layers, parse_view
 from tests.traced import META, Device, FaultError, pretend_cuda
@@ -163,7 +164,7 @@ def test_the_rules_find_what_waits_in_a_layer(
 def test_the_rules_find_a_loop_over_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     model = packed_model("bf16", "varlen")
     before = launches(model, DISTINCT, [LAYERS])
-    attend, first = packed_module._KERNELS["varlen"]
+    attend, first = KERNELS["varlen"]
 
     def one_by_one(qkv: Tensor, spans: Any, heads: int) -> Tensor:
         context, start = attend(qkv, spans, heads), 0
@@ -172,7 +173,7 @@ def test_the_rules_find_a_loop_over_lengths(monkeypatch: pytest.MonkeyPatch) -> 
             start += count
         return context
 
-    monkeypatch.setitem(packed_module._KERNELS, "varlen", (one_by_one, first))
+    monkeypatch.setitem(KERNELS, "varlen", (one_by_one, first))
     assert launches(model, DISTINCT, [LAYERS]) >= before + LAYERS * len(DISTINCT)
     with pytest.raises(AssertionError, match=r"assert .* <= 13"):
         test_a_layer_is_few_launches_and_no_wait("bf16", "varlen", DISTINCT)
@@ -232,7 +233,7 @@ def text_of(length: int, *, windows: int = 1) -> TokenizedText:
     ids = np.arange(length, dtype=np.int32)
     parts = [Window(ids + i, np.zeros(length, np.int32)) for i in range(windows)]
     return TokenizedText(
-        ids=ids, special=np.zeros(length, bool), segment=np.zeros(length, np.int8), spans=None,
+        ids=ids, segment=np.zeros(length, np.int8), spans=None,
         word=None, n_tokens=length, windows=tuple(parts), n_unknown=0, cut=False,
     )  # fmt: skip
 
@@ -244,19 +245,17 @@ def run_of(
     views: Sequence[str] = VIEWS,
     tokens: str = "",
     budget: int = 10**6,
-    link: CudaLink | None = None,
-) -> tuple[ShardRun, list[TokenizedText]]:
+    link: Link | None = None,
+) -> PendingShard:
     texts = [text_of(length) for length in lengths]
-    run = ShardRun(
+    return PendingShard(
         model,
-        link or CudaLink(META),
-        unique_sequences(texts, special_tokens=True),
+        link or Link(META),
+        texts,
         views=[parse_view(view, n_layers=LAYERS) for view in views],
         token_layers=parse_layers(tokens, n_layers=LAYERS) if tokens else (),
         batch_tokens=budget,
-        on_tokens=lambda _: None,
     )
-    return run, texts
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -279,9 +278,7 @@ def test_a_shard_keeps_to_the_rules(
     model = MODELS[name]()
     lengths = range(30, 0, -1)
     with device:
-        run, texts = run_of(model, lengths, views=views, tokens=tokens, budget=100)
-        run.all_batches()
-        result = run.collect(texts)
+        result = run_of(model, lengths, views=views, tokens=tokens, budget=100).result()
     assert {n: v.shape[0] for n, v in result.views.items()} == dict.fromkeys(result.views, 30)
     assert len(result.views) == len(views)
     assert all(v.shape == (sum(lengths), 64) for v in result.tokens.values())
@@ -296,8 +293,7 @@ def test_batches_of_other_lengths_are_as_many_launches(monkeypatch: pytest.Monke
         device = Device()
         with monkeypatch.context() as patched, device:
             pretend_cuda(patched, device)
-            run, _ = run_of(model, lengths)
-            run.all_batches()
+            run_of(model, lengths)
         counts.append(len(device.launches))
     assert counts[0] == counts[1]
     assert counts[0] <= LAYERS * LAUNCHES + 6 * len(VIEWS) + 25
@@ -306,8 +302,7 @@ def test_batches_of_other_lengths_are_as_many_launches(monkeypatch: pytest.Monke
 def test_poolings_of_a_layer_read_one_copy_in_float32(device: Device) -> None:
     model = packed_model("bf16", "varlen")
     with device:
-        run, _ = run_of(model, [9, 8], views=["mean_2", "max_2", "cls_2"], tokens="2")
-        run.all_batches()
+        run_of(model, [9, 8], views=["mean_2", "max_2", "cls_2"], tokens="2")
     whole = [name for name in device.launches if name == "_to_copy"]
     assert len(whole) == 3  # the integers of the shard, the offsets in int32, and the layer
 
@@ -325,13 +320,13 @@ def test_the_rules_find_what_waits_in_a_shard(
 
     monkeypatch.setattr(pooling, "sum_tokens", faulty)
     with device, pytest.raises(FaultError, match=match):
-        run_of(model, [9, 8])[0].all_batches()
+        run_of(model, [9, 8])
 
 
 # copies between host and device
 
 
-class WithoutWaiting(CudaLink):
+class WithoutWaiting(Link):
     """The copy begins beside the work that makes what it copies."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -342,7 +337,7 @@ class WithoutWaiting(CudaLink):
         return {}
 
 
-class WaitsTooEarly(CudaLink):
+class WaitsTooEarly(Link):
     """The copy waits for work that was given before its own."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -350,7 +345,7 @@ class WaitsTooEarly(CudaLink):
         return super().fetch(matrices, after)
 
 
-class WithoutSynchronising(CudaLink):
+class WithoutSynchronising(Link):
     """The host reads while the copy runs."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -363,7 +358,7 @@ class WithoutSynchronising(CudaLink):
         return {name: copy.numpy() for name, copy in copies.items()}
 
 
-class Pageable(CudaLink):
+class Pageable(Link):
     """The results are copied into memory that the device cannot reach by itself."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -372,7 +367,7 @@ class Pageable(CudaLink):
         return {}
 
 
-class Blocking(CudaLink):
+class Blocking(Link):
     """The host waits for the copy."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -381,14 +376,14 @@ class Blocking(CudaLink):
         return {}
 
 
-class SendsPageable(CudaLink):
+class SendsPageable(Link):
     """The host waits for every array that it sends."""
 
     def send(self, *arrays: Any) -> list[Tensor]:
         return [torch.from_numpy(a.astype(np.int64)).to(META, non_blocking=True) for a in arrays]
 
 
-class SendsAndOverwrites(CudaLink):
+class SendsAndOverwrites(Link):
     """The buffer is used again while it is read."""
 
     def send(self, *arrays: Any) -> list[Tensor]:
@@ -398,7 +393,7 @@ class SendsAndOverwrites(CudaLink):
         return [sent]
 
 
-class TimesTooEarly(CudaLink):
+class TimesTooEarly(Link):
     """The time between two marks is read before the device has reached them."""
 
     def fetch(self, matrices: dict[str, Tensor], after: Any) -> Any:
@@ -415,7 +410,7 @@ def pinned(matrix: Tensor) -> Tensor:
     return device_pinned(matrix.shape, matrix.dtype)
 
 
-LINKS: dict[type[CudaLink], str] = {
+LINKS: dict[type[Link], str] = {
     WithoutWaiting: "a copy does not wait for the work",
     WaitsTooEarly: "a copy does not wait for the work",
     WithoutSynchronising: "the host touches memory that a copy is still using",
@@ -428,16 +423,15 @@ LINKS: dict[type[CudaLink], str] = {
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_the_rules_find_wrong_copies(link: type[CudaLink], device: Device) -> None:
+def test_the_rules_find_wrong_copies(link: type[Link], device: Device) -> None:
     model = packed_model("bf16", "varlen")
 
-    def go(by: CudaLink) -> None:
-        run, texts = run_of(model, [9, 8, 7], tokens="all", link=by)
-        run.all_batches()
+    def go(by: Link) -> None:
+        pending = run_of(model, [9, 8, 7], tokens="all", link=by)
         torch.zeros(3, device=META)  # the next shard is on its way already
-        run.collect(texts)
+        pending.result()
 
     with device:
-        go(CudaLink(META))
+        go(Link(META))
         with pytest.raises(FaultError, match=LINKS[link]):
             go(link(META))

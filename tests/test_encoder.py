@@ -16,15 +16,11 @@ from hypothesis import strategies as st
 
 from embedkit.encoding import encoder as encoder_module
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.encoding.encoder import (
-    Encoder,
-    ShardVectors,
-    choose_device,
-    cut_batches,
-    l2_normalize,
-)
+from embedkit.encoding.device import choose_device
+from embedkit.encoding.encoder import Encoder, ShardVectors, l2_normalize
 from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.packed import PackedModel
+from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import EncodeError, ModelError, UsageError
@@ -354,7 +350,7 @@ def test_max_length_of_a_call(encoder: Encoder, plain_of: Callable[[str], Plain]
     for wrong in (0, 2, -1):
         with pytest.raises(UsageError, match=rf"max_length={wrong}(:| leaves no room)"):
             encoder.encode(TEXTS, max_length=wrong)
-    with pytest.raises(UsageError, match=r"--max-length 161: .* has positions for 160 tokens"):
+    with pytest.raises(UsageError, match=r"max_length=161: .* has positions for 160 tokens"):
         encoder.encode(TEXTS, max_length=161)
 
 
@@ -384,7 +380,9 @@ def test_parts_come_in_order(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_wrong_calls(encoder: Encoder) -> None:
-    with pytest.raises(TypeError, match=r"texts is one string; give a list of texts"):
+    with pytest.raises(
+        TypeError, match=r"texts is one string; give a list of strings: \['one text'\]"
+    ):
         encoder.encode("one text")
     with pytest.raises(TypeError, match=r"texts\[1\] is None, of type NoneType; expected a string"):
         encoder.encode(["a", None])  # type: ignore[list-item]
@@ -394,7 +392,7 @@ def test_wrong_calls(encoder: Encoder) -> None:
         encoder.encode_views(["a"], "mean_-1")
     with pytest.raises(UsageError, match="'median_-1' is not a view"):
         encoder.encode(TEXTS, pooling="median")
-    with pytest.raises(UsageError, match=r"--layers 4: the model has layers 0 .* to 3"):
+    with pytest.raises(UsageError, match=r"mean_4: the model has layers 0 .* to 3"):
         encoder.encode(TEXTS, layer=4)
 
 
@@ -425,7 +423,7 @@ def test_pooler_only_where_there_is_one(
     if has:
         assert encoder.encode(TEXTS, pooling="pooler").shape == (len(TEXTS), 24)
         return
-    with pytest.raises(ModelError, match=r"has no pooler weights, so --pooling pooler would be ra"):
+    with pytest.raises(ModelError, match=r"has no pooler weights, so pooling='pooler' would be ra"):
         encoder.encode(TEXTS, pooling="pooler")
     with pytest.raises(ModelError, match=r"has no pooler weights"):
         encoder.encode_shard([], views=[parse_view("pooler", n_layers=3)])
@@ -483,11 +481,10 @@ def test_impossible_config(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 @trusted_reader
-def test_old_folder_equals_the_plain_forward(tmp_path: Path) -> None:
+def test_old_folder_equals_the_plain_forward(tmp_path: Path, notes: list[str]) -> None:
     stated = {"do_lower_case": False}
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)
-    notices: list[str] = []
-    encoder = Encoder.load(str(folder), device="cpu", notify=notices.append)
+    encoder = Encoder.load(str(folder), device="cpu")
     plain = Plain.load(folder, 300)
     assert encoder.max_length == 300
     assert not encoder.has_pooler or "pooler" in encoder.encode_views(["a"], ["pooler"])
@@ -496,14 +493,14 @@ def test_old_folder_equals_the_plain_forward(tmp_path: Path) -> None:
         ours = encoder.encode(texts, layer=layer)
         for vector, text in zip(ours, texts, strict=True):
             assert distance(vector, plain(text).hidden[layer].mean(0)).max() <= TOLERANCE
-    assert len(notices) == 1
-    assert "has only pytorch_model.bin, a pickle file; it is read by PyTorch's rest" in notices[0]
+    (notice,) = notes
+    assert "has only pytorch_model.bin, a pickle file; it is read by PyTorch's rest" in notice
 
 
 def test_load_model_alone(tiny_bert: Path) -> None:
     model = load_model(
         find_checkpoint(str(tiny_bert)), pad_id=0, device=torch.device("cpu"),
-        dtype=torch.float32, notify=print,
+        dtype=torch.float32,
     )  # fmt: skip
     assert (model.n_layers, model.width) == (3, 24)
     assert not model.module.training
@@ -512,7 +509,7 @@ def test_load_model_alone(tiny_bert: Path) -> None:
 def test_device() -> None:
     assert choose_device("cpu").type == "cpu"
     for other in ("gpu", "mps", "meta"):
-        with pytest.raises(UsageError, match=f"--device {other}: expected auto, cpu, cuda or cu"):
+        with pytest.raises(UsageError, match=f"device={other!r}: expected auto, cpu, cuda or cu"):
             choose_device(other)
-    with pytest.raises(UsageError, match=r"--device cuda:64: this machine shows \d+ CUDA devices"):
+    with pytest.raises(UsageError, match=r"device='cuda:64': this machine shows \d+ CUDA devices"):
         choose_device("cuda:64")

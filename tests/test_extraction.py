@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit.dataset.planning import ExtractSettings, plan_extract
-from embedkit.encoding.encoder import Encoder, PendingShard
+from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import word_spans
 from embedkit.errors import CorpusError, DamagedError, EncodeError, ModelError, UsageError
 from embedkit.types import Progress
@@ -74,11 +75,11 @@ def fields(out: Path, folder: str = "sentences") -> list[tuple[str, pa.DataType,
 
 
 SCALARS = [("n_tokens", pa.int32(), False), ("n_kept", pa.int32(), False),
-           ("truncated", pa.bool_(), False)]  # fmt: skip
+           ("truncated", pa.bool_(), False), ("text_key", pa.int64(), False)]  # fmt: skip
 
 
 def test_sentence_columns(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "out", layers="0,sum:1..2", poolings=["mean", "cls", "pooler"],
+    run(corpus, tmp_path / "out", layers="0,sum:1..2", pooling=["mean", "cls", "pooler"],
         keep=["document"])  # fmt: skip
     assert fields(tmp_path / "out") == [
         ("row", pa.int64(), False), ("id", pa.string(), False), ("text", pa.string(), False),
@@ -108,7 +109,7 @@ def test_pairs_have_a_second_text_and_segments(tmp_path: Path) -> None:
     corpus = tmp_path / "pairs.tsv"
     corpus.write_text("a\tb\nthe movie\twas good\n배를 타고\ta bus\nhome\t\n", "utf-8")
     result = run(corpus, tmp_path / "out", text="a", text_pair="b", tokens=True, words="mean")
-    assert result.manifest.totals["rejected_by_reason"] == {"empty_text_pair": 1}
+    assert result.manifest.totals.rejected_by_reason == {"empty_text_pair": 1}
     assert [f[0] for f in fields(tmp_path / "out")][:4] == ["row", "id", "text", "text_pair"]
     tokens, words = (table_of(tmp_path / "out", n).to_pylist() for n in ("tokens", "words"))
     first = [t for t in tokens if t["row"] == 0]
@@ -191,16 +192,16 @@ def test_every_record_is_counted_once(
     corpus = write_tsv(folder / "corpus.tsv", [(f"{i:03}", c, "1") for i, c in enumerate(cells)])
     result = run(corpus, folder / "out", min_chars=min_chars, limit=limit, sample=sample)
     totals = result.manifest.totals
-    assert totals["records"] == len(cells)
-    assert totals["accepted"] + totals["rejected"] + totals["left_out"] == len(cells)
+    assert totals.records == len(cells)
+    assert totals.accepted + totals.rejected + totals.left_out == len(cells)
     table = table_of(folder / "out")
     rows = table.column("row").to_pylist()
     assert rows == sorted(set(rows))
-    assert len(rows) == totals["accepted"]
+    assert len(rows) == totals.accepted
     assert [cells[r] for r in rows] == table.column("text").to_pylist()
     rejects = (folder / "out/_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
     lost = [json.loads(line)["row"] for line in rejects]
-    assert len(lost) == totals["rejected"]
+    assert len(lost) == totals.rejected
     assert not set(lost) & set(rows)
     assert embedkit.verify(folder / "out").ok
 
@@ -234,7 +235,7 @@ def test_rejects_at_every_edge(
 
 def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
     names = ["mean_0", "cls_0", "max_0", "mean_2", "cls_2", "max_2", "pooler"]
-    run(corpus, tmp_path / "out", layers="0,-1", poolings=["mean", "cls", "max", "pooler"])
+    run(corpus, tmp_path / "out", layers="0,-1", pooling=["mean", "cls", "max", "pooler"])
     expected = encoder().encode_views([t for _, t in accepted()], names)
     for name in names:
         data = embedkit.load(tmp_path / "out", view=name)
@@ -248,8 +249,8 @@ def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_normalized_views_have_length_one(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "raw", poolings=["mean", "cls"], tokens=True)
-    run(corpus, tmp_path / "unit", poolings=["mean", "cls"], tokens=True, normalize=True)
+    run(corpus, tmp_path / "raw", pooling=["mean", "cls"], tokens=True)
+    run(corpus, tmp_path / "unit", pooling=["mean", "cls"], tokens=True, normalize=True)
     for view in ("mean_2", "cls_2"):
         raw = embedkit.load(tmp_path / "raw", view=view).X
         unit = embedkit.load(tmp_path / "unit", view=view).X
@@ -286,8 +287,8 @@ def test_token_vectors_rebuild_the_mean(
 
 
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
-    cut = run(corpus, tmp_path / "cut").manifest.totals["ledger"]
-    whole = run(corpus, tmp_path / "whole", on_long="window").manifest.totals["ledger"]
+    cut = run(corpus, tmp_path / "cut").manifest.totals.ledger
+    whole = run(corpus, tmp_path / "whole", on_long="window").manifest.totals.ledger
     assert cut["tokens"] == whole["tokens"] == whole["tokens_kept"]
     assert cut["tokens_cut"] == cut["tokens"] - cut["tokens_kept"] > 0
     assert (cut["records_truncated"], whole["records_truncated"]) == (1, 0)
@@ -405,11 +406,11 @@ def test_numbers_that_cannot_be_stored_are_refused(
 ) -> None:
     genuine = Encoder.start_shard
 
-    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
+    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> Any:
         vectors = genuine(self, *args, **kwargs).result()
         for values in list(getattr(vectors, where).values())[:1]:  # none in the trial of the bits
             values[min(2, len(values) - 1), 5] = value
-        return PendingShard(lambda: vectors, nbytes=0)
+        return SimpleNamespace(result=lambda: vectors, nbytes=0)
 
     monkeypatch.setattr(Encoder, "start_shard", spoiled)
     reason = "beyond float16" if np.isfinite(value) else "NaN or infinite"
@@ -459,9 +460,9 @@ def test_kept_columns_may_be_called_as_those_of_tokens(tmp_path: Path) -> None:
 
 
 def test_lists_may_be_written_as_on_the_command_line(corpus: Path, tmp_path: Path) -> None:
-    job = run(corpus, tmp_path / "out", poolings="cls, mean", keep=["document"]).manifest.job
-    assert list(job["vectors"]["views"]) == ["cls_2", "mean_2"]
-    assert job["input"]["keep"] == ["document"]
+    job = run(corpus, tmp_path / "out", pooling="cls, mean", keep=["document"]).manifest.job
+    assert list(job.vectors.views) == ["cls_2", "mean_2"]
+    assert job.input.keep == ("document",)
 
 
 def test_many_files_are_read_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
@@ -469,7 +470,7 @@ def test_many_files_are_read_one_after_the_other(corpus: Path, tmp_path: Path) -
     packed = tmp_path / "third.tsv.gz"
     packed.write_bytes(gzip.compress(second.read_bytes()))
     result = run([corpus, second, packed], tmp_path / "out")
-    assert result.manifest.totals["records"] == len(ROWS) + 4
+    assert result.manifest.totals.records == len(ROWS) + 4
     data = embedkit.load(tmp_path / "out")
     assert data.row.tolist()[-4:] == [13, 14, 15, 16]
     assert data.ids.tolist()[-4:] == ["x1", "x2", "x1", "x2"]
@@ -542,15 +543,15 @@ def test_an_output_without_a_name_is_refused(corpus: Path, out: str) -> None:
         ({"min_chars": -1}, "min_chars=-1: expected 0 or more"),
         ({"max_length": 0}, "max_length=0: expected 1 or more"),
         ({"max_length": 2}, "max_length=2 leaves no room for text"),
-        ({"max_length": 25}, r"--max-length 25: .* 24"),
-        ({"on_long": "window", "stride": 22}, "--stride 22 must be smaller than the 22 tokens"),
-        ({"layers": "3"}, "--layers 3: the model has layers 0"),
+        ({"max_length": 25}, r"max_length=25: .* 24"),
+        ({"on_long": "window", "stride": 22}, "stride=22: must be smaller than the 22 tokens"),
+        ({"layers": "3"}, "layers='3': the model has layers 0"),
         ({"layers": "2..1"}, "runs backwards"),
-        ({"poolings": ["median"]}, "--pooling median: expected cls, mean, max, last_token, pooler"),
+        ({"pooling": ["median"]}, "pooling='median': expected cls, mean, max"),
         ({"text": "documnt"}, r"no such column.*Did you mean 'document'"),
         ({"keep": ["nothing"]}, "keep='nothing': .* has no such column"),
         ({"encoding": "utf-99"}, "encoding='utf-99'"),
-        ({"device": "tpu"}, "--device tpu|expected auto"),
+        ({"device": "tpu"}, "device='tpu': expected auto"),
     ],
     ids=str,
 )  # fmt: skip
@@ -566,7 +567,7 @@ def test_settings_that_cannot_be(
 
 def test_pooler_of_a_checkpoint_without_one(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no pooler weights"):
-        run(corpus, tmp_path / "out", model=str(tiny_model(pooler=False)), poolings=["pooler"])
+        run(corpus, tmp_path / "out", model=str(tiny_model(pooler=False)), pooling=["pooler"])
     assert not list(tmp_path.glob("out*"))
 
 
@@ -575,7 +576,7 @@ def test_progress_is_honest(corpus: Path, tmp_path: Path) -> None:
     result = run(corpus, tmp_path / "out", progress=seen.append, batch_tokens=24)
     done = [p.done for p in seen]
     assert done == sorted(done)
-    assert done[-1] == seen[-1].total == result.manifest.totals["ledger"]["tokens_kept"]
+    assert done[-1] == seen[-1].total == result.manifest.totals.ledger["tokens_kept"]
     assert all(p.total is not None and p.done <= p.total for p in seen)
     assert seen[-1].fresh == result.tokens_fresh
     assert (seen[-1].stage, seen[-1].unit) == ("shard 4", "tokens")
@@ -596,7 +597,7 @@ def test_shards_have_a_size_that_follows_from_the_settings(
 
 
 def test_views_that_no_matrix_can_be_made_of(tmp_path: Path) -> None:
-    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", pooling=["mean", "cls"]).out
     with pytest.raises(UsageError, match=r"view mean_2 is asked for twice; give every view once"):
         embedkit.load(out, ["mean_2", "cls_2", "mean_-1"])  # mean_-1 is mean_2
     with pytest.raises(UsageError, match=r"no view was given; .* has cls_2, mean_2\."):
@@ -608,7 +609,7 @@ def test_a_record_without_a_label_has_an_empty_one(tmp_path: Path) -> None:
     corpus.write_text('{"text": "a", "label": "1"}\n{"text": "bus", "label": null}\n', "utf-8")
     data = embedkit.load(run(corpus, tmp_path / "out").out)
     assert data.y.tolist() == ["1", ""]
-    assert [y.tolist() for _, y in data.iter_batches() if y is not None] == [["1", ""]]
+    assert [batch["y"].tolist() for batch in data.iter_batches()] == [["1", ""]]
     assert data.column("label") == ["1", None]
 
 
@@ -627,16 +628,14 @@ def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
     """On shards of any size, in pieces of any size; and a classifier learns from them."""
     from sklearn.linear_model import SGDClassifier
 
-    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", poolings=["mean", "cls"]).out
+    out = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", pooling=["mean", "cls"]).out
     for view in ("mean_2", ["mean_2", "cls_2"]):
         data = embedkit.load(out, view)
         for size in (1, 2, 7, 10_000):
             parts = list(data.iter_batches(size))
-            assert max(len(X) for X, _ in parts) <= size
-            assert np.array_equal(np.concatenate([X for X, _ in parts]), data.X)
-            assert (
-                np.concatenate([y for _, y in parts if y is not None]).tolist() == data.y.tolist()
-            )
+            assert max(len(part["X"]) for part in parts) <= size
+            assert np.array_equal(np.concatenate([part["X"] for part in parts]), data.X)
+            assert np.concatenate([part["y"] for part in parts]).tolist() == data.y.tolist()
         mapped = data.mapped(tmp_path / "cache")
         assert isinstance(mapped, np.memmap)
         assert np.array_equal(mapped, data.X)
@@ -645,8 +644,8 @@ def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
         assert np.array_equal(data.mapped(tmp_path / "cache"), data.X)
     assert len(list((tmp_path / "cache").iterdir())) == 2
     learner = SGDClassifier(random_state=0)
-    for X, y in data.iter_batches(4):
-        learner.partial_fit(X, y, classes=np.unique(data.y))
+    for batch in data.iter_batches(4):
+        learner.partial_fit(batch["X"], batch["y"], classes=np.unique(data.y))
     assert learner.predict(data.X).shape == data.y.shape
-    with pytest.raises(ValueError, match="size=0: expected 1 or more"):
-        next(data.iter_batches(0))
+    with pytest.raises(ValueError, match="batch_size=0: expected 1 or more"):
+        data.iter_batches(0)

@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(Encoder, "load", load_quickly)
         return run(
             write_tsv(folder / "corpus.tsv"), folder / "out", shard_rows=4, words="mean",
-            tokens=True, poolings=["cls", "mean", "pooler"],
+            tokens=True, pooling=["cls", "mean", "pooler"],
         ).out  # fmt: skip
 
 

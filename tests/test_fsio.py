@@ -179,7 +179,7 @@ except fsio.StorageError as error:
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(fsio, "_sync_folder", lambda path: synced.append(path.name))
+    monkeypatch.setattr(fsio, "_sync_path", lambda path: synced.append(path.name))
     fsio.make_folder(tmp_path / "a" / "b" / "c")
     assert synced == [tmp_path.name, "a", "b"]
     fsio.make_folder(tmp_path / "a" / "b" / "c")

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import embedkit
+from embedkit.encoding.attention import attention_kinds
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.device import computes_bf16
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
+from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def plain_on(folder: str, precision: str, device: torch.device) -> tuple[PlainModel, Checkpoint]:
     checkpoint = find_checkpoint(folder)
     dtype = PRECISIONS[precision]
-    return load_model(checkpoint, pad_id=0, device=device, dtype=dtype, notify=print), checkpoint
+    return load_model(checkpoint, pad_id=0, device=device, dtype=dtype), checkpoint
 
 
 def states(model: PlainModel | PackedModel, *, first_only: bool = False) -> list[torch.Tensor]:
@@ -80,24 +81,24 @@ def test_packed_equals_plain(folder: str, precision: str, attention: str) -> Non
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_the_first_kernel_is_taken(folder: str, precision: str) -> None:
+def test_the_first_kernel_is_taken(folder: str, precision: str, notes: list[str]) -> None:
     if precision == "bf16" and not computes_bf16(CUDA):
         pytest.skip("this device has no bf16")
     plain, checkpoint = plain_on(folder, precision, CUDA)
-    notices: list[str] = []
-    chosen = fastest(plain, checkpoint, notify=notices.append)
-    assert notices == []
+    chosen = fastest(plain, checkpoint)
+    assert notes == []
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == attention_kinds(CUDA, plain.dtype)[0]
 
 
-def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(tmp_path: Path) -> None:
+def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
+    tmp_path: Path, notes: list[str]
+) -> None:
     save_model(tmp_path, "bert", vocab_size=300, hidden_size=52, num_attention_heads=2)
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
     plain, checkpoint = plain_on(str(tmp_path), choose_precision(None, CUDA), CUDA)
-    notices: list[str] = []
-    assert isinstance(fastest(plain, checkpoint, notify=notices.append), PackedModel)
-    assert all("the attention kernel" in notice for notice in notices)
+    assert isinstance(fastest(plain, checkpoint), PackedModel)
+    assert all("the attention kernel" in notice for notice in notes)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -153,7 +154,7 @@ def corpus_of(path: Path) -> list[str]:
 def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
     texts = corpus_of(tmp_path / "corpus.tsv")
     embedkit.extract(tmp_path / "corpus.tsv", out=tmp_path / "out", model=str(tiny_bert),
-                     device=CUDA.type, precision=precision, poolings=["cls", "mean"],
+                     device=CUDA.type, precision=precision, pooling=["cls", "mean"],
                      layers="all", shard_rows=50)  # fmt: skip
     report = embedkit.verify(tmp_path / "out", recompute=20, device=CUDA.type)
     assert report.ok

@@ -20,7 +20,8 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.model import PlainModel, load_model
-from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings, load_tokenizer
+from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.options import TrainingOptions
@@ -35,14 +36,13 @@ quiet_transformers()
 def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, list[TokenizedText], int]:
     """A model with a head, and texts tokenized for it."""
     checkpoint = find_checkpoint(str(model))
-    tokenizer = load_tokenizer(checkpoint, notify=lambda _: None)
+    tokenizer = load_tokenizer(checkpoint)
     texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
     return build_model(plain_of(checkpoint), seed=5, **settings).eval(), texts, tokenizer.pad_id
 
 
 def plain_of(checkpoint: Checkpoint) -> PlainModel:
-    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32,
-                      notify=lambda _: None)  # fmt: skip
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def batch_of(texts: list[TokenizedText], pad_id: int) -> dict[str, torch.Tensor]:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     corpus = write_tsv(folder / "corpus.tsv")
-    return run(corpus, folder / "out", words="mean", tokens=True, poolings=["cls", "mean"]).out
+    return run(corpus, folder / "out", words="mean", tokens=True, pooling=["cls", "mean"]).out
 
 
 def test_dataset(made: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_dataset_without_rows_or_texts(tmp_path: Path) -> None:
     assert empty.health_rows == 0
     assert empty.duplicate_texts == 0
     bare = run(write_tsv(tmp_path / "d.tsv"), tmp_path / "bare", store_text=False).out
-    assert describe_dataset(bare).duplicate_texts is None
+    assert describe_dataset(bare).duplicate_texts == 1
 
 
 def test_checkpoint() -> None:

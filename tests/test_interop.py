@@ -37,7 +37,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         patch.setattr(Encoder, "load", load_quickly)
         corpus = write_tsv(folder / "corpus.tsv")
         return run(
-            corpus, folder / "out's", storage=request.param, poolings=["cls", "mean"], tokens=True
+            corpus, folder / "out's", storage=request.param, pooling=["cls", "mean"], tokens=True
         ).out
 
 

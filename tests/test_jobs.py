@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,48 @@ import pyarrow as pa
 import pytest
 
 from embedkit.dataset.jobs import Job, already_complete, difference, open_job, what_is_there
+from embedkit.dataset.manifest import (
+    JobSettings,
+    Layout,
+    Names,
+    Totals,
+    is_dataset,
+    read_manifest,
+)
 from embedkit.dataset.schema import Footer, shard_bytes
-from embedkit.dataset.store import Layout, is_dataset, read_manifest
+from embedkit.decoding import decode
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from tests.store_fixtures import tree
 
-JOB = Job({"model": {"n_layers": 1}, "input": {"files": [{"sha256": "a"}]}}, {"torch": "2"})
+SETTINGS = {
+    "format_version": 1,
+    "input": {"files": [{"sha256": "a", "bytes": 1}], "format": "tsv", "encoding": "utf-8",
+              "delimiter": "\t", "quoting": "none", "header": True, "text": "text",
+              "text_pair": None, "id": None, "label": None, "keep": [], "unicode": "none",
+              "min_chars": 0, "limit": None, "sample": None, "seed": None},
+    "model": {"type": "bert", "n_layers": 1, "width": 4, "sha256": {"a": "1", "b": "2"}},
+    "vectors": {"views": {"mean_1": 4}, "token_layers": {}, "words": None, "tokens": False,
+                "special_tokens": True, "normalize": False, "max_length": 8,
+                "on_long": "truncate", "stride": 0, "prefix": "", "precision": "fp32",
+                "batch_tokens": 64},
+    "storage": {"profile": "float32", "shard_rows": 1, "text": True},
+}  # fmt: skip
+JOB = Job(decode(JobSettings, SETTINGS, file=Path("settings")), {"torch": "2"})
+NAMES = Names(inputs=("a.tsv",), model="m", model_source="folder", revision=None)
+
+
+def limited(limit: int = 1) -> JobSettings:
+    """Settings that differ in one field."""
+    return replace(JOB.settings, input=replace(JOB.settings.input, limit=limit))
 
 
 def commit(folder: Any, number: int) -> None:
     footer = Footer(
         folder._job.fingerprint, number, number, number, 1, {"tokens": 1}, {},
-        {"settings": folder._job.settings, "environment": folder._job.environment},
+        asdict(folder._job),
     )  # fmt: skip
-    data = shard_bytes({"row": pa.array([number])}, {}, footer=footer, storage="float32")
+    columns = {"row": pa.array([number]), "text_key": pa.array([number])}
+    data = shard_bytes(columns, {}, footer=footer, storage="float32")
     folder.commit(number, footer, data, {})
 
 
@@ -32,7 +61,7 @@ def make(out: Path, job: Job = JOB, shards: tuple[int, ...] = (0, 1), **options:
         for number in shards:
             if folder.finished(number) is None:
                 commit(folder, number)
-        folder.finish(n_shards=len(shards), totals={"accepted": 2}, names={})
+        folder.finish(n_shards=len(shards), totals=Totals(accepted=2), names=NAMES)
 
 
 @pytest.mark.parametrize("shards", [(0, 1, 2), (2, 0, 1)])
@@ -69,16 +98,18 @@ def test_already_complete(tmp_path: Path) -> None:
     make(out)
     assert already_complete(out, JOB, overwrite=False)
     assert not already_complete(out, JOB, overwrite=True)
-    other = Job({**JOB.settings, "seed": 1}, JOB.environment)
-    with pytest.raises(OutputExistsError, match="seed: nothing there, 1 now"):
+    other = Job(limited(), JOB.environment)
+    with pytest.raises(OutputExistsError, match=r"input\.limit: nothing there, 1 now"):
         already_complete(out, other, overwrite=False)
     elsewhere = Job(JOB.settings, {"torch": "3"})
     assert already_complete(out, elsewhere, overwrite=False)
 
 
 def test_the_fingerprint_is_of_the_settings_alone() -> None:
-    assert JOB.fingerprint == Job(dict(reversed(JOB.settings.items())), {}).fingerprint
-    assert JOB.fingerprint != Job({**JOB.settings, "x": None}, JOB.environment).fingerprint
+    files = dict(reversed(JOB.settings.model.sha256.items()))
+    same = replace(JOB.settings, model=replace(JOB.settings.model, sha256=files))
+    assert JOB.fingerprint == Job(same, {}).fingerprint
+    assert JOB.fingerprint != Job(limited(), JOB.environment).fingerprint
     assert len(JOB.fingerprint) == 64
 
 
@@ -86,12 +117,12 @@ def test_the_fingerprint_is_of_the_settings_alone() -> None:
 def test_other_settings_in_an_unfinished_folder(tmp_path: Path, overwrite: bool) -> None:
     with open_job(tmp_path / "out", JOB) as folder:
         commit(folder, 0)
-    other = Job({**JOB.settings, "x": 1}, JOB.environment)
+    other = Job(limited(), JOB.environment)
     if overwrite:
         make(tmp_path / "out", other, shards=(0,), overwrite=True)
         assert read_manifest(tmp_path / "out").fingerprint == other.fingerprint
     else:
-        with pytest.raises(MismatchError, match=r"\n  x: nothing there, 1 now$"):
+        with pytest.raises(MismatchError, match=r"\n  input\.limit: nothing there, 1 now$"):
             make(tmp_path / "out", other)
         make(tmp_path / "out")
 
@@ -100,20 +131,20 @@ def test_other_settings_in_an_unfinished_folder(tmp_path: Path, overwrite: bool)
 def test_a_job_without_a_shard_binds_nobody(tmp_path: Path, environment: dict[str, Any]) -> None:
     with open_job(tmp_path / "out", JOB):
         pass
-    other = Job({**JOB.settings, "x": 1}, environment)
+    other = Job(limited(), environment)
     make(tmp_path / "out", other)
     assert read_manifest(tmp_path / "out").fingerprint == other.fingerprint
     with open_job(tmp_path / "with a file", JOB):
         pass
     (tmp_path / "with a file.incomplete/sentences/mine.txt").touch()
-    with pytest.raises(MismatchError, match="x: nothing there, 1 now"):
+    with pytest.raises(MismatchError, match=r"input\.limit: nothing there, 1 now"):
         make(tmp_path / "with a file", other)
     assert (tmp_path / "with a file.incomplete/sentences/mine.txt").is_file()
 
 
 def test_what_a_run_would_meet_is_told_and_nothing_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    other = Job({**JOB.settings, "x": 1}, JOB.environment)
+    other = Job(limited(), JOB.environment)
 
     def there(job: Job = JOB, *, overwrite: bool = False) -> str:
         before = tree(tmp_path)

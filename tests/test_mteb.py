@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "c.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "load", load_quickly)
-        run(folder / "c.tsv", folder / "data", layers="all", poolings=["mean", "cls"])
+        run(folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"])
     return folder / "data"
 
 
@@ -72,7 +72,7 @@ def test_protocol_of_what_does_not_fit(data: Path, tmp_path: Path) -> None:
         mteb_protocol(made("same", ["1"] * 20), data)
     with pytest.raises(UsageError, match=r"5 records have no label \(rows 0, 2"):
         mteb_protocol(made("gaps", ["", "1"] * 5), data)
-    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected"):
+    with pytest.raises(MismatchError, match=r"fitted on: max_length is 4, expected"):
         mteb_protocol(data, made("cut", ["0", "1"] * 20, max_length=4))
     with pytest.raises(UsageError, match=r"expected 1 or more"):
         mteb_protocol(data, data, experiments=0)

@@ -13,18 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedkit.encoding import attention as attention_module
 from embedkit.encoding import packed as packed_module
+from embedkit.encoding.attention import KERNELS, attention_kinds, key_length, length_runs
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import (
-    PackedModel,
-    attention_kinds,
-    can_pack,
-    fastest,
-    key_length,
-    length_runs,
-)
+from embedkit.encoding.packed import PackedModel, can_pack, fastest
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
@@ -40,7 +35,7 @@ Forward = PlainModel | PackedModel
 def both(folder: str, precision: str = "fp32") -> tuple[PackedModel, PlainModel, Checkpoint]:
     checkpoint = find_checkpoint(folder)
     plain = load_model(
-        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision], notify=print
+        checkpoint, pad_id=0, device=torch.device("cpu"), dtype=PRECISIONS[precision]
     )
     return PackedModel(plain, checkpoint), plain, checkpoint
 
@@ -323,7 +318,7 @@ def test_the_plain_forward_can_be_asked_for(tiny_bert: Path) -> None:
     assert isinstance(ours.model, PlainModel)
     from embedkit.errors import UsageError
 
-    with pytest.raises(UsageError, match="forward='fast': expected 'auto' or 'transformers'"):
+    with pytest.raises(UsageError, match="forward='fast': expected auto, transformers"):
         Encoder.load(str(tiny_bert), forward="fast")
 
 
@@ -355,25 +350,25 @@ def test_forms_of_gelu(activation: str, tmp_path: Path) -> None:
 
 
 def test_a_forward_that_disagrees_is_refused_with_a_warning(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     _, plain, checkpoint = both(str(tiny_bert))
     assert isinstance(fastest(plain, checkpoint), PackedModel)
-    notices: list[str] = []
     unmasked = torch.zeros(1, 1, 1, 1)  # every sequence sees what follows it
-    monkeypatch.setattr(packed_module, "_mask", lambda *_: unmasked)
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    (notice,) = notices
+    monkeypatch.setattr(attention_module, "_mask", lambda *_: unmasked)
+    assert fastest(plain, checkpoint) is plain
+    (notice,) = notes
     assert notice.startswith("the fast forward differs from the plain one by ")
     assert notice.endswith("using the plain one, which is slower")
 
 
 @pytest.mark.parametrize("attend", ["_attend_runs", "_attend_first_runs"])
 def test_sequences_attend_one_by_one_where_company_would_matter(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str
-) -> None:
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, attend: str,
+    notes: list[str],
+) -> None:  # fmt: skip
     _, plain, checkpoint = both(str(tiny_bert))
-    genuine = getattr(packed_module, attend)
+    genuine = getattr(attention_module, attend)
 
     def by_company(rows: torch.Tensor, *others: Any) -> Any:
         """As a kernel that rounds otherwise when it computes several sequences at once."""
@@ -382,13 +377,12 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
         return genuine(rows, *others) * (1 + 1e-6 * several)
 
     kernels = {name: by_company if function is genuine else function
-               for name, function in zip(("all", "first"), packed_module._KERNELS["runs"],
+               for name, function in zip(("all", "first"), KERNELS["runs"],
                                          strict=True)}  # fmt: skip
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (kernels["all"], kernels["first"]))
-    notices: list[str] = []
-    ours = fastest(plain, checkpoint, notify=notices.append)
+    monkeypatch.setitem(KERNELS, "runs", (kernels["all"], kernels["first"]))
+    ours = fastest(plain, checkpoint)
     assert ours.name == "packed, sequence by sequence"
-    assert notices == [
+    assert notes == [
         "on this machine the last bits of a vector would depend on the texts beside it; "
         "attention runs sequence by sequence, which is slower"
     ]
@@ -414,16 +408,16 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
     ],
 )
 def test_a_forward_that_cannot_run_is_refused_with_a_warning(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception],
+    notes: list[str],
+) -> None:  # fmt: skip
     def missing(*_: Any) -> None:
         raise error("no such kernel")
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (missing, missing))
-    notices: list[str] = []
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert notices == [
+    monkeypatch.setitem(KERNELS, "runs", (missing, missing))
+    assert fastest(plain, checkpoint) is plain
+    assert notes == [
         "the fast forward cannot run here (no such kernel); using the plain one, which is slower"
     ]
 
@@ -436,18 +430,18 @@ def test_a_forward_that_cannot_run_is_refused_with_a_warning(
     ],
 )
 def test_memory_that_runs_out_in_the_trial_is_named(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
+    notes: list[str],
+) -> None:  # fmt: skip
     def full(*_: Any) -> None:
         raise error
 
     _, plain, checkpoint = both(str(tiny_bert))
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (full, full))
-    notices: list[str] = []
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert notices == [
+    monkeypatch.setitem(KERNELS, "runs", (full, full))
+    assert fastest(plain, checkpoint) is plain
+    assert notes == [
         f"memory ran out while the fast forward was tried ({error}); using the plain one, which "
-        "is slower. Free memory on that device, or choose another --device"
+        "is slower. Free memory on that device, or choose another device="
     ]
 
 
@@ -481,8 +475,7 @@ def test_transformers_that_know_no_list_of_layers(
     tiny: Callable[[str], Path], family: str, leaves_out_last: bool
 ) -> None:
     checkpoint = find_checkpoint(str(tiny(family)))
-    plain = load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32,
-                       notify=print)  # fmt: skip
+    plain = load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
     wanted = Older(plain.module, leaves_out_last)
     batch = batch_of((5, 3, 3), 40)
     expected = {top: states(plain, batch, layers) for top, layers in ((2, [0, 2]), (3, [3]))}
@@ -495,7 +488,7 @@ def test_transformers_that_know_no_list_of_layers(
 
 
 def test_a_kernel_that_is_refused_costs_no_more_than_itself(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
@@ -507,24 +500,23 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     monkeypatch.setattr(
         packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
     )
-    monkeypatch.setitem(packed_module._KERNELS, "varlen", (refuse, refuse))
-    first = packed_module._KERNELS["runs"][1]
-    monkeypatch.setitem(packed_module._KERNELS, "efficient", (wrong, first))
-    notices: list[str] = []
-    chosen = fastest(plain, checkpoint, notify=notices.append)
+    monkeypatch.setitem(KERNELS, "varlen", (refuse, refuse))
+    first = KERNELS["runs"][1]
+    monkeypatch.setitem(KERNELS, "efficient", (wrong, first))
+    chosen = fastest(plain, checkpoint)
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
     assert far(states(chosen, batch)[3], states(plain, batch)[3]) <= 1e-5
     why = "FlashAttention only supports Ampere GPUs or newer"
-    assert notices[0] == f"the attention kernel varlen cannot run here ({why}); using runs"
-    assert notices[1].startswith("the attention kernel efficient differs from the plain one by ")
-    assert notices[1].endswith(" on this machine; using runs")
-    monkeypatch.setitem(packed_module._KERNELS, "runs", (refuse, refuse))
-    notices.clear()
-    assert fastest(plain, checkpoint, notify=notices.append) is plain
-    assert [n.split(" ")[1] for n in notices] == ["attention", "attention", "fast"]
-    assert notices[2] == (
+    assert notes[0] == f"the attention kernel varlen cannot run here ({why}); using runs"
+    assert notes[1].startswith("the attention kernel efficient differs from the plain one by ")
+    assert notes[1].endswith(" on this machine; using runs")
+    monkeypatch.setitem(KERNELS, "runs", (refuse, refuse))
+    notes.clear()
+    assert fastest(plain, checkpoint) is plain
+    assert [n.split(" ")[1] for n in notes] == ["attention", "attention", "fast"]
+    assert notes[2] == (
         f"the fast forward cannot run here ({why}); using the plain one, which is slower"
     )
 
@@ -553,7 +545,7 @@ def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
 ) -> None:
     from embedkit.errors import ModelError
 
-    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use --precision fp32\.$"):
+    with pytest.raises(ModelError, match=r"cannot run in half precision .*Use precision='fp32'\.$"):
         both(str(tiny("deberta")), "bf16")
 
 

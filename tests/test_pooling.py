@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from embedkit.choices import SUBTOKENS, Pooling
 from embedkit.encoding.pooling import (
     POOLERS,
+    PackedTokens,
     combine_layers,
-    first_tokens,
     max_tokens,
     pool_words,
     sum_tokens,
@@ -27,8 +28,13 @@ OFFSETS = torch.tensor([0, 3])
 ALL = torch.arange(5)
 
 
-def test_first() -> None:
-    assert first_tokens(HIDDEN, OFFSETS).tolist() == [[1, 5], [-1, -2]]
+def test_first_and_last() -> None:
+    chosen, offsets = torch.tensor([1, 2, 4]), torch.tensor([0, 2])
+    tokens = PackedTokens(first=OFFSETS, counted=chosen, offsets=offsets, head=torch.neg)
+    assert POOLERS[Pooling.CLS].pool(HIDDEN, tokens).tolist() == [[1, 5], [-1, -2]]
+    assert POOLERS[Pooling.LAST_TOKEN].pool(HIDDEN, tokens).tolist() == [[3, 0], [-3, -6]]
+    none = replace(tokens, offsets=torch.tensor([0, 3]))
+    assert POOLERS[Pooling.LAST_TOKEN].pool(HIDDEN, none).tolist() == [[-3, -6], [0, 0]]
 
 
 def test_sum() -> None:

@@ -133,7 +133,11 @@ def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("corpuss=x", r"has no 'corpuss'; it has corpus, folds, name, out. Did you mean 'corpus'"),
+        (
+            "corpuss=x",
+            r"has no \[set\] value 'corpuss'; it has corpus, folds, name, out. "
+            r"Did you mean 'corpus'",
+        ),
         ("folds", "expected KEY=VALUE"),
         ("train.c.tune=true", r"has no stage 'train.c'; it has extract, train.b, split"),
         ("train.a.tunne=true", "has no option 'tunne'"),

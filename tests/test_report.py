@@ -119,7 +119,7 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
             assert f"{score.value:.3f}{score.low:.3f} to {score.high:.3f}" in text
     manifest = embedkit.load(shared / "data").manifest
     assert f"{N} = {N} embedded + 0 rejected" in text
-    assert f"{manifest.totals['ledger']['records_truncated']} texts were cut at 24" in text
+    assert f"{manifest.totals.ledger['records_truncated']} texts were cut at 24" in text
     assert "view chosen inside the folds" in text
     for anchor in ("layers", "training", "confusion", "reliability", "truncation"):
         assert f'id="{anchor}"' in (shared / "report.html").read_text("utf-8")

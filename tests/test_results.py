@@ -28,6 +28,7 @@ from embedkit.classifiers.saved import load_model, save_model
 from embedkit.classifiers.train import split_for, target_of, train
 from embedkit.cli.run_text import run_info_text
 from embedkit.dataset.record_keys import text_key
+from embedkit.dataset.vector_settings import DatasetEncoder
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
@@ -41,7 +42,6 @@ from embedkit.predict import Prediction, Predictor, _Trained, parse_label_names
 from embedkit.prediction_files import PredictedRecord, write_prediction_file
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.reencoding import Reencoder
 from embedkit.runs.splits import split
 from tests.processes import command
 from tests.store_fixtures import build_tiny, load_quickly, tiny_model
@@ -75,7 +75,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(Encoder, "load", load_quickly)
         corpus = corpus_of(folder / "corpus.tsv")
         embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()), layers="all",
-                         poolings=["cls", "mean"], shard_rows=50)  # fmt: skip
+                         pooling=["cls", "mean"], shard_rows=50)  # fmt: skip
         split(folder / "data", out=folder / "split.parquet", folds=4, test=0.2)
         train(folder / "data", out=folder / "run", split=folder / "split.parquet")
         yield folder
@@ -139,8 +139,11 @@ def test_the_run_says_what_it_is(shared: Path) -> None:
                                   "test": content["records"]["test"]}  # fmt: skip
     scores = content["scores"]["cross_validation"]
     assert set(scores) == {
-        "accuracy", "macro_f1", "log_loss", "brier", "roc_auc", "average_precision"
+        "accuracy", "macro_f1", "log_loss", "brier", "calibration_error", "roc_auc",
+        "average_precision", "precision", "recall", "f1", "balanced_accuracy", "mcc",
     }  # fmt: skip
+    assert [one["label"] for one in content["per_class"]["cross_validation"]] == ["0", "1"]
+    assert content["split"]["unit"] == "text"
     assert scores["accuracy"]["low"] <= scores["accuracy"]["value"] <= scores["accuracy"]["high"]
     assert scores["accuracy"]["majority"] < scores["accuracy"]["value"]
     assert content["cost"]["parameters"] == 17
@@ -239,7 +242,7 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
     labels = [str(x) for x in random.integers(2, size=N)]
     corpus = corpus_of(tmp_path / "c.tsv", labels)
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()), layers="all",
-                     poolings=["cls", "mean", "max"])  # fmt: skip
+                     pooling=["cls", "mean", "max"])  # fmt: skip
     result = probe(tmp_path / "data", out=tmp_path / "probe", folds=4, threads=1)
     luckiest = max(view.score.value for view in result.content.views)
     assert result.content.nested.value < luckiest
@@ -277,7 +280,9 @@ def test_regression(tmp_path: Path, estimator: str, shared: Path) -> None:
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     result = train(tmp_path / "data", out=tmp_path / "run", task="regression",
                    estimator=estimator)  # fmt: skip
-    assert set(result.content.scores["cross_validation"]) == {"rmse", "r2", "spearman"}
+    assert set(result.content.scores["cross_validation"]) == {
+        "rmse", "mae", "r2", "pearson", "spearman"
+    }  # fmt: skip
     found = predictions(tmp_path / "run")
     assert found["y_true"].dtype == found["y_pred"].dtype == np.float64
     said = list(Predictor(tmp_path / "run", device="cpu").predict(["the good movie"]))
@@ -297,11 +302,13 @@ def test_a_threshold_chosen_on_the_held_out_fold_is_noticed(
 ) -> None:
     from embedkit.classifiers import folds
 
-    def leaking(_: Any, features: Any, target: Any, split: Any, *rest: Any, **more: Any) -> float:
+    def leaking(features: Any, target: Any, split: Any, train: Any, *rest: Any, **more: Any) -> Any:
         held = np.flatnonzero(split.folds[:, 0] == 2)
-        return float(np.median(features[held, 0]) % 1)
+        cut = float(np.median(features[held, 0]) % 1)  # the threshold that is best for these
+        positive = cut + 1e-3 * (2 * target.y[train] - 1)
+        return np.stack([1 - positive, positive], axis=1)
 
-    monkeypatch.setattr(folds, "inner_threshold", leaking)
+    monkeypatch.setattr(folds, "inner_proba", leaking)
     assert moved_by_other_held_out_records(shared, threshold=Threshold(None, 1.0))
 
 
@@ -373,9 +380,9 @@ def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
         train(shared / "data", out=tmp_path / "run", test=half)
     embedkit.extract(corpus, out=tmp_path / "cut", model=str(tiny_model()), layers="all",
                      max_length=4)  # fmt: skip
-    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected \d+"):
+    with pytest.raises(MismatchError, match=r"fitted on: max_length is 4, expected \d+"):
         train(shared / "data", out=tmp_path / "run", test=tmp_path / "cut")
-    with pytest.raises(MismatchError, match=r"vectors\.max_length is 4, expected \d+"):
+    with pytest.raises(MismatchError, match=r"fitted on: max_length is 4, expected \d+"):
         Predictor(shared / "run", device="cpu").predict_stored(tmp_path / "cut")
     for text in ("1.5", "f", "best", "f-1"):
         with pytest.raises(UsageError, match=r"expected a probability such as 0\.3, or the"):
@@ -387,7 +394,7 @@ def test_stored_vectors_are_predicted_without_encoding(
 ) -> None:
     predictor = Predictor(shared / "run", device="cpu")
     encoded = predictor.predict_proba(embedkit.load(shared / "data").text)
-    monkeypatch.setattr(Reencoder, "vectors", None)
+    monkeypatch.setattr(DatasetEncoder, "__call__", None)
     data, said = predictor.predict_stored(shared / "data")
     found = [one.proba["1"] for one in said]
     assert len(found) == len(data.row)
@@ -440,7 +447,7 @@ def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) 
     data = embedkit.load(tmp_path / "data")
     assert isinstance(predictor._model, _Trained)
     assert predictor._model._encoder is not None
-    assert np.allclose(predictor._model._encoder.vectors(data.text), data.X, atol=1e-3)
+    assert np.array_equal(predictor._model._encoder(data.text), data.X)
 
 
 def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:
@@ -468,8 +475,6 @@ def test_a_single_string_is_refused(shared: Path) -> None:
     predictor = Predictor(shared / "run", device="cpu")
     with pytest.raises(TypeError, match="texts='good' is a string; pass a list of strings"):
         predictor.predict("good")
-    with pytest.raises(TypeError, match="views='mean_2' is a string; pass a list of views"):
-        probe(shared / "data", out=shared / "no", views="mean_2")
 
 
 def test_no_texts(shared: Path) -> None:
@@ -522,7 +527,7 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
 
 
 def test_a_run_that_holds_no_model(shared: Path, tmp_path: Path) -> None:
-    probe(shared / "data", out=tmp_path / "probe", views=["mean_2"], threads=1)
+    probe(shared / "data", out=tmp_path / "probe", view="mean_2", threads=1)
     with pytest.raises(UsageError, match=r"is a probe run, which holds no model\. Give a run of"):
         Predictor(tmp_path / "probe", device="cpu")
 
@@ -591,7 +596,10 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
             ["", "1", "0"] * (N // 3),
             r"40 records have no label \(rows 0, 3, 6, 9, 12, …\)",
         ),
-        "rare": (["2", *["0", "1"] * (N // 2)][:N], r"label '2' has 1 record\(s\)"),
+        "rare": (
+            ["2", *["0", "1"] * (N // 2)][:N],
+            r"label '2' does not occur in the training records of fold",
+        ),
     }
     for name, (labels, message) in cases.items():
         corpus = corpus_of(tmp_path / f"{name}.tsv", labels)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ import torch
 
 import embedkit
 from embedkit import fsio
+from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
 from embedkit.dataset.jobs import JobFolder
 from embedkit.dataset.schema import read_footer
-from embedkit.encoding.encoder import Encoder, PendingShard
+from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     CorpusError,
     DamagedError,
@@ -402,7 +404,7 @@ def test_signals_end_the_job_at_once_and_it_resumes(
     ended = process.wait()
     assert ended.returncode == code
     assert "Traceback" not in ended.stdout + ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; the same command goes on")
+    assert ended.stderr.splitlines()[-1].startswith(f"embedkit: {word}; run the same command again")
     assert not (folder / out).exists()
     for part in parts.iterdir():
         read_footer(part)
@@ -441,7 +443,7 @@ def test_a_complete_dataset_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     assert again.was_complete
     assert again.tokens_fresh == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
-    assert again.manifest.totals["accepted"] == N_ACCEPTED
+    assert again.manifest.totals.accepted == N_ACCEPTED
 
 
 def _a_file(out: Path) -> None:
@@ -491,7 +493,7 @@ def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -
 
 def test_an_empty_folder_is_free(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    assert run(corpus, tmp_path / "out").manifest.totals["accepted"] == N_ACCEPTED
+    assert run(corpus, tmp_path / "out").manifest.totals.accepted == N_ACCEPTED
 
 
 # What changed between two runs
@@ -512,8 +514,8 @@ def _begin(corpus: Path, out: Path, **settings: Any) -> None:
 SHAPING = [
     ({"layers": "0"}, "views.mean_0"),
     ({"layers": "concat:1..2"}, "views.mean_concat_1to2"),
-    ({"poolings": ["cls"]}, "views.cls_2"),
-    ({"poolings": ["mean", "pooler"]}, "views.pooler"),
+    ({"pooling": ["cls"]}, "views.cls_2"),
+    ({"pooling": ["mean", "pooler"]}, "views.pooler"),
     ({"words": "mean"}, "vectors.words"),
     ({"tokens": True}, "vectors.tokens"),
     ({"max_length": 12}, "max_length"),
@@ -637,15 +639,25 @@ def threads(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
 def test_a_job_goes_on_with_another_number_of_threads(
-    corpus: Path, tmp_path: Path, golden: str, first: int, then: int
+    corpus: Path, tmp_path: Path, first: int, then: int
 ) -> None:
-    """The tiny model is too small for any product to be summed otherwise by more threads."""
-    out = tmp_path / "out"
+    """It does where the thread counts give equal bits, and is refused where they do not."""
+    settings = {**SMALL, "model": DEFAULT_MODEL}
+    golden, out = tmp_path / "golden", tmp_path / "out"
+    trials = []
+    for count in (first, then):
+        with threads(count):
+            trials.append(planning._arithmetic(Encoder.load(DEFAULT_MODEL, device="cpu")))
     with threads(first):
-        _begin(corpus, out, **SMALL)
+        run(corpus, golden, **settings)
+        _begin(corpus, out, **settings)
     with threads(then):
-        assert run(corpus, out, **SMALL).resumed_shards == 1
-    assert tree_hash(out) == golden
+        if len(set(trials)) == 2:
+            with pytest.raises(MismatchError, match="arithmetic"):
+                run(corpus, out, **settings)
+            return
+        assert run(corpus, out, **settings).resumed_shards == 1
+    assert tree_hash(out) == tree_hash(golden)
     log = (out / "_embedkit/log.jsonl").read_text("utf-8").splitlines()
     assert {json.loads(line)["threads"] for line in log} == {first, then}
 
@@ -802,13 +814,13 @@ def test_a_job_that_stops_at_bad_values_keeps_its_shards(
     genuine = Encoder.start_shard
     calls = []
 
-    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> PendingShard:
+    def spoiled(self: Encoder, *args: Any, **kwargs: Any) -> Any:
         vectors = genuine(self, *args, **kwargs).result()
         if "mean_2" in vectors.views:  # not in the trial of the bits
             calls.append(1)
             if len(calls) == 2:
                 vectors.views["mean_2"][1, 3] = np.nan
-        return PendingShard(lambda: vectors, nbytes=0)
+        return SimpleNamespace(result=lambda: vectors, nbytes=0)
 
     monkeypatch.setattr(Encoder, "start_shard", spoiled)
     with pytest.raises(

@@ -13,11 +13,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.covariance import ledoit_wolf
 
 import embedkit
 from embedkit.cli.main import cli
+from embedkit.dataset.reader import Block
 from embedkit.dataset.schema import cast_for_storage
-from embedkit.dataset.store import Block, Layout, VectorData
+from embedkit.dataset.store import Layout, VectorData
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, UsageError
@@ -54,7 +56,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(Encoder, "load", load_quickly)
         embedkit.extract(
             corpus_of(folder / "corpus.tsv"), out=folder / "data", model=str(tiny_model()),
-            layers="all", poolings=["cls", "mean"], shard_rows=20,
+            layers="all", pooling=["cls", "mean"], shard_rows=20,
         )  # fmt: skip
         yield folder / "data"
 
@@ -83,6 +85,7 @@ class Held(VectorData):
 
     def __init__(self, vectors: Any, step: int = 60) -> None:
         self._vectors = vectors
+        self.reader: Any = self
         starts = range(0, len(vectors), step)
         self.blocks = [
             Block(i, 0, start, min(step, len(vectors) - start), None)
@@ -236,7 +239,7 @@ def test_damage_is_named(dataset: Path, tmp_path: Path) -> None:
     content = bytearray(part.read_bytes())
     data = embedkit.load(copy)
     chunk = next(
-        c for c in map(data.blocks[2].metadata.row_group(0).column, range(20))
+        c for c in map(data.reader.blocks[2].metadata.row_group(0).column, range(20))
         if c.path_in_schema == f"{data.views[0]}.list.element"
     )  # fmt: skip
     content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 64
@@ -253,11 +256,12 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
     X = data.X.astype(np.float64)
     center = fit_whitening(data, "center")
     assert np.allclose(center.mean, X.mean(0), atol=1e-6)
-    white = fit_whitening(data, "whiten").apply(data.X).astype(np.float64)
-    covariance = np.cov(white.T, bias=True)
-    assert np.allclose(white.mean(0), 0, atol=1e-3)
-    # a layer norm without a shift leaves one direction without variance
-    assert np.allclose(covariance, np.diag([0] + [1] * (data.width - 1)), atol=0.01)
+    white = fit_whitening(data, "whiten")
+    assert white.matrix is not None
+    assert np.allclose(white.apply(data.X).mean(0), 0, atol=1e-3)
+    # of the shrunk covariance all directions have the same variance
+    shrunk = ledoit_wolf(X)[0]
+    assert np.allclose(white.matrix.T @ shrunk @ white.matrix, np.eye(data.width), atol=1e-3)
 
 
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
@@ -402,7 +406,7 @@ def test_queries_are_encoded_as_the_dataset_stores_them(
     """Scaled to length 1 and rounded to the storage type where the dataset is."""
     made = embedkit.extract(
         write_tsv(tmp_path / "c.tsv"), out=tmp_path / "d", model=str(tiny_model()), storage=storage,
-        normalize=normalize, layers="all", poolings=["cls", "mean"], unicode="nfkc",
+        normalize=normalize, layers="all", pooling=["cls", "mean"], unicode="nfkc",
     )  # fmt: skip
     data = embedkit.load(made.out, view)
     vectors = QueryEncoder(data)(data.text)

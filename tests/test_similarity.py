@@ -49,7 +49,7 @@ def compare(corpus: Path, **settings: Any) -> Any:
 
 
 def test_cosines_are_those_of_vectors_encoded_alone(corpus: Path) -> None:
-    found = compare(corpus, poolings=["cls", "mean", "max", "pooler"], layers="all", prefix="a ")
+    found = compare(corpus, pooling=["cls", "mean", "max", "pooler"], layers="all", prefix="a ")
     encoder = Encoder.load(str(tiny_model()))
     kept = [pair for pair in PAIRS if pair[1]]
     assert [r.text for r in found.records] == [a for a, _, _ in kept]
@@ -142,7 +142,7 @@ def test_the_command(corpus: Path) -> None:
     rows = [line.split() for line in scored.output.splitlines()]
     assert [row[0] for row in rows if row[1:2] != ["%"] and row[0].isdigit()] == ["0", "1", "2"]
     flat = run("--score", "score", "--layers", "0", "--pooling", "cls")
-    assert "the cosines of all pairs are the same" in flat.output
+    assert "the cosines of all pairs are equal" in flat.output
     plain = run("--layers", "-1", "--pooling", "mean")
     assert "mean_2" in plain.output
     found = json.loads(run("--score", "score", "--json").stdout)
@@ -156,7 +156,7 @@ def test_published_figures(corpora: Path, monkeypatch: pytest.MonkeyPatch, minil
     found = similarity(
         corpora / "stsb_en/test.tsv", reading=CorpusOptions(quoting="csv"),
         text="sentence1", text_pair="sentence2",
-        score="score", layers="-1", poolings=["mean"],
+        score="score", layers="-1", pooling=["mean"],
     )  # fmt: skip
     assert 100 * found.agreement[0].spearman.value == pytest.approx(82.03, abs=0.02)
     assert 100 * found.agreement[0].pearson.value == pytest.approx(82.74, abs=0.02)

@@ -23,7 +23,8 @@ def records(
     labels: list[str | None] | None = None, texts: list[str] | None = None, groups: Any = None
 ) -> Labelled:
     count = len(labels or texts or groups)
-    return Labelled(("aa",), np.arange(count) * 2, labels, texts, groups)
+    keys = None if texts is None else [text_key(text) for text in texts]
+    return Labelled(("aa",), np.arange(count) * 2, labels, keys, groups)
 
 
 def test_every_record_has_one_fold_and_classes_are_even() -> None:
@@ -74,7 +75,7 @@ def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> 
     texts += [f"another {i}" for i in range(20)]
     labels: list[str | None] = [str(i % 2) for i in range(len(texts))]
     made = make_split(records(labels, texts), folds=3, test=0.2, seed=seed)
-    found: dict[str, set[int]] = {}
+    found: dict[int, set[int]] = {}
     for text, fold in zip(texts, made.folds[:, 0], strict=True):
         found.setdefault(text_key(text), set()).add(int(fold))
     assert all(len(folds) == 1 for folds in found.values())
@@ -90,9 +91,8 @@ def test_duplicates_part_only_if_allowed() -> None:
 
 
 def test_groups_and_texts_form_chains() -> None:
-    found = same_text_groups(
-        ["a", "A ", "b", "c", "d", "\uff24"], ["x", "y", "y", None, None, "z"], 6
-    )
+    keys = [text_key(text) for text in ("a", "A ", "b", "c", "d", "\uff24")]
+    found = same_text_groups(keys, ["x", "y", "y", None, None, "z"], 6)
     assert found[0] == found[1] == found[2]
     assert found[4] == found[5]
     assert len(set(found)) == 3
@@ -118,6 +118,50 @@ def test_many_numbered_classes_are_stratified() -> None:
     made = make_split(records([str(label) for label in labels]), folds=5)
     for label in range(30):
         assert np.bincount(made.folds[labels == label, 0]).tolist() == [2] * 5
+
+
+def test_ratings_with_a_rare_value_are_spread_evenly() -> None:
+    """One to five stars, of which one was given three times: neighbours share a stratum."""
+    stars = {"1": 3, "2": 37, "3": 60, "4.0": 60, "5": 40}
+    labels: list[str | None] = [star for star, count in stars.items() for _ in range(count)]
+    made = make_split(records(labels), folds=5)
+    values = np.array(labels, float)
+    for fold in range(5):
+        here = values[made.folds[:, 0] == fold]
+        assert [(here <= 2).sum(), (here == 3).sum(), (here == 5).sum()] == [8, 12, 8]
+
+
+@pytest.mark.parametrize(
+    "values", [range(100), [0] * 98 + [1, 2], [1] + [2] * 99 + [3], np.arange(30) // 4]
+)
+def test_values_are_binned_whole(values: Any) -> None:
+    """Whatever the values, each fold gets its part of every tenth of them."""
+    labels: list[str | None] = [str(v) for v in values]
+    made = make_split(records(labels), folds=5)
+    assert np.ptp(np.bincount(made.folds[:, 0])) <= 3
+
+
+def test_no_message_advises_to_delete_a_value() -> None:
+    found: list[list[str | None]] = [[*"123" * 9, "4"], ["0.5", "0.25", "2"] * 5]
+    for labels in found:
+        make_split(records(labels), folds=5)
+    with pytest.raises(UsageError, match=r"Use 3 folds or fewer, or leave that class out"):
+        make_split(records([*"a" * 10, *"b" * 3]), folds=5)
+
+
+def test_a_split_says_what_it_keeps_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts, groups = [f"text {i}" for i in range(80)], [f"author {i // 8}" for i in range(80)]
+    for options, unit in (
+        ({"texts": texts}, "text"), ({"texts": texts, "groups": groups}, "group and text")
+    ):  # fmt: skip
+        write_split(make_split(records(list(LABELS), **options)), tmp_path / "s.parquet")
+        assert read_split(tmp_path / "s.parquet").settings.unit == unit
+    assert make_split(records(list(LABELS), texts), allow_duplicates=True).settings.unit == "record"
+    assert not caplog.records
+    assert make_split(records(list(LABELS))).settings.unit == "record"
+    assert "records of the same text may be in different folds" in caplog.text
 
 
 def test_many_numeric_labels_are_spread_evenly() -> None:

@@ -22,14 +22,11 @@ from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
     TokenizerSettings,
-    explain,
-    load_tokenizer,
-    open_tokenizer,
-    vocabulary_slice,
     window_owner,
     window_starts,
     word_spans,
 )
+from embedkit.encoding.vocabulary import load_tokenizer, tokenize
 from embedkit.errors import ModelError, UsageError
 from tests.models import FAMILIES, OLD_TOKENIZERS, TEXTS, bert_tokenizer, build_old
 
@@ -154,7 +151,7 @@ def test_limits_of_tokenizer_json_do_not_count(
     backend.enable_truncation(5)
     backend.enable_padding(length=50)
     backend.save(str(folder / "tokenizer.json"))
-    tokenizer = load_tokenizer(find_checkpoint(str(folder)), notify=print)
+    tokenizer = load_tokenizer(find_checkpoint(str(folder)))
     (ours,) = tokenizer.encode([TEXTS[6]], settings=NO_LIMIT)
     (wanted,) = tokenizer_of(family).encode([TEXTS[6]], settings=NO_LIMIT)
     assert ids_of(ours) == ids_of(wanted)
@@ -180,7 +177,9 @@ def test_too_long_is_an_error_if_asked(tokenizer_of: Callable[[str], TextTokeniz
     strict = TokenizerSettings(6, on_long="error")
     (encoded,) = tokenizer.encode(["a a a a"], settings=strict)
     assert (encoded.n_kept, encoded.cut) == (6, False)
-    with pytest.raises(UsageError, match="a text has 7 tokens and --max-length is 6: 'a a a a a'"):
+    with pytest.raises(
+        UsageError, match="a text has 7 tokens, more than max_length=6: 'a a a a a'"
+    ):
         tokenizer.encode(["a", "a a a a a"], settings=strict)
 
 
@@ -290,7 +289,7 @@ def test_a_token_may_begin_with_the_space_before_its_word(
     path = folder / "tokenizer_config.json"
     config = {**json.loads(path.read_text("utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(config), "utf-8")
-    tokenizer, text = load_tokenizer(find_checkpoint(str(folder)), notify=print), "배 good  ab 배"
+    tokenizer, text = load_tokenizer(find_checkpoint(str(folder))), "배 good  ab 배"
     (encoded,) = tokenizer.encode([text], settings=NO_LIMIT, offsets=True)
     assert encoded.spans is not None
     assert encoded.word is not None
@@ -373,10 +372,10 @@ def test_windows_cover_every_token(size: int, length: int, data: st.DataObject) 
 def test_a_stride_must_leave_progress(
     stride: int, tokenizer_of: Callable[[str], TextTokenizer]
 ) -> None:
-    with pytest.raises(UsageError, match=f"--stride {stride} must be smaller than the 4 tokens"):
+    with pytest.raises(UsageError, match=f"stride={stride}: must be smaller than the 4 tokens"):
         window_starts(10, 4, stride)
     settings = TokenizerSettings(6, on_long="window", stride=stride)
-    with pytest.raises(UsageError, match=f"--stride {stride} must be smaller than the 4 tokens"):
+    with pytest.raises(UsageError, match=f"stride={stride}: must be smaller than the 4 tokens"):
         tokenizer_of("bert").encode(["a"], settings=settings)  # whether a text is long or not
 
 
@@ -399,12 +398,12 @@ def test_every_kept_token_comes_from_one_window(
     seen = np.zeros(text.n_kept, int)
     for window in text.windows:
         assert len(window.ids) == len(window.type_ids) <= max_length
-        if window.owned is None or window.places is None:
+        if window.owned is None or window.kept is None:
             assert len(text.windows) == 1
             seen += 1
             continue
-        np.testing.assert_array_equal(window.ids[window.owned], text.ids[window.places])
-        seen[window.places] += 1
+        np.testing.assert_array_equal(window.ids[window.owned], text.ids[window.kept])
+        seen[window.kept] += 1
     assert (seen == 1).all()
     kept = sorted([n_a, n_b or 0])
     if kept[0] + kept[1] > room:
@@ -417,8 +416,8 @@ def test_every_kept_token_comes_from_one_window(
 # what the command line shows
 
 
-def test_explain(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
-    rows = explain(tokenizer_of("bert"), "배를", "a movie", settings=NO_LIMIT)
+def test_what_the_model_sees(tiny_bert: Path) -> None:
+    rows = tokenize("배를", "a movie", model=str(tiny_bert))
     assert [(r["pos"], r["token"], r["segment"], r["start"], r["end"], r["word"], r["text"])
             for r in rows] == [
         (0, "[CLS]", 0, 0, 0, -1, ""), (1, "배", 0, 0, 1, 0, "배"), (2, "##를", 0, 1, 2, 0, "를"),
@@ -427,35 +426,39 @@ def test_explain(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
     ]  # fmt: skip
 
 
-def test_slice_of_the_vocabulary(tokenizer_of: Callable[[str], TextTokenizer]) -> None:
-    tokenizer = tokenizer_of("bert")
-    size = len(tokenizer.hf)
-    assert vocabulary_slice(tokenizer, "2:4") == [
+def test_slice_of_the_vocabulary(
+    tiny_bert: Path, tokenizer_of: Callable[[str], TextTokenizer]
+) -> None:
+    size = len(tokenizer_of("bert").hf)
+    assert tokenize(vocab="2:4", model=str(tiny_bert)) == [
         {"id": 2, "token": "[CLS]"}, {"id": 3, "token": "[SEP]"},
     ]  # fmt: skip
-    assert len(vocabulary_slice(tokenizer, f"0:{size}")) == size
+    assert len(tokenize(vocab=f"0:{size}", model=str(tiny_bert))) == size
     for wrong in ("", "2", "4:2", "3:3", f"0:{size + 1}", "-1:2", "a:b"):
-        with pytest.raises(UsageError, match=f"--vocab {wrong}: expected FROM:TO .* ≤ {size}"):
-            vocabulary_slice(tokenizer, wrong)
+        with pytest.raises(UsageError, match=f"vocab={wrong!r}: expected FROM:TO .* ≤ {size}"):
+            tokenize(vocab=wrong, model=str(tiny_bert))
 
 
-def test_a_tokenizer_without_weights(tiny_bert: Path) -> None:
-    tokenizer, asked = open_tokenizer(
-        str(tiny_bert), revision=None, offline=True, max_length=None, prefix="a ", notify=print
-    )
-    assert asked == TokenizerSettings(160, prefix="a ")
-    assert tokenizer.is_fast
+def test_a_prefix_is_shown_and_a_cut_is_noted(tiny_bert: Path, notes: list[str]) -> None:
+    rows = tokenize("배를 타고", model=str(tiny_bert), prefix="a ", max_length=4)
+    assert [(r["token"], r["start"], r["end"]) for r in rows] == [
+        ("[CLS]", 0, 0), ("a", 0, 0), ("배", 0, 1), ("[SEP]", 0, 0),
+    ]  # fmt: skip
+    (note,) = notes
+    assert note.startswith("the text has ")
+    assert "it is cut at 4, and the model does not see the other" in note
+    with pytest.raises(UsageError, match=r"max_length=161: .* has positions for 160 tokens"):
+        tokenize("a", model=str(tiny_bert), max_length=161)
 
 
 # vocabularies of folders that say little
 
 
-def old_tokens(folder: Path, text: str) -> tuple[list[str], list[str]]:
-    """Tokens of a text, and the notices on the way."""
-    notices: list[str] = []
-    tokenizer = load_tokenizer(find_checkpoint(str(folder)), notify=notices.append)
+def old_tokens(folder: Path, text: str) -> list[str]:
+    """Tokens of a text."""
+    tokenizer = load_tokenizer(find_checkpoint(str(folder)))
     (encoded,) = tokenizer.encode([text], settings=NO_LIMIT)
-    return tokenizer.tokens(encoded.ids.tolist())[1:-1], notices
+    return tokenizer.tokens(encoded.ids.tolist())[1:-1]
 
 
 KOREAN = "배를 여행을 Movies A."
@@ -475,13 +478,14 @@ SPLIT = ["배", "##를", "여행", "##을"]
     ],
 )  # fmt: skip
 def test_the_vocabulary_decides_where_nothing_is_said(
-    vocabulary: str, text: str, tokens: list[str], says: str, tmp_path: Path
-) -> None:
+    vocabulary: str, text: str, tokens: list[str], says: str, tmp_path: Path,
+    notes: list[str],
+) -> None:  # fmt: skip
     folder = build_old(tmp_path / "old", vocabulary)
-    found, notices = old_tokens(folder, text)
+    found = old_tokens(folder, text)
     assert found == tokens
-    assert len(notices) == 1
-    assert f"{folder} does not say how its tokenizer treats case; {says}" in notices[0]
+    (notice,) = notes
+    assert f"{folder} does not state how its tokenizer treats case; {says}" in notice
 
 
 @pytest.mark.parametrize(
@@ -502,16 +506,17 @@ def test_case_is_as_stated(
     tokenizer_config: dict[str, Any] | None,
     tokens: list[str],
     tmp_path: Path,
+    notes: list[str],
 ) -> None:
     folder = build_old(tmp_path, vocabulary, tokenizer_config=tokenizer_config, **config)
-    found, notices = old_tokens(folder, "배를 여행을 Movies A")
+    found = old_tokens(folder, "배를 여행을 Movies A")
     assert found == [*SPLIT, *tokens]
-    assert notices == []
+    assert notes == []
 
 
 def test_a_folder_without_a_model_type(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased", model_type=None)
-    found, _ = old_tokens(folder, KOREAN)
+    found = old_tokens(folder, KOREAN)
     assert found == [*SPLIT, "Movie", "##s", "A", "."]
 
 
@@ -525,18 +530,19 @@ def test_a_folder_without_a_model_type(tmp_path: Path) -> None:
 )
 def test_tokenizer_json_decides_where_its_configuration_does_not(
     normalizer: dict[str, bool], tokens: list[str], says: str, stated: dict[str, Any] | None,
-    tmp_path: Path,
+    tmp_path: Path, notes: list[str],
 ) -> None:  # fmt: skip
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)
     entries = (folder / "vocab.txt").read_text("utf-8").split()
     made = bert_tokenizer({e: i for i, e in enumerate(entries)}, **normalizer)
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.txt").unlink()
-    found, notices = old_tokens(folder, "배를 여행을 Movies A")
+    found = old_tokens(folder, "배를 여행을 Movies A")
     assert found == [*SPLIT, *tokens]
-    (notice,) = notices
-    assert f"{folder}: no tokenizer_config.json says how" in notice
-    assert f"{says}, as tokenizer.json says" in notice
+    (notice,) = notes
+    assert notice == (
+        f"{folder} does not state how its tokenizer treats case; {says}, as tokenizer.json states"
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])
@@ -557,17 +563,16 @@ def test_a_tokenizer_made_of_nothing_is_refused(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased")
     (folder / "vocab.txt").rename(folder / "spiece.model")
     with pytest.raises(ModelError, match="transformers finds no vocabulary for a bert model in"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
-def test_code_of_a_tokenizer_that_is_not_run_is_named(tmp_path: Path) -> None:
+def test_code_of_a_tokenizer_that_is_not_run_is_named(tmp_path: Path, notes: list[str]) -> None:
     own = {"AutoTokenizer": ["tokenization_own.Own", None]}
     folder = build_old(
         tmp_path, "cased", tokenizer_config={"do_lower_case": False, "auto_map": own}
     )
-    notices: list[str] = []
-    load_tokenizer(find_checkpoint(str(folder)), notify=notices.append)
-    (notice,) = notices
+    load_tokenizer(find_checkpoint(str(folder)))
+    (notice,) = notes
     assert "brings code for its tokenizer, which is not run; BertTokenizer" in notice
 
 
@@ -575,20 +580,20 @@ def test_no_tokenizer_files(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased")
     (folder / "vocab.txt").unlink()
     with pytest.raises(ModelError, match=r"holds no tokenizer\. It needs tokenizer\.json"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
 def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased")
     (folder / "tokenizer.json").write_text("{}", "utf-8")
     with pytest.raises(ModelError, match=r"no tokenizer can be loaded from .*\("):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
 def test_more_tokens_than_embeddings(tmp_path: Path) -> None:
     folder = build_old(tmp_path, "cased", vocab_size=16)
     with pytest.raises(ModelError, match="ids up to 16, but the model has only 16 embeddings"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))
 
 
 @pytest.mark.skipif(OLD_TOKENIZERS, reason="transformers 4 asks for protobuf first")
@@ -598,4 +603,4 @@ def test_a_missing_package_is_named(
     folder = tiny("japanese")
     monkeypatch.setitem(sys.modules, "fugashi", None)
     with pytest.raises(ModelError, match=r"its tokenizer needs another package .*fugashi.*pip"):
-        load_tokenizer(find_checkpoint(str(folder)), notify=print)
+        load_tokenizer(find_checkpoint(str(folder)))

@@ -28,6 +28,9 @@ from tests.store_fixtures import (
 pytestmark = pytest.mark.usefixtures("quick")
 
 
+ENTRY = {"rows": 1, "bytes": 1, "sha256": ""}
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
@@ -76,7 +79,7 @@ def _edit(out: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda m: m["totals"].update(records=14), "is not the number of records"),
         (lambda m: m["totals"].update(left_out=1), "is not the number of records"),
         (lambda m: m["files"].pop("words/part-00001.parquet"), "not in the manifest"),
-        (lambda m: m["files"].update({"words/part-00009.parquet": {}}), "is missing"),
+        (lambda m: m["files"].update({"words/part-00009.parquet": ENTRY}), "is missing"),
         (lambda m: m["files"]["words/part-00001.parquet"].update(rows=3), "the manifest says 3"),
         (lambda m: m["files"]["words/part-00001.parquet"].update(bytes=3), "3 were written"),
         (lambda m: m["files"]["words/part-00001.parquet"].update(sha256=""), "another SHA-256"),
@@ -129,7 +132,7 @@ def test_a_row_both_embedded_and_rejected(out: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"normalize": True, "poolings": ["mean", "cls", "max", "pooler"], "layers": "all"},
+    [{}, {"normalize": True, "pooling": ["mean", "cls", "max", "pooler"], "layers": "all"},
      {"storage": "compact"}, {"storage": "float16", "on_long": "window", "stride": 2},
      {"special_tokens": False, "prefix": "good "}, {"layers": "concat:0..2,sum:1..2"}],
     ids=str,
@@ -167,7 +170,7 @@ def test_vectors_that_differ_are_found(out: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_model_is_refused(out: Path) -> None:
-    with pytest.raises(MismatchError, match=r"model\.safetensors differ.*--model") as caught:
+    with pytest.raises(MismatchError, match=r"model\.safetensors differ.*model=") as caught:
         verify(out, recompute=1, model=str(tiny_model(seed=2)))
     assert caught.value.exit_code == 4
     assert verify(out, recompute=1, model=str(tiny_model())).ok

@@ -54,20 +54,20 @@ def test_layer_numbers_of_a_combination_ascend() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("13", r"--layers 13: the model has layers 0 \(embeddings\) to 12; -1 is the last and -13"),
-        ("-14", r"--layers -14: the model has layers 0 \(embeddings\) to 12"),
-        ("0..13", r"--layers 0..13: the model has layers 0 \(embeddings\) to 12"),
-        ("sum:9..13", r"--layers sum:9..13: the model has layers 0 .* to 12"),
-        ("4..1", "--layers 4..1: the range runs backwards"),
-        ("-1..-4", "--layers -1..-4: the range runs backwards"),
-        ("max:1..2", "--layers max:1..2: expected sum:, mean: or concat:"),
+        ("13", r"layers='13': the model has layers 0 \(embeddings\) to 12; -1 is the last and -13"),
+        ("-14", r"layers='-14': the model has layers 0 \(embeddings\) to 12"),
+        ("0..13", r"layers='0..13': the model has layers 0 \(embeddings\) to 12"),
+        ("sum:9..13", r"layers='sum:9..13': the model has layers 0 .* to 12"),
+        ("4..1", "layers='4..1': the range runs backwards"),
+        ("-1..-4", "layers='-1..-4': the range runs backwards"),
+        ("max:1..2", "layers='max:1..2': expected sum:, mean: or concat:"),
         ("summ:1..2", "Did you mean 'sum'"),
-        ("last", "--layers last: expected all, a layer"),
-        ("", "--layers : expected all"),
-        ("1,,2", "--layers : expected all"),
-        ("1.5", "--layers 1.5: expected all"),
-        ("sum:all", "--layers sum:all: expected all"),
-        ("1-3", "--layers 1-3: expected all"),
+        ("last", "layers='last': expected all, a layer"),
+        ("", "layers='': expected all"),
+        ("1,,2", "layers='': expected all"),
+        ("1.5", "layers='1.5': expected all"),
+        ("sum:all", "layers='sum:all': expected all"),
+        ("1-3", "layers='1-3': expected all"),
     ],
 )
 def test_layers_that_cannot_be(text: str, message: str) -> None:
@@ -136,8 +136,9 @@ def test_width(text: str, width: int) -> None:
 
 def test_poolings() -> None:
     assert parse_poolings(["mean", " cls", "mean"]) == (Pooling.MEAN, Pooling.CLS)
+    assert parse_poolings("mean, cls,mean") == (Pooling.MEAN, Pooling.CLS)
     with pytest.raises(
-        UsageError, match=r"--pooling men: expected cls, mean, max, last_token, pooler"
+        UsageError, match=r"pooling='men': expected cls, mean, max, last_token, pooler"
     ):
         parse_poolings(["cls", "men"])
 

@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from embedkit.encoding import device as device_module
-from embedkit.encoding import model as model_module
-from embedkit.encoding.device import CudaLink
 
 META = torch.device("meta")
 
@@ -205,7 +203,7 @@ class Device(TorchDispatchMode):
 
 
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
-    """Let CudaLink, its streams, events and pinned memory work on the device."""
+    """Let Link, its streams, events and pinned memory work on the device."""
 
     class DeviceStream(Stream):  # a class, as modules that are imported meanwhile expect
         def __init__(self, _: torch.device) -> None:
@@ -218,7 +216,6 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
             device.events.append(self)
 
     monkeypatch.setattr(device_module, "_pinned", device.pinned)
-    monkeypatch.setattr(model_module, "link_to", lambda _: CudaLink(META))
     monkeypatch.setattr(torch.cuda, "Stream", DeviceStream)
     monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
     monkeypatch.setattr(torch.cuda, "stream", device.on)

@@ -61,21 +61,21 @@ def cross_validate(
     for repeat in range(split.repeats):
         for fold in range(split.n_folds):
             train, test = split.fold(repeat, fold)
+            where: dict[str, Any] = {"row": split.row, "ids": ids, "group": split.group,
+                                     "target": target, "fold": fold, "repeat": repeat}  # fmt: skip
             started = time.perf_counter()
             estimator = fit(features, target, split, train, settings, tune=tune)
-            chosen = None
-            if threshold is not None:
-                chosen = inner_threshold(
-                    threshold, features, target, split, train, settings, tune=tune
-                )
+            inner, chosen = None, None if threshold is None else threshold.value
+            if tune or (threshold is not None and chosen is None):
+                proba = inner_proba(features, target, split, train, settings, tune=tune)
+                inner = Predictions.of_fold(train, proba, **where)
+                if threshold is not None:
+                    chosen = threshold.choose(inner.y, inner.proba[:, 1])
             fitted = time.perf_counter()
             proba = predict_proba(estimator, take(features, test), target)
             cost["fit_seconds"] += fitted - started
             cost["predict_seconds"] += time.perf_counter() - fitted
-            found.append(
-                Predictions.of_fold(test, proba, row=split.row, ids=ids, target=target, fold=fold,
-                                    repeat=repeat, threshold=chosen)
-            )  # fmt: skip
+            found.append(Predictions.of_fold(test, proba, threshold=chosen, inner=inner, **where))
             done, total = len(found), split.repeats * split.n_folds
             progress(Progress("fitting", done, total, "folds", done))
     return Predictions.joined(found), cost
@@ -110,8 +110,7 @@ def fit(
         return search.fit(X, y).best_estimator_
 
 
-def inner_threshold(
-    threshold: Threshold,
+def inner_proba(
     features: Any,
     target: Target,
     split: Split,
@@ -119,16 +118,14 @@ def inner_threshold(
     settings: EstimatorSettings,
     *,
     tune: bool,
-) -> float:
-    """Return the threshold chosen on the records ``train`` alone, held out in inner folds."""
-    if threshold.value is not None:
-        return threshold.value
-    proba = np.empty(len(train))
+) -> Float64:
+    """Return predictions for the records ``train``, each held out in one of their inner folds."""
+    proba = np.empty((len(train), len(target.classes)) if target.classes else len(train))
     for inner_train, inner_test in _inner(target, split, train, settings):
         estimator = fit(features, target, split, train[inner_train], settings, tune=tune)
         X = take(features, train[inner_test])
-        proba[inner_test] = predict_proba(estimator, X, target)[:, 1]
-    return threshold.choose(target.y[train], proba)
+        proba[inner_test] = predict_proba(estimator, X, target)
+    return proba
 
 
 def predict_proba(estimator: Any, X: Any, target: Target) -> Float64:

@@ -19,7 +19,7 @@ from embedkit.classifiers.folds import INNER_FOLDS, fit, predict_proba
 from embedkit.classifiers.train import split_for, target_of
 from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
-from embedkit.encoding.views import parse_view
+from embedkit.dataset.vector_settings import DatasetEncoder
 from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.runs.content import Cost, ProbeRun, SplitContent, ViewScore
 from embedkit.runs.folder import new_run, versions, write_run
@@ -50,7 +50,7 @@ def probe(
     dataset: str | Path,
     *,
     out: str | Path,
-    views: Sequence[str] | None = None,
+    view: str | Sequence[str] | None = None,
     estimator: str = "logreg",
     task: str = "classification",
     split: str | Path | None = None,
@@ -66,7 +66,7 @@ def probe(
     Args:
         dataset: folder that ``extract`` wrote, with a label column.
         out: folder for the table and the figure.
-        views: names of stored views; by default all.
+        view: name of a stored view, or several in a list; by default all.
         estimator: one of :data:`~embedkit.choices.ESTIMATORS`, fitted on each view.
         task: ``classification`` (scored by accuracy) or ``regression`` (by R²).
         split: file that ``embedkit split`` wrote; of several repeats, the first is used.
@@ -80,11 +80,9 @@ def probe(
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
-        TypeError: ``views`` is a single string.
     """
     started = time.perf_counter()
-    if isinstance(views, str):
-        raise TypeError(f"views={views!r} is a string; pass a list of views.")
+    wanted = [view] if isinstance(view, str) else view
     settings = EstimatorSettings(estimator, "vectors", task, seed=seed)
     settings.check()
     check_seed(seed)
@@ -92,8 +90,8 @@ def probe(
     if control is not None:
         check_choice(("random-weights",), control=control)
     data = load(dataset)
-    names = list(data.manifest.views) if views is None else [
-        load(dataset, name).views[0] for name in views
+    names = list(data.manifest.views) if wanted is None else [
+        load(dataset, name).views[0] for name in wanted
     ]  # fmt: skip
     target = target_of(data, task)
     chosen = split_for(data, split, folds=folds, seed=seed)
@@ -245,18 +243,17 @@ def _encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict
 
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.model import PlainModel
-    from embedkit.encoding.tokenization import TokenizerSettings
 
     texts = stored_texts(data)
-    if texts is None or data.manifest.job["input"]["text_pair"]:
+    if texts is None or data.manifest.job.input.text_pair:
         raise UsageError(
             "control='random-weights' encodes the stored texts again, and this dataset has none "
             "or has pairs."
         )
-    vectors = data.manifest.job["vectors"]
+    names_, vectors = data.manifest.names, data.manifest.vector_settings
     encoder = Encoder.load(
-        data.manifest.names["model"], revision=data.manifest.names["revision"],
-        max_length=vectors["max_length"], precision="fp32", forward="transformers",
+        names_.model, revision=names_.revision, max_length=vectors.max_length, precision="fp32",
+        forward="transformers",
     )  # fmt: skip
     assert isinstance(encoder.model, PlainModel)
     torch.manual_seed(seed)
@@ -265,14 +262,5 @@ def _encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict
             torch.nn.init.normal_(module.weight, std=0.02)
             if getattr(module, "bias", None) is not None:
                 torch.nn.init.zeros_(module.bias)
-    settings = TokenizerSettings(
-        vectors["max_length"], vectors["on_long"], vectors["stride"], vectors["prefix"]
-    )
     wanted = [n for n in names if n != "pooler"]
-    tokenized = encoder.tokenizer.encode(texts, settings=settings)
-    shard = encoder.encode_shard(
-        tokenized,
-        views=[parse_view(n, n_layers=encoder.n_layers) for n in wanted],
-        special_tokens=vectors["special_tokens"],
-    )
-    return {name: shard.views[name] for name in wanted}
+    return DatasetEncoder(encoder, vectors, wanted).views(texts)

@@ -18,10 +18,11 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
-from embedkit.dataset.record_keys import source_of, stored_texts, text_key, whole_text
+from embedkit.dataset.record_keys import source_of, stored_texts, text_key, text_keys, whole_text
 from embedkit.dataset.store import VectorData, is_dataset, load
+from embedkit.dataset.vector_settings import encode_as
 from embedkit.errors import UsageError
-from embedkit.runs.reencoding import Reencoder, check_alike, dataset_content, joined_pairs
+from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
 from embedkit.runs.targets import Target, target_like
 from embedkit.types import Int64
 
@@ -41,7 +42,7 @@ class TestSet:
         target: its labels by the classes of the training dataset; empty without labels.
         features: ``(m, width)`` float32, or a list of texts.
         rejected: number of records that were not embedded.
-        seen_texts: how many of its texts occur in the training dataset; ``None`` without texts.
+        seen_texts: how many of its texts occur in the training dataset; ``None`` if unknown.
     """
 
     __test__ = False  # no class of tests
@@ -69,25 +70,25 @@ def load_test_set(test: Path, data: VectorData, target: Target, *, texts_only: b
         UsageError: a label does not occur in the training dataset, or only some records have one.
     """
     read = _from_dataset if is_dataset(test) else _from_corpus
-    found, labels, texts = read(test, data, texts_only)
+    found, labels, keys = read(test, data, texts_only)
     return replace(
         found,
         target=target_like(target, labels, rows=found.row, name=str(test)),
-        seen_texts=count_seen(texts, stored_texts(data)),
+        seen_texts=count_seen(keys, text_keys(data)),
     )
 
 
-_Found = tuple[TestSet, list[str | None] | None, list[str] | None]
+_Found = tuple[TestSet, list[str | None] | None, Sequence[int] | Int64 | None]
 _UNKNOWN = Target(np.empty(0, np.int64), ())
 
 
 def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
-    """The test set without its target, its labels and texts."""
+    """The test set without its target, its labels and text keys."""
     other = load(test, list(data.views))
     check_alike(
         dataset_content(other), dataset_content(data), name=str(test), vectors=not texts_only
     )
-    if texts_only and not other.manifest.job["storage"]["text"]:
+    if texts_only and not other.manifest.job.storage.text:
         raise UsageError(f"{test} stores no texts; give the corpus file itself.")
     found = TestSet(
         source=source_of(other),
@@ -95,26 +96,25 @@ def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
         ids=[str(i) for i in other.ids],
         target=_UNKNOWN,
         features=stored_texts(other, separator=" ") if texts_only else other.X,
-        rejected=int(other.manifest.totals["rejected"]),
+        rejected=other.manifest.totals.rejected,
         seen_texts=None,
     )
-    labels = other.column("label") if other.manifest.job["input"]["label"] else None
-    return found, labels, stored_texts(other)
+    labels = other.column("label") if other.manifest.job.input.label else None
+    return found, labels, text_keys(other)
 
 
 def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
-    """The test set without its target, its labels and texts."""
-    columns = data.manifest.job["input"]
+    """The test set without its target, its labels and text keys."""
+    columns = data.manifest.job.input
     plan = plan_corpus(
         [InputFile.of(test)],
         CorpusOptions(
-            text=columns["text"], text_pair=columns["text_pair"], unicode=columns["unicode"],
-            encoding=columns["encoding"], quoting=columns["quoting"], header=columns["header"],
+            text=columns.text, text_pair=columns.text_pair, unicode=columns.unicode,
+            encoding=columns.encoding, quoting=columns.quoting, header=columns.header,
         ),
     )  # fmt: skip
-    names = {name: columns[name] if columns[name] in plan.columns else None
-             for name in ("id", "label")}  # fmt: skip
-    plan = hash_inputs(replace(plan, id=names["id"] or plan.id, label=names["label"]))
+    id_, label = (name if name in plan.columns else None for name in (columns.id, columns.label))
+    plan = hash_inputs(replace(plan, id=id_ or plan.id, label=label))
     reader = CorpusReader(plan)
     records = [item for item in reader if isinstance(item, Record)]
     if reader.counts.quote_notice:
@@ -122,14 +122,13 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
     if not records:
         raise UsageError(f"{test} has no record that can be predicted.")
     if plan.label is None:
-        logger.warning("%s has no column %r: it is predicted, not scored", test, columns["label"])
+        logger.warning("%s has no column %r: it is predicted, not scored", test, columns.label)
     texts = [r.text for r in records]
     pairs = [str(r.text_pair) for r in records] if plan.text_pair else None
     if texts_only:
         features: Any = joined_pairs(texts, pairs)
     else:
-        encoder = Reencoder(dataset_content(data), data.views, owner=str(data.path))
-        features = encoder.vectors(texts, pairs)
+        features = encode_as(data.manifest, data.views, owner=str(data.path))(texts, pairs)
     found = TestSet(
         source=tuple(file.sha256 for file in plan.files),
         row=np.array([r.row for r in records], np.int64),
@@ -142,13 +141,14 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
     return (
         found,
         [r.label for r in records] if plan.label else None,
-        [whole_text(r.text, r.text_pair) for r in records],
+        [text_key(whole_text(r.text, r.text_pair)) for r in records],
     )
 
 
-def count_seen(texts: Sequence[str] | None, training: Sequence[str] | None) -> int | None:
-    """Return how many texts occur among the training texts; ``None`` if either is unknown."""
-    if texts is None or training is None:
+def count_seen(
+    keys: Sequence[int] | Int64 | None, training: Sequence[int] | Int64 | None
+) -> int | None:
+    """Return how many text keys occur among the training keys; ``None`` if either is unknown."""
+    if keys is None or training is None:
         return None
-    keys = {text_key(text) for text in training}
-    return sum(text_key(text) in keys for text in texts)
+    return int(np.isin(np.asarray(keys), np.asarray(training)).sum())

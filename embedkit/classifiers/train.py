@@ -27,7 +27,12 @@ from embedkit.runs.content import (
 )
 from embedkit.runs.folder import new_run, versions, write_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import Predictions, reported_scores, write_predictions
+from embedkit.runs.predictions import (
+    Predictions,
+    class_scores,
+    reported_scores,
+    write_predictions,
+)
 from embedkit.runs.reencoding import dataset_content
 from embedkit.runs.split_files import TEST, Split, align_split, read_split
 from embedkit.runs.splits import leaking_records, make_split, records_of, split_by_column
@@ -227,7 +232,7 @@ class _Training:
         proba = predict_proba(pipeline, take(features, index), self._target)
         return Predictions.of_fold(
             index, proba, row=self._data.row, ids=self._data.ids, target=self._target, fold=TEST,
-            threshold=threshold,
+            group=self._split.group, threshold=threshold,
         )  # fmt: skip
 
     def _content(
@@ -251,6 +256,7 @@ class _Training:
             views=tuple(self._data.views) if self._settings.features == "vectors" else (),
             classes=self._target.classes,
             threshold=threshold,
+            threshold_metric=self._threshold.metric if self._threshold else None,
             dataset=dataset_content(self._data, folder),
             split=SplitContent.of(self._split),
             records=RecordCounts(folds=len(self._split.in_folds), test=len(predictions.test)),
@@ -258,6 +264,7 @@ class _Training:
                 source=test_set.source, rejected=test_set.rejected, seen_texts=test_set.seen_texts
             ),
             scores=reported_scores(predictions, seed=self._settings.seed, beta=beta),
+            per_class=class_scores(predictions),
             cost=Cost(
                 **cost,
                 peak_memory_bytes=peak_memory_bytes(),

@@ -1,65 +1,66 @@
-"""``doctor``: whether extraction works here."""
+"""The command ``doctor``."""
 
 from __future__ import annotations
 
-from typing import Any
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from embedkit.cli.options import output_options, show_progress
+from embedkit.cli.command import command
+from embedkit.cli.text import count_text, json_text, one_line
+from embedkit.display import visible
+
+if TYPE_CHECKING:
+    from embedkit.doctor.report import Check
 
 __all__ = ["doctor"]
 
+_WIDTH, _INDENT = 100, 21
+FORMAT = 1
+"""Raised when a key of the JSON changes its meaning or goes."""
 
-@click.command(epilog="\b\nExamples:\n  embedkit doctor\n  embedkit doctor --json\n")
-@output_options
-def doctor(as_json: bool, quiet: bool, verbose: bool) -> int:
-    """Check the installation and the machine; what to paste into a bug report.
+
+@command("embedkit doctor", "embedkit doctor --json")
+def doctor(as_json: bool, quiet: bool) -> int:
+    """Check the installation and the machine.
 
     Versions, processor, memory, disk, devices, models, the speed of each precision, and the
-    extraction of a few texts, in about ten seconds. A problem stops extraction, a note does not.
-    Ends with 0 if extraction works here, else as the command would that meets the first problem.
-    Tokens, passwords, the home folder and the user's name are left out. --quiet prints notes and
-    problems alone, --verbose all that was found.
+    extraction of a few texts, in about ten seconds: include the output in bug reports. A problem
+    prevents extraction, a note does not. The exit code is 0 if extraction works, else that of the
+    first problem. Tokens, passwords, the home folder and the user name are left out. --quiet prints
+    only notes and problems.
     """
-    from embedkit.cli.doctor_text import check_text, report_data, verdict_text
-    from embedkit.cli.text import json_text
     from embedkit.doctor.diagnose import diagnose
-    from embedkit.doctor.report import OK, Check
 
-    spinner = _Spinner(show=show_progress(None, quiet))
+    checks = []
+    for check in diagnose():
+        checks.append(check)
+        if not as_json and not (quiet and check.status == "ok"):
+            click.echo(_check_text(check))
+    problems = [check for check in checks if check.status == "problem"]
+    code = problems[0].exit_code if problems else 0
+    if as_json:
+        found = [asdict(check) for check in checks]
+        data = {"format": FORMAT, "works": not problems, "exit_code": code, "checks": found}
+        click.echo(json_text(data))
+    elif problems:
+        click.echo(f"extraction does not work here: {count_text(len(problems), 'problem')}")
+    else:
+        notes = sum(check.status == "note" for check in checks)
+        click.echo(f"extraction works here ({count_text(notes, 'note')})")
+    return code
 
-    def show(check: Check) -> None:
-        spinner.stop()
-        if not as_json and not (quiet and check.status == OK):
-            click.echo(check_text(check, facts=verbose))
 
-    try:
-        report = diagnose(on_start=spinner.start, on_check=show)
-    finally:
-        spinner.stop()
-    click.echo(json_text(report_data(report)) if as_json else verdict_text(report))
-    return report.exit_code
+def _check_text(check: Check) -> str:
+    """Status, name, finding, and what to do about it."""
+    text = _block(f"{check.status:<9}{check.name:<{_INDENT - 9}}", check.text)
+    return text + ("\n" + _block(" " * (_INDENT - 2) + "→ ", check.todo) if check.todo else "")
 
 
-class _Spinner:
-    """Says on standard error which check is being made.
-
-    It must not run while a line is printed: rich would send the line to standard error too.
-    """
-
-    def __init__(self, *, show: bool) -> None:
-        self._status: Any = None
-        if show:
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("starting")
-
-    def start(self, name: str) -> None:
-        if self._status is not None:
-            self._status.update(f"checking: {name}")
-            self._status.start()
-
-    def stop(self) -> None:
-        if self._status is not None:
-            self._status.stop()
+def _block(head: str, text: str) -> str:
+    return textwrap.fill(
+        visible(one_line(text)), _WIDTH, initial_indent=head, subsequent_indent=" " * _INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

@@ -19,8 +19,15 @@ _LOGGER = logging.getLogger("embedkit")
 class _Notes(logging.Handler):
     """Prints what the library logs on standard error, as ``note: …``, in terms of options."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: set[str] = set()
+
     def emit(self, record: logging.LogRecord) -> None:
-        show_note(record.getMessage())
+        message = record.getMessage()
+        if message not in self._shown:  # loading a model for every fold says the same every time
+            self._shown.add(message)
+            show_note(message)
 
 
 def show_note(message: str) -> None:
@@ -36,8 +43,9 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named."""
-        if not any(isinstance(handler, _Notes) for handler in _LOGGER.handlers):
-            _LOGGER.addHandler(_Notes())
+        for handler in [h for h in _LOGGER.handlers if isinstance(h, _Notes)]:
+            _LOGGER.removeHandler(handler)
+        _LOGGER.addHandler(_Notes())
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
         try:

@@ -1,98 +1,118 @@
-"""Options and habits that several commands share."""
+"""Options that several commands have: one definition for each, with one name and one meaning."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import FORMATS, QUOTINGS, UNICODE_FORMS
-from embedkit.cli.messages import quiet_notes, show_note
+from embedkit.choices import (
+    CLASS_WEIGHTS,
+    DEFAULT_MODEL,
+    ESTIMATORS,
+    FORMATS,
+    PRECISIONS,
+    QUOTINGS,
+    TASKS,
+    UNICODE_FORMS,
+)
+from embedkit.errors import UsageError
 
 if TYPE_CHECKING:
     from embedkit.corpus import CorpusOptions
 
-__all__ = [
-    "SEED",
-    "corpus_options",
-    "dialect_options",
-    "model_options",
-    "notifier",
-    "output_options",
-    "reading_of",
-    "show_progress",
-]
+__all__ = ["FILE", "LAYERS", "names_of", "option", "options", "reading_of", "whitening_of"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
 
-SEED = click.IntRange(0, 2**31 - 1)
-"""What every library takes as a seed."""
-
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"  # checkpoint.DEFAULT_MODEL; tested
+option = click.option
+FILE = click.Path(path_type=Path)
+LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-4..-1; 0 is the embedding "
+          "output.")  # fmt: skip
 
 
-def output_options(command: F) -> F:
-    """Options that every command has."""
-    return _with(command, (
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option("-q", "--quiet", is_flag=True, callback=quiet_notes,
-                     help="Print nothing but results and errors."),
-        click.option("-v", "--verbose", is_flag=True, help="Say more about what happens."),
-    ))  # fmt: skip
+_SHARED: Mapping[str, Option] = {
+    name: option(name, help=text, **settings)
+    for name, text, settings in (
+        # the corpus
+        ("--text", "Column of the text. [inferred from the header]", {}),
+        ("--text-pair", "Column of the second text of a pair.", {}),
+        ("--id", "Column of the id. [inferred from the header; else row numbers]", {}),
+        ("--label", "Column of the label. [inferred from the header]", {}),
+        ("--format", "Format of the corpus; auto: by the name of the file.",
+         {"default": "auto", "type": click.Choice(["auto", *FORMATS])}),
+        ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
+        ("--quoting", "Quoting of fields; auto: RFC 4180 in .csv files, none in .tsv and .txt "
+         "files.", {"default": "auto", "type": click.Choice(QUOTINGS)}),
+        ("--no-header", "The first line is a record; columns are named 0, 1, 2 …",
+         {"is_flag": True}),
+        ("--unicode", "Unicode normalization of the texts.",
+         {"default": "none", "type": click.Choice(UNICODE_FORMS)}),
+        ("--min-chars", "Leave out shorter texts; they are counted.", {"default": 0}),
+        ("--sample", "Use only N randomly chosen records; the others are counted.",
+         {"type": int, "metavar": "N"}),
+        ("--limit", "Use only the first N records; the others are counted.",
+         {"type": int, "metavar": "N"}),
+        ("--seed", "Seed of everything that is random.",
+         {"default": 0, "type": click.IntRange(0, 2**31 - 1)}),
+        # the encoder
+        ("--model", "Hub id or folder of a BERT-family checkpoint.", {"default": DEFAULT_MODEL}),
+        ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
+        ("--offline", "Use only local files, never the hub.", {"is_flag": True}),
+        ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
+        ("--max-length", "Maximum number of tokens per text, special tokens included. [set by the "
+         "checkpoint]", {"type": int}),
+        ("--prefix", 'Text to put before every text, such as "query: ".',
+         {"default": "", "show_default": False}),
+        ("--precision", "Precision of the computation; auto: on CPU bf16 where a short trial finds "
+         "it 1.2 × as fast. [fp32 on CPU; bf16 on CUDA, fp16 on older devices]",
+         {"type": click.Choice(PRECISIONS)}),
+        ("--special-tokens", "Whether mean, max and last_token use [CLS] and [SEP].",
+         {"default": "include", "type": click.Choice(["include", "exclude"])}),
+        # datasets and runs
+        ("--out", "Folder of the run to write.", {"type": FILE, "required": True}),
+        ("--overwrite", "Replace existing output.", {"is_flag": True}),
+        ("--progress/--no-progress", "Show progress. [on a terminal]", {"default": None}),
+        ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
+        ("--split", "Split file written by embedkit split.", {"type": FILE}),
+        ("--folds", "Number of folds, if there is no --split.", {"default": 5}),
+        ("--task", "classification: labels are classes; regression: labels are numbers.",
+         {"default": "classification", "type": click.Choice(TASKS)}),
+        ("--estimator", "Classifier, or its counterpart for regression.",
+         {"default": "logreg", "type": click.Choice(ESTIMATORS)}),
+        ("--class-weight", "balanced: weight classes inversely to their frequency.",
+         {"type": click.Choice(CLASS_WEIGHTS)}),
+        ("--threads", "Number of threads. [number of cores]", {"type": click.IntRange(min=1)}),
+    )
+}  # fmt: skip
+_DIALECT = ("--format", "--encoding", "--quoting", "--no-header", "--unicode")
+_GROUPS = {
+    "dialect": _DIALECT,
+    "corpus": ("--text", "--text-pair", "--id", "--label", *_DIALECT, "--min-chars", "--sample",
+               "--seed", "--limit"),
+    "checkpoint": ("--model", "--revision", "--offline"),
+    "model": ("--model", "--revision", "--offline", "--device"),
+}  # fmt: skip
 
 
-def model_options(command: F) -> F:
-    """Options that choose a checkpoint and where it runs."""
-    return _with(command, (
-        click.option("--model", default=DEFAULT_MODEL, show_default=True,
-                     help="Hub id or folder of a BERT-family checkpoint."),
-        click.option("--revision", help="Branch, tag or commit of a hub checkpoint."),
-        click.option("--offline", is_flag=True, help="Never ask the hub."),
-        click.option("--device", default="auto", show_default=True,
-                     help="auto, cpu, cuda, cuda:1."),
-    ))  # fmt: skip
+def options(*given: str | Option) -> Option:
+    """Give a command options in this order: names of shared ones, of groups, or its own."""
+    found: list[Option] = []
+    for one in given:
+        if isinstance(one, str):
+            found += [_SHARED[name] for name in _GROUPS.get(one, (one,))]
+        else:
+            found.append(one)
 
+    def decorate(function: Any) -> Any:
+        for each in reversed(found):
+            function = each(function)
+        return function
 
-def corpus_options(command: F) -> F:
-    """Options that say how to read the corpus."""
-    return _with(dialect_options(_with(command, (
-        click.option("--min-chars", default=0, show_default=True, type=int,
-                     help="Leave shorter texts out (counted)."),
-        click.option("--sample", type=int, help="Only so many records, drawn at random (counted)."),
-        click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the draw."),
-        click.option("--limit", type=int, help="Only the first so many records (counted)."),
-    ))), (
-        click.option("--text", help="Column of the text. [guessed by its name]"),
-        click.option("--text-pair", help="Column of the second text of a pair."),
-        click.option("--id", help="Column of the id. [guessed; else row numbers]"),
-        click.option("--label", help="Column of the label. [guessed]"),
-    ))  # fmt: skip
-
-
-def dialect_options(command: F) -> F:
-    """Options that say how a file is written."""
-    return _with(command, (
-        click.option("--format", default="auto", show_default=True,
-                     type=click.Choice(["auto", *FORMATS])),
-        click.option("--encoding", default="utf-8", show_default=True),
-        click.option("--quoting", default="auto", show_default=True,
-                     type=click.Choice(QUOTINGS),
-                     help="auto: .csv files are quoted as CSV, .tsv and .txt files not at all."),
-        click.option("--no-header", is_flag=True,
-                     help="The first line is data; columns are called 0, 1, 2 …"),
-        click.option("--unicode", default="none", show_default=True,
-                     type=click.Choice(UNICODE_FORMS), help="Normal form of the texts."),
-    ))  # fmt: skip
-
-
-def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
-    """A command with options before those that it has."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return decorate
 
 
 def reading_of(settings: dict[str, Any]) -> CorpusOptions:
@@ -108,16 +128,13 @@ def reading_of(settings: dict[str, Any]) -> CorpusOptions:
     return CorpusOptions(**values)
 
 
-def notifier(quiet: bool) -> Callable[[str], None]:
-    """Prints notes for the user on standard error, or nothing."""
-
-    def notify(message: str) -> None:
-        if not quiet:
-            show_note(message)
-
-    return notify
+def names_of(text: str | None) -> list[str] | None:
+    """Names that are separated by commas."""
+    return [name.strip() for name in text.split(",")] if text else None
 
 
-def show_progress(asked: bool | None, quiet: bool) -> bool:
-    """Whether to show a progress bar: as asked, else on a terminal."""
-    return asked if asked is not None else not quiet and sys.stderr.isatty()
+def whitening_of(center: bool, whiten: bool) -> str | None:
+    """The value of the parameter ``whitening`` for ``--center`` and ``--whiten``."""
+    if center and whiten:
+        raise UsageError("give --center or --whiten: whitening centers too.")
+    return "center" if center else "whiten" if whiten else None

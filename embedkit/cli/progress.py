@@ -1,79 +1,82 @@
-"""Progress on standard error."""
+"""Progress of long commands, on standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
 from embedkit.display import duration_text
 from embedkit.types import Progress, ProgressCallback, no_progress
 
-__all__ = ["ProgressBar", "show_lines"]
+__all__ = ["progress_bar", "progress_shown"]
+
+_SECONDS_BETWEEN_LINES = 10.0
 
 
-def show_lines(*, show: bool) -> ProgressCallback:
-    """Return a callback that prints ``fitting: 3 of 5 folds`` on standard error, or nothing."""
-    if not show:
-        return no_progress
+def progress_shown() -> bool:
+    """Whether to show progress: as ``--progress`` says, else on a terminal without ``--quiet``."""
+    given = click.get_current_context().params
+    shown = given.get("progress")
+    return bool(shown) if shown is not None else not given["quiet"] and sys.stderr.isatty()
 
-    def report(progress: Progress) -> None:
-        total = "" if progress.total is None else f" of {progress.total:,}"
-        terminal = sys.stderr.isatty()
-        text = f"{progress.stage}: {progress.done:,}{total} {progress.unit}"
-        click.echo(f"\r{text}" if terminal else text, err=True,
-                   nl=not terminal or progress.done == progress.total)  # fmt: skip
+
+@contextmanager
+def progress_bar() -> Iterator[ProgressCallback]:
+    """Show progress with a rate and the time left: a bar on a terminal, else lines now and then."""
+    if not progress_shown():
+        yield no_progress
+        return
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TextColumn("{task.fields[rest]}"))  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None, rest="")
+        rate = _Rate()
+        yield lambda state: bar.update(
+            task, description=state.stage, completed=state.done, total=state.total,
+            rest=rate.text(state),
+        )  # fmt: skip
+
+
+def _lines() -> ProgressCallback:
+    rate, printed = _Rate(), -_SECONDS_BETWEEN_LINES
+
+    def report(state: Progress) -> None:
+        nonlocal printed
+        text, now = rate.text(state), time.monotonic()
+        if now - printed >= _SECONDS_BETWEEN_LINES or state.done == state.total:
+            printed = now
+            total = "" if state.total is None else f" of {state.total:,}"
+            click.echo(f"{state.stage}: {state.done:,}{total} {text}", err=True)
 
     return report
 
 
-class ProgressBar:
-    """Progress in tokens, so that the remaining time does not lie when texts differ in length."""
+class _Rate:
+    """Units per second, and the time that is left."""
 
-    def __init__(self, *, show: bool) -> None:
-        self._bar: Any = None
-        self._first: tuple[int, float] | None = None
-        if show:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as Bar
+    def __init__(self) -> None:
+        self._counted: tuple[str, int | None] | None = None
+        self._first = (0, 0.0)
 
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("tokens · {task.fields[rate]} · {task.fields[left]}"),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("reading", total=None, rate="", left="")
-
-    def __enter__(self) -> ProgressBar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, state: Progress) -> None:
-        """Show how far the job is."""
-        if self._bar is None:
-            return
+    def text(self, state: Progress) -> str:
         now = time.monotonic()
-        if self._first is None:
-            self._first = (state.fresh or 0, now)
-        fresh, seconds = (state.fresh or 0) - self._first[0], now - self._first[1]
-        rate = fresh / seconds if seconds > 0.5 else 0.0
-        left = ((state.total or state.done) - state.done) / rate if rate else 0.0
-        self._bar.update(
-            self._task,
-            description=state.stage,
-            completed=state.done,
-            total=state.total,
-            rate=f"{rate:,.0f}/s" if rate else "…",
-            left=f"{duration_text(left)} left" if rate else "",
-        )
+        fresh = state.done if state.fresh is None else state.fresh
+        if self._counted != (state.unit, state.total):
+            self._counted, self._first = (state.unit, state.total), (fresh, now)
+        units, seconds = fresh - self._first[0], now - self._first[1]
+        if seconds <= 0.5 or units <= 0 or state.total is None:
+            return state.unit
+        speed = f" · {units / seconds:,.0f}/s" if units > 10 * seconds else ""
+        left = duration_text((state.total - state.done) * seconds / units)
+        return f"{state.unit}{speed} · {left} left"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.text import count_text, reasons_text, table_text
+from embedkit.cli.text import count_text, number_text, reasons_text, score_text, table_text
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.runs.content import (
     FinetuneRun,
@@ -20,92 +18,32 @@ from embedkit.runs.content import (
     TrainRun,
     as_json,
 )
-from embedkit.runs.metrics import Score
 
 if TYPE_CHECKING:
     from embedkit.classifiers.probe import ProbeResult
     from embedkit.classifiers.train import TrainResult
     from embedkit.finetuning.folds import FinetuneResult
 
-__all__ = ["content_json", "finetune_text", "probe_text", "run_info_text", "run_text"]
+__all__ = ["run_data", "run_info_text", "run_text"]
 
 _SUBSETS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
 
 
-def content_json(result: TrainResult | ProbeResult | FinetuneResult) -> str:
-    """Return the content of a new run as one line of JSON, with its folder."""
-    return json.dumps({"out": str(result.out), **as_json(result.content)}, ensure_ascii=False)
+def run_data(result: TrainResult | ProbeResult | FinetuneResult) -> dict[str, Any]:
+    """Return the content of a new run with its folder, as plain data."""
+    return {"out": str(result.out), **as_json(result.content)}
 
 
-def run_text(result: TrainResult) -> str:
-    """Return scores beside the majority's, with intervals, and where the run is."""
-    content = result.content
-    features = " + ".join(content.views) or content.features
-    return "\n".join([
-        f"wrote {visible(str(result.out))}: {content.estimator} on {visible(features)}",
-        _scores_table(content),
-        *_notes(content),
-        f"{content.records.folds:,} records in folds, fitted in {content.cost.fit_seconds:.1f} s; "
-        f"predictions of held-out records: {visible(str(result.out / 'predictions.parquet'))}",
-    ])  # fmt: skip
-
-
-def finetune_text(result: FinetuneResult) -> str:
-    """Return scores of a fine-tuned run, what training cost, and where it is."""
+def run_text(result: TrainResult | ProbeResult | FinetuneResult) -> str:
+    """Return the results of a new run, its cost, and where it is."""
     content, out = result.content, visible(str(result.out))
-    cost, cut, rejected = content.cost, content.truncated, content.dataset.rejected or {}
-    epochs = sorted({round(epoch) for epoch in content.epochs})
+    made = "figures/layers.png" if isinstance(content, ProbeRun) else "predictions.parquet"
     return "\n".join([
-        f"wrote {out}: {content.head} head on {visible(content.dataset.names.model)}, "
-        f"{count_text(len(content.models), 'fold')}",
-        _scores_table(content),
-        f"{content.records.folds:,} records in folds, trained in "
-        f"{duration_text(cost.fit_seconds or 0)} on {cost.device}, {cost.parameters:,} "
-        f"parameters; epoch kept: {', '.join(map(str, epochs))}",
-        f"cut at {cut.limit} tokens: {cut.records:,} texts, {cut.tokens:,} of "
-        f"{cut.tokens_all:,} tokens",
-        *_notes(content),
-        *([f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}"]
-          if rejected else []),
-        f"predictions of held-out records: {out}/predictions.parquet",
+        f"wrote {out}: {visible(_method(content))}",
+        *_results(content),
+        f"cost: {_cost(content)}",
+        f"{'figure' if isinstance(content, ProbeRun) else 'held-out predictions'}: {out}/{made}",
     ])  # fmt: skip
-
-
-def _notes(content: PredictionRun) -> Iterator[str]:
-    """The decision threshold, and what is to be known of a test set."""
-    if content.threshold is not None:
-        yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
-    test, count = content.test_set, content.records.test
-    if test and test.rejected:
-        yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
-    if test and test.seen_texts:
-        yield f"{test.seen_texts:,} of the {count:,} test texts occur among the training texts too"
-
-
-def _scores_table(content: PredictionRun) -> str:
-    rows = [
-        {
-            "score": name,
-            "held out": _SUBSETS[subset],
-            "value": _number(score.value),
-            "95 % interval": f"{_number(score.low)} to {_number(score.high)}",
-            "majority": _number(score.majority),
-        }
-        for subset, found in content.scores.items()
-        for name, score in found.items()
-    ]
-    return table_text(rows)
-
-
-def _number(value: float) -> str:
-    """Four digits; NaN, such as the ROC-AUC of one class alone, is a dash."""
-    return "–" if math.isnan(value) else f"{value:.4f}"
-
-
-def probe_text(result: ProbeResult) -> str:
-    """Return every view with its score and controls, and the nested score."""
-    figure = visible(str(result.out / "figures/layers.png"))
-    return f"{_probe_text(result.content)}\n{result.content.cost.seconds:.0f} s; figure: {figure}"
 
 
 def run_info_text(path: Path, content: Run) -> str:
@@ -117,32 +55,90 @@ def run_info_text(path: Path, content: Run) -> str:
     """
     lines = [f"{path}: a {content.kind} run of embedkit {content.versions['embedkit']}"]
     lines += [f"  {name:9}  {visible(text)}" for name, text in _facts(path, content) if text]
-    if isinstance(content, ProbeRun):
-        lines.append(_probe_text(content))
-    elif isinstance(content, SimilarityRun):
-        lines.append(_similarity_text(content))
-    elif isinstance(content, PredictionRun):
-        lines += [_scores_table(content), *_notes(content)]
-    lines.append("open it:")
-    where = shlex.quote(str(path))
+    lines += [*_results(content), "open it:"]
     for name in ("predictions.parquet", "pairs.parquet"):
         if (path / name).is_file():
             lines.append(f"  import pandas as pd; df = pd.read_parquet({str(path / name)!r})")
     if (path / "model").is_dir():
-        lines.append(f"  embedkit predict {where} new.tsv --out new.predictions.tsv")
-    figures = sorted(p.name for p in (path / "figures").glob("*.png"))
-    if figures:
-        lines.append(
-            f"  figures: {visible(', '.join(figures))} in {visible(str(path / 'figures'))}"
-        )
+        lines.append(f"  embedkit predict {shlex.quote(str(path))} new.tsv --out new.labels.tsv")
+    if figures := sorted(p.name for p in (path / "figures").glob("*.png")):
+        lines.append(f"  figures: {visible(', '.join(figures))} in {visible(str(path))}/figures")
     return "\n".join(lines)
+
+
+def _results(content: Run) -> Iterator[str]:
+    """The tables of a run, and remarks on them."""
+    if isinstance(content, ProbeRun):
+        yield from _probe_results(content)
+    elif isinstance(content, SimilarityRun):
+        yield table_text([
+            {"view": one.view, "spearman": score_text(one.spearman),
+             "pearson": score_text(one.pearson)}
+            for one in content.agreement
+        ])  # fmt: skip
+    elif isinstance(content, PredictionRun):
+        yield from _scores(content)
+    if isinstance(content, FinetuneRun):
+        cut, rejected = content.truncated, content.dataset.rejected or {}
+        epochs = sorted({round(epoch) for epoch in content.epochs})
+        yield f"{count_text(len(content.models), 'fold')}; best epochs: {str(epochs)[1:-1]}"
+        yield (f"{cut.records:,} texts were cut at {cut.limit} tokens: {cut.tokens:,} of "
+               f"{cut.tokens_all:,} tokens left out")  # fmt: skip
+        if rejected:
+            yield f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}"
+
+
+def _scores(content: PredictionRun) -> Iterator[str]:
+    yield table_text([
+        {
+            "score": name,
+            "held out": _SUBSETS[subset],
+            "value": number_text(score.value),
+            "95 % interval": f"{number_text(score.low)} to {number_text(score.high)}",
+            "majority": number_text(score.majority),
+        }
+        for subset, found in content.scores.items()
+        for name, score in found.items()
+    ])  # fmt: skip
+    for subset, classes in content.per_class.items():
+        yield table_text([
+            {"class": visible(one.label), "held out": _SUBSETS[subset],
+             "precision": number_text(one.precision), "recall": number_text(one.recall),
+             "f1": number_text(one.f1), "records": f"{one.support:,}"}
+            for one in classes
+        ])  # fmt: skip
+    if content.threshold is not None:
+        yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
+    test, count = content.test_set, content.records.test
+    if test and test.rejected:
+        yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
+    if test and test.seen_texts:
+        yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
+
+
+def _probe_results(content: ProbeRun) -> Iterator[str]:
+    random = content.random_weights
+    yield table_text([
+        {
+            "view": view.name,
+            content.metric: f"{view.score.value:.4f}",
+            "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
+            "shuffled labels": f"{view.shuffled:.4f}",
+            **({"random weights": number_text(random.get(view.name))} if random else {}),
+            "chosen in folds": str(view.chosen),
+        }
+        for view in content.views
+    ])  # fmt: skip
+    yield f"majority {content.majority:.4f}"
+    yield (f"view chosen inside the folds: {content.metric} {score_text(content.nested)}; report "
+           "this, not the highest row")  # fmt: skip
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     """Names and values of what a run was made from, as far as its kind has them."""
     yield "command", content.command or ""
     if isinstance(content, PredictionRun | ProbeRun):
-        yield "estimator", content.estimator + _features(content)
+        yield "estimator", _method(content)
         names = content.dataset.names
         if not (isinstance(content, TrainRun) and content.features == "tfidf"):
             yield "model", names.model + (f" at {names.revision}" if names.revision else "")
@@ -168,11 +164,12 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{n} {v}" for n, v in content.versions.items())
 
 
-def _features(content: PredictionRun | ProbeRun) -> str:
+def _method(content: PredictionRun | ProbeRun) -> str:
     if isinstance(content, ProbeRun):
-        return " on every view"
-    head = f", {content.head} head" if isinstance(content, FinetuneRun) else ""
-    return f" on {' + '.join(content.views) or content.features}{head}"
+        return f"{content.estimator} on every view"
+    if isinstance(content, FinetuneRun):
+        return f"{content.estimator}, {content.head} head, on {content.dataset.names.model}"
+    return f"{content.estimator} on {' + '.join(content.views) or content.features}"
 
 
 def _cost(content: Run) -> str:
@@ -186,39 +183,3 @@ def _cost(content: Run) -> str:
     if cost.peak_memory_bytes is not None:
         known.append(f"{bytes_text(cost.peak_memory_bytes)} of memory")
     return ", ".join(known)
-
-
-def _similarity_text(content: SimilarityRun) -> str:
-    return table_text([
-        {"view": one.view, "spearman": _with_interval(one.spearman),
-         "pearson": _with_interval(one.pearson)}
-        for one in content.agreement
-    ])  # fmt: skip
-
-
-def _with_interval(score: Score) -> str:
-    """A score with its interval; a correlation of constant cosines is a dash."""
-    if math.isnan(score.value):
-        return "–"
-    return f"{score.value:.4f} ({score.low:.4f} to {score.high:.4f})"
-
-
-def _probe_text(content: ProbeRun) -> str:
-    random = content.random_weights
-    rows = [
-        {
-            "view": view.name,
-            content.metric: f"{view.score.value:.4f}",
-            "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
-            "shuffled labels": f"{view.shuffled:.4f}",
-            **({"random weights": f"{random.get(view.name, math.nan):.4f}"} if random else {}),
-            "chosen in folds": str(view.chosen),
-        }
-        for view in content.views
-    ]
-    return "\n".join([
-        table_text(rows),
-        f"majority {content.majority:.4f}",
-        f"view chosen inside the folds: {content.metric} {_with_interval(content.nested)}; report "
-        "this, not the highest row",
-    ])  # fmt: skip

@@ -1,19 +1,22 @@
 """Blend several runs: the mean of their probabilities, or a model stacked on them.
 
 The stacked model is a logistic regression (for values: a ridge regression) on the log-odds of the
-runs. For the records of a fold it is fitted on the out-of-fold predictions of the other folds, so
-that a record's own label never helps to predict it. The runs themselves have seen that label when
-they predicted the other folds; fitting them once more inside every fold would be needed to remove
-this second-order dependence, which a model of so few weights can hardly use.
+runs. For the records of a fold it is fitted on predictions that inner folds made for the training
+records of that fold: no model that made them has seen the fold. Out-of-fold predictions would not
+do, since the models that predict the other folds have been fitted on this one. Runs without inner
+predictions can be stacked for new records, but not for those of the folds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embedkit.choices import BLENDS, check_choice
 from embedkit.errors import OutputExistsError, UsageError
@@ -24,13 +27,17 @@ from embedkit.prediction_files import (
     read_prediction_files,
     write_prediction_file,
 )
-from embedkit.runs.metrics import best_threshold
+from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions, decide, fold_names
 from embedkit.types import Float64, Int64
 
 __all__ = ["Blend", "blend", "write_blend"]
 
 _TINY = 1e-6
+
+
+_Apply = Callable[[Sequence[Float64]], Float64]
+"""Probabilities of the runs for some records, in the order of the runs → blended ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,37 +48,75 @@ class Blend:
         name: its name in tables.
         predictions: for the records of the runs.
         runs: number of runs.
-        threshold: probability from which the second of two classes is predicted, chosen on all
-            out-of-fold predictions; ``None``: the likeliest class is predicted.
+        cross_fitted: whether there are predictions for the records of the folds; without them
+            theirs are NaN.
+        threshold: probability from which the second of two classes is predicted, for new records;
+            ``None``: the likeliest class is predicted.
         apply: probabilities of the runs for other records, in the order of the runs → blended ones.
     """
 
     name: str
     predictions: Predictions
     runs: int
+    cross_fitted: bool
     threshold: float | None
-    apply: Callable[[Sequence[Float64]], Float64]
+    apply: _Apply
 
 
-def blend(kind: str, runs: Sequence[Predictions], *, choose_threshold: bool = False) -> Blend:
+def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None = None) -> Blend:
     """Blend runs.
+
+    Weights and thresholds for the records of a fold are learnt from predictions of inner folds, if
+    all runs have them. Without them a stacked blend has no predictions for the folds, and
+    thresholds of the mean are chosen by out-of-fold predictions for the other folds.
 
     Args:
         kind: one of :data:`~embedkit.choices.BLENDS`.
         runs: predictions of each run, for the same records.
-        choose_threshold: choose a threshold for two classes, for every fold on the other folds.
+        threshold: how one of two classes is decided on; ``None``: the likelier one.
 
     Raises:
         UsageError: the kind is unknown.
     """
     check_choice(BLENDS, blend=kind)
-    proba, apply = _BLENDS[kind](runs)
-    blended = runs[0].with_proba(proba)
-    threshold = None
-    if choose_threshold and len(blended.classes) == 2:
-        y_pred, threshold = _decide_by_fold(blended)
-        blended = blended.with_proba(proba, y_pred)
-    return Blend(f"blend: {kind}", blended, len(runs), threshold, apply)
+    fit, records = _BLENDS[kind], runs[0]
+    if len(records.classes) != 2:
+        threshold = None
+    has_inner = all(run.inner is not None for run in runs)
+    cross_fitted = has_inner or fit is _mean
+    proba = np.full(records.proba.shape, np.nan)
+    y_pred = decide(proba)
+    for train, test in records.folds() if cross_fitted else ():
+        known, y = _inner(runs, test) if has_inner else (_of(runs, train), records.y[train])
+        apply = fit(known, y, records.classes)
+        proba[test] = apply(_of(runs, test))
+        chosen = threshold.choose(y, apply(known)[:, 1]) if threshold else None
+        y_pred[test] = decide(proba[test], threshold=chosen)
+    index, test = records.out_of_fold, records.test
+    apply = fit(_of(runs, index), records.y[index], records.classes)
+    final = None
+    if threshold is not None:
+        positive = proba[index] if cross_fitted else apply(_of(runs, index))
+        final = threshold.choose(records.y[index], positive[:, 1])
+    if len(test):
+        proba[test] = apply(_of(runs, test))
+        y_pred[test] = decide(proba[test], threshold=final)
+    blended = records.with_proba(proba, y_pred)
+    return Blend(f"blend: {kind}", blended, len(runs), cross_fitted, final, apply)
+
+
+def _of(runs: Sequence[Predictions], index: Int64) -> list[Float64]:
+    return [run.proba[index] for run in runs]
+
+
+def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:
+    """Inner predictions of all runs for the same training records of a fold, and their labels."""
+    fold, repeat = runs[0].fold[test[0]], runs[0].repeat[test[0]]
+    inner = [run.inner for run in runs if run.inner is not None]
+    here = [p.take(np.flatnonzero((p.fold == fold) & (p.repeat == repeat))) for p in inner]
+    rows = reduce(np.intersect1d, [p.row for p in here])
+    here = [p.take(np.searchsorted(p.row, rows)) for p in here]
+    return [p.proba for p in here], here[0].y
 
 
 def write_blend(
@@ -93,7 +138,8 @@ def write_blend(
         Number of records.
 
     Raises:
-        UsageError: the file has another ending, the runs predict values, or an answer is unusable.
+        UsageError: the file has another ending, the runs predict values, an answer is unusable, or
+            the blend has no predictions for the records of the runs.
         OutputExistsError: the file exists.
     """
     file_format(out, name="write_blend")
@@ -107,7 +153,7 @@ def write_blend(
             f"answers= has {len(answers)} files for {made.runs} runs. Give one file for every run, "
             "in their order."
         )
-    records = _new_records(made, answers) if answers else _own_records(made.predictions)
+    records = _new_records(made, answers) if answers else _own_records(made)
     return write_prediction_file(records, classes, out, folds=not answers)
 
 
@@ -120,59 +166,44 @@ def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedReco
         yield PredictedRecord(row, identifier, one)
 
 
-def _own_records(predictions: Predictions) -> Iterator[PredictedRecord]:
-    p = predictions.take(np.concatenate([predictions.first_repeat, predictions.test]))
-    made = predictions_of(p.proba, p.y_pred, p.classes)
-    for row, identifier, fold, one in zip(p.row, p.ids, fold_names(p.fold), made, strict=True):
+def _own_records(made: Blend) -> Iterator[PredictedRecord]:
+    p = made.predictions
+    p = p.take(np.concatenate([p.first_repeat if made.cross_fitted else p.test[:0], p.test]))
+    if not len(p.row):
+        raise UsageError(
+            f"{made.name} has no predictions for the folds, since a run has none of inner folds. "
+            "Train the runs with tune=True, blend their mean, or pass answers= for new records."
+        )
+    found = predictions_of(p.proba, p.y_pred, p.classes)
+    for row, identifier, fold, one in zip(p.row, p.ids, fold_names(p.fold), found, strict=True):
         yield PredictedRecord(int(row), identifier, one, fold)
 
 
-_Blended = tuple[Float64, Callable[[Sequence[Float64]], Float64]]
+def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
+    return lambda given: np.asarray(np.mean(np.stack(given), axis=0), np.float64)
 
 
-def _mean(runs: Sequence[Predictions]) -> _Blended:
-    def apply(proba: Sequence[Float64]) -> Float64:
-        return np.asarray(np.mean(np.stack(proba), axis=0), np.float64)
-
-    return apply([run.proba for run in runs]), apply
-
-
-def _stacked(runs: Sequence[Predictions]) -> _Blended:
-    records = runs[0]
-    X = _features([run.proba for run in runs])
-    result = np.empty_like(records.proba)
-    for train, test in records.folds():
-        result[test] = _fitted(records, X, train)(X[test])
-    whole = _fitted(records, X, records.out_of_fold)
-    if len(records.test):
-        result[records.test] = whole(X[records.test])
-    return result, lambda proba: whole(_features(proba))
-
-
-_BLENDS: dict[str, Callable[[Sequence[Predictions]], _Blended]] = {
-    "mean": _mean,
-    "stacked": _stacked,
-}
-
-
-def _fitted(records: Predictions, X: Float64, train: Int64) -> Callable[[Float64], Float64]:
+def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    if not records.classes:
-        values = make_pipeline(StandardScaler(), Ridge()).fit(X[train], records.y[train])
-        return lambda given: np.asarray(values.predict(given), np.float64)
+    if not classes:
+        values = make_pipeline(StandardScaler(), Ridge()).fit(_features(proba), y)
+        return lambda given: np.asarray(values.predict(_features(given)), np.float64)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
-    model.fit(X[train], records.y[train])
+    model.fit(_features(proba), y)
     known = model[-1].classes_  # a rare class may be missing from the other folds
 
-    def apply(given: Float64) -> Float64:
-        found = np.zeros((len(given), len(records.classes)))
-        found[:, known] = model.predict_proba(given)
+    def apply(given: Sequence[Float64]) -> Float64:
+        found = np.zeros((len(given[0]), len(classes)))
+        found[:, known] = model.predict_proba(_features(given))
         return found
 
     return apply
+
+
+_BLENDS = {"mean": _mean, "stacked": _stacked}
 
 
 def _features(proba: Sequence[Float64]) -> Float64:
@@ -181,17 +212,3 @@ def _features(proba: Sequence[Float64]) -> Float64:
         return np.stack(proba, axis=1)
     logs = [np.log(np.clip(one, _TINY, 1)) for one in proba]
     return np.concatenate([log[:, :-1] - log[:, -1:] for log in logs], axis=1)
-
-
-def _decide_by_fold(p: Predictions) -> tuple[Int64, float]:
-    """Predicted classes by thresholds chosen on the other folds, and the one chosen on all."""
-    y_pred = np.empty(len(p.y), np.int64)
-    for train, test in p.folds():
-        y_pred[test] = decide(p.proba[test], threshold=_best(p, train))
-    threshold = _best(p, p.out_of_fold)
-    y_pred[p.test] = decide(p.proba[p.test], threshold=threshold)
-    return y_pred, threshold
-
-
-def _best(p: Predictions, index: Int64) -> float:
-    return best_threshold(p.y[index], p.proba[index, 1], beta=1)

@@ -1,14 +1,15 @@
 """Compare runs: metrics, paired differences, significance and cost.
 
-All runs have the same split, so that every difference is paired: bootstrap samples draw the same
-records for all of them, and McNemar's test counts the records that only one of two predicts
-correctly. Rows are ordered by out-of-fold predictions; a test set is scored beside them.
+All runs have the same split, so that every difference is paired: all methods share the bootstrap
+samples of :mod:`embedkit.runs.resampling`, which draw whole units. Rows are ordered by out-of-fold
+predictions; a test set decides nothing and has tests of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +19,19 @@ from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import LoadedRun, RunSet, read_runs
 from embedkit.comparison.texts import Dataset, find_datasets
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.metrics import (
-    SAMPLES,
-    Metric,
-    Score,
-    bootstrap_weights,
-    calibration_error,
-    classification_metrics,
-    interval,
-    regression_metrics,
+from embedkit.runs.metrics import LOWER_IS_BETTER, SAMPLES, Score, Threshold, beta_of
+from embedkit.runs.predictions import Predictions, metrics_of
+from embedkit.runs.resampling import (
+    TEST_SAMPLES,
+    corrected_resampled_t,
+    difference_interval,
+    holm,
+    mcnemar,
+    paired_tests,
+    resample,
+    scored,
 )
-from embedkit.runs.predictions import Predictions
-from embedkit.types import Float64, Int64
+from embedkit.types import Int64
 
 __all__ = [
     "LOWER_IS_BETTER",
@@ -40,37 +42,49 @@ __all__ = [
     "Difference",
     "Row",
     "compare",
-    "holm",
-    "mcnemar",
 ]
 
 MAJORITY = "majority"
 """Name of the baseline that predicts by class frequencies alone."""
 
-LOWER_IS_BETTER = ("log_loss", "brier", "calibration_error", "rmse")
+_SHOWN = ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error", "roc_auc",
+          "average_precision")  # fmt: skip
+_SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One method against another on the same records.
+    """One method against another on the same records, in the table's metric.
 
     Attributes:
-        value: this method's score less the other's, on the table's metric.
+        value: this method's score less the other's.
         low: lower end of the 95 % interval of the paired bootstrap.
         high: its upper end.
+        p: of the paired bootstrap test of the metric; ``None`` where a score is undefined.
+        p_corrected: the same, corrected for all comparisons of the table.
+        p_repeats: of the corrected resampled t-test over the folds of a repeated split, with
+            Holm's correction; ``None`` without repeats.
         only_this: records that only this method predicts correctly, in the first repeat.
         only_other: records that only the other predicts correctly.
-        p: McNemar's exact p of these two counts; ``None`` for values.
-        p_corrected: the same after Holm's correction for all tests of the table.
+        mcnemar: McNemar's exact p of these two counts, not corrected; ``None`` unless the metric
+            is accuracy and every record is a unit of its own.
     """
 
     value: float
     low: float
     high: float
-    only_this: int
-    only_other: int
-    p: float | None
-    p_corrected: float | None
+    p: float | None = None
+    p_corrected: float | None = None
+    p_repeats: float | None = None
+    only_this: int = 0
+    only_other: int = 0
+    mcnemar: float | None = None
+
+    @property
+    def significant(self) -> bool:
+        """Whether all corrected p are below 0.05; without a test nothing is."""
+        found = [p for p in (self.p_corrected, self.p_repeats) if p is not None]
+        return self.p_corrected is not None and max(found) < _SIGNIFICANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +123,8 @@ class Row:
         test: the same on the test set; empty without one, or without its labels.
         to_best: against the best row; ``None`` in the best row itself.
         to_baseline: against the baseline; ``None`` in the baseline itself.
+        test_to_best: as ``to_best``, on the test set; ``None`` without its labels.
+        test_to_baseline: as ``to_baseline``, on the test set.
         cost: ``None`` for what is made here.
     """
 
@@ -119,6 +135,8 @@ class Row:
     test: dict[str, Score]
     to_best: Difference | None
     to_baseline: Difference | None
+    test_to_best: Difference | None
+    test_to_baseline: Difference | None
     cost: Cost | None
 
 
@@ -130,8 +148,9 @@ class Comparison:
         metric: metric that the rows are sorted by.
         best: name of the first row.
         baseline: name of the row that others are compared with.
-        tests: number of tests that Holm's correction was made for.
+        tests: number of comparisons that p is corrected for: all pairs of runs and blends.
         records: number of records in folds and in the test set.
+        units: number of units in folds and in the test set: groups, texts or records.
         rows: best first.
         names: of the runs, in the order of ``agreement``.
         agreement: fraction of records for which two runs predict the same class; empty for values.
@@ -142,6 +161,7 @@ class Comparison:
     baseline: str
     tests: int
     records: dict[str, int]
+    units: dict[str, int]
     rows: tuple[Row, ...]
     names: tuple[str, ...]
     agreement: tuple[tuple[float, ...], ...]
@@ -155,7 +175,8 @@ class Compared:
         table: its numbers.
         runs: the runs and probes.
         datasets: what they were made from, as far as it is still there.
-        blends: by kind; empty where there is one run only.
+        blends: by kind; empty where there is one run only. One that is not cross-fitted has no
+            row.
         predictions: of every row, by name.
     """
 
@@ -183,7 +204,7 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     seed: int = 0,
-    samples: int = SAMPLES,
+    samples: int = TEST_SAMPLES,
 ) -> Compared:
     """Compare runs that were made under one split.
 
@@ -191,9 +212,10 @@ def compare(
         runs: folders that ``train`` or ``finetune`` wrote; those of ``probe`` are carried along.
         baseline: name of a run, or ``majority``; by default the first run on TF-IDF, else
             ``majority``.
-        metric: metric to sort by; by default accuracy, of values the root mean squared error.
+        metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
+            all runs chose their thresholds, else accuracy, of values the root mean squared error.
         seed: of the bootstrap.
-        samples: number of bootstrap samples.
+        samples: number of bootstrap samples of a test.
 
     Raises:
         UsageError: a run, name or metric does not exist.
@@ -201,171 +223,195 @@ def compare(
     """
     opened = read_runs(runs)
     records = opened.records
-    metric = _metric(metric, records)
+    metric = _metric(metric, opened)
     predictions = {run.name: run.predictions for run in opened.runs}
     blends: dict[str, Blend] = {}
     if len(opened.runs) > 1:
-        thresholds = any(run.content.threshold is not None for run in opened.runs)
-        blends = {kind: blend(kind, list(predictions.values()), choose_threshold=thresholds)
+        threshold = _blend_threshold(metric, opened.runs)
+        blends = {kind: blend(kind, list(predictions.values()), threshold=threshold)
                   for kind in BLENDS}  # fmt: skip
-    predictions |= {made.name: made.predictions for made in blends.values()}
+    made = [one for one in blends.values() if one.cross_fitted]
+    predictions |= {one.name: one.predictions for one in made}
     predictions[MAJORITY] = records.majority()
-    if len(predictions) != len(opened.runs) + len(blends) + 1:
+    if len(predictions) != len(opened.runs) + len(made) + 1:
         raise UsageError(f"a run has the reserved name {MAJORITY!r} or that of a blend. "
                          "Rename its folder.")  # fmt: skip
     chosen = _baseline(baseline, opened.runs)
-    table = _Table(records, predictions, metric, seed, samples)
     datasets = find_datasets(opened.all)
     encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
-    rows = table.rows(opened.runs, chosen, encoding)
+    subsets = {"folds": records.out_of_fold, "test": records.scored_test}
+    found = {
+        name: _Subset(predictions, index, metric, seed, samples)
+        for name, index in subsets.items() if len(index)
+    }  # fmt: skip
+    rows = _rows(found["folds"], found.get("test"), opened.runs, chosen, encoding)
     first = records.first_repeat
     y_pred = [run.predictions.y_pred[first] for run in opened.runs] if records.classes else []
     agreement = tuple(tuple(float((a == b).mean()) for b in y_pred) for a in y_pred)
     counts = {"folds": len(first), "test": len(records.test)}
+    units = {name: len(np.unique(records.group[index])) for name, index in subsets.items()}
     return Compared(
         Comparison(
-            metric, rows[0].name, chosen, table.tests, counts, rows,
+            metric, rows[0].name, chosen, len(found["folds"].pairs), counts, units, rows,
             tuple(run.name for run in opened.runs), agreement,
         ),
         opened, datasets, blends, predictions,
     )  # fmt: skip
 
 
-def mcnemar(only_this: int, only_other: int) -> float:
-    """Two-sided exact p of McNemar's test from the two counts of discordant records."""
-    from scipy.stats import binomtest
-
-    count = only_this + only_other
-    return float(binomtest(only_this, count, 0.5).pvalue) if count else 1.0
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's correction: p values that keep the chance of any false alarm at their level."""
-    corrected = [0.0] * len(p)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
-        corrected[index] = highest
-    return corrected
-
-
-class _Table:
-    """Scores and differences of all methods from the same bootstrap samples."""
+class _Subset:
+    """Scores of all methods on some records, and paired tests of one metric."""
 
     def __init__(
         self,
-        records: Predictions,
         predictions: Mapping[str, Predictions],
+        index: Int64,
         metric: str,
         seed: int,
         samples: int,
     ) -> None:
-        self._records, self._predictions, self._metric = records, predictions, metric
-        self.tests = 0
-        self.scores, self._drawn = self._score(records.out_of_fold, seed, samples)
-        self._test = {name: dict[str, Score]() for name in predictions}
-        if len(records.scored_test):
-            self._test, _ = self._score(records.scored_test, seed, samples)
-
-    def rows(
-        self, runs: Sequence[LoadedRun], baseline: str, encoding: Mapping[str, float | None]
-    ) -> tuple[Row, ...]:
-        sign = 1 if self._metric in LOWER_IS_BETTER else -1
-        value = {name: sign * found[self._metric].value for name, found in self.scores.items()}
-        names = sorted(value, key=lambda n: (np.isnan(value[n]), value[n]))
-        pairs = {(name, names[0]): self._difference(name, names[0]) for name in names[1:]}
-        pairs |= {(n, baseline): self._difference(n, baseline) for n in names if n != baseline}
-        pairs = self._corrected(pairs)
-        by_name = {run.name: run for run in runs}
-        return tuple(
-            Row(
-                name, _kind(name, by_name), str(by_name[name].path) if name in by_name else None,
-                self.scores[name], self._test[name], pairs.get((name, names[0])),
-                pairs.get((name, baseline)),
-                _cost(by_name[name], self._records, encoding) if name in by_name else None,
-            )
-            for name in names
-        )  # fmt: skip
-
-    def _score(
-        self, index: Int64, seed: int, samples: int
-    ) -> tuple[dict[str, dict[str, Score]], dict[str, Float64]]:
-        """Scores on some predictions, and the table's metric in every bootstrap sample."""
-        rows, record = np.unique(self._records.row[index], return_inverse=True)
-        metrics = {name: self._metrics(predictions.take(index))
-                   for name, predictions in self._predictions.items()}  # fmt: skip
-        found = {name: {m: np.empty(samples) for m in of} for name, of in metrics.items()}
-        start = 0
-        for drawn in bootstrap_weights(len(rows), seed, samples):
-            weights = drawn[:, record]  # a record is drawn with its predictions of all repeats
-            subset = slice(start, start := start + len(weights))
-            for name, of in metrics.items():
-                for m, metric in of.items():
-                    found[name][m][subset] = metric(weights)
-        whole = np.ones((1, len(index)))
-        scores = {
-            name: {
-                m: _interval(m, float(metric(whole)[0]), found[name][m]) for m, metric in of.items()
-            }
-            for name, of in metrics.items()
+        self._metric = metric
+        self._found = {name: p.take(index) for name, p in predictions.items()}
+        self._metrics = {
+            name: metrics_of(p, beta=beta_of(metric), baseline=name == MAJORITY)
+            for name, p in self._found.items()
         }
-        return scores, {name: of[self._metric] for name, of in found.items()}
+        self.names = list(predictions)
+        self._records = self._found[self.names[0]]
+        unit = self._records.group
+        tested = {name: found[metric] for name, found in self._metrics.items()}
+        wanted = {
+            (name, m): found[m]
+            for name, found in self._metrics.items()
+            for m in found
+            if m in _SHOWN or m == metric or not self._records.classes
+        }
+        scores = scored(wanted, unit, seed=seed, samples=min(SAMPLES, samples))
+        self.scores: dict[str, dict[str, Score]] = {name: {} for name in self.names}
+        for (name, m), score in scores.items():
+            self.scores[name][m] = score
+        drawn = resample(tested, unit, seed=seed, samples=samples)
+        self._drawn = np.stack([drawn[name] for name in self.names], axis=1)
+        self._values = np.array([self.scores[name][metric].value for name in self.names])
+        self._units = tested[self.names[0]].units(unit, paired=True)
+        self.pairs = list(combinations([n for n in self.names if n != MAJORITY], 2))
 
-    def _metrics(self, p: Predictions) -> dict[str, Metric]:
-        if not p.classes:
-            return regression_metrics(p.y, p.proba)
-        metrics = classification_metrics(p.y, p.proba, p.y_pred)
-        return metrics | {"calibration_error": calibration_error(p.y, p.proba)}
+    def ordered(self) -> list[str]:
+        """Names of the methods, best first; those without a score last."""
+        sign = 1 if self._metric in LOWER_IS_BETTER else -1
+        value = dict(zip(self.names, sign * self._values, strict=True))
+        return sorted(self.names, key=lambda n: (np.isnan(value[n]), value[n]))
+
+    def differences(
+        self, pairs: Sequence[tuple[str, str]], families: Sequence[Sequence[tuple[str, str]]]
+    ) -> dict[tuple[str, str], Difference]:
+        """Differences of pairs; each family of pairs is corrected for on its own."""
+        tests = {pair: found for family in families for pair, found in self._tests(family).items()}
+        made = {}
+        for pair in pairs:
+            p, corrected, repeats = tests.get(frozenset(pair), (None, None, None))
+            made[pair] = replace(
+                self._difference(*pair), p=p, p_corrected=corrected, p_repeats=repeats
+            )
+        return made
 
     def _difference(self, name: str, other: str) -> Difference:
-        here, there = self.scores[name][self._metric], self.scores[other][self._metric]
-        drawn = self._drawn[name] - self._drawn[other]
-        low, high = interval(drawn)
-        value = here.value - there.value
-        if not self._records.classes:
-            return Difference(value, low, high, 0, 0, None, None)
-        first = self._records.first_repeat
-        right, their = (
-            self._predictions[n].y_pred[first] == self._records.y[first] for n in (name, other)
-        )
+        one, two = self.names.index(name), self.names.index(other)
+        value = float(self._values[one] - self._values[two])
+        drawn = self._drawn[:, one] - self._drawn[:, two]
+        found = Difference(value, *difference_interval(value, drawn, units=self._units))
+        p = self._records
+        if not p.classes:
+            return found
+        first = p.repeat == p.repeat.min()
+        right, their = (self._found[n].y_pred[first] == p.y[first] for n in (name, other))
         counts = int((right & ~their).sum()), int((their & ~right).sum())
-        return Difference(value, low, high, *counts, mcnemar(*counts), None)
+        single = len(np.unique(p.group[first])) == first.sum()
+        exact = mcnemar(*counts) if self._metric == "accuracy" and single else None
+        return replace(found, only_this=counts[0], only_other=counts[1], mcnemar=exact)
 
-    def _corrected(
-        self, pairs: dict[tuple[str, str], Difference]
-    ) -> dict[tuple[str, str], Difference]:
-        """Correct for all tests; best against baseline and the reverse is one test."""
-        tests = {frozenset(pair): d.p for pair, d in pairs.items() if d.p is not None}
-        self.tests = len(tests)
-        corrected = dict(zip(tests, holm([p for p in tests.values() if p is not None]),
-                             strict=True))  # fmt: skip
+    def _tests(
+        self, family: Sequence[tuple[str, str]]
+    ) -> dict[frozenset[str], tuple[float | None, ...]]:
+        """Return p, corrected p and p over repeats of the pairs of a family."""
+        if not family:
+            return {}
+        pairs = [(self.names.index(one), self.names.index(other)) for one, other in family]
+        p, corrected = paired_tests(self._values, self._drawn, pairs, units=self._units)
         return {
-            pair: replace(d, p_corrected=corrected.get(frozenset(pair)))
-            for pair, d in pairs.items()
+            frozenset(pair): tuple(None if np.isnan(one) else float(one) for one in found)
+            for pair, *found in zip(family, p, corrected, self._repeats(pairs), strict=True)
         }
 
+    def _repeats(self, pairs: Sequence[tuple[int, int]]) -> Sequence[float]:
+        """Return p of the test over the folds of a repeated split; NaN without repeats."""
+        p = self._records
+        if not p.repeat.any():
+            return [float("nan")] * len(pairs)
+        folds = [test for _, test in p.folds()]
+        values = np.array([[self._value(name, test) for name in self.names] for test in folds])
+        fraction = len(folds[0]) / int((p.repeat == p.repeat[folds[0][0]]).sum())
+        found = [corrected_resampled_t(values[:, a] - values[:, b], test_fraction=fraction)
+                 for a, b in pairs]  # fmt: skip
+        return holm([1.0 if np.isnan(one) else one for one in found])
 
-def _interval(name: str, value: float, drawn: Float64) -> Score:
-    """Percentiles of the samples; those of the calibration error are moved to its value.
+    def _value(self, name: str, index: Int64) -> float:
+        p = self._found[name].take(index)
+        found = metrics_of(p, beta=beta_of(self._metric), baseline=name == MAJORITY)
+        return found[self._metric].value(len(index))
 
-    Drawing records anew adds noise to every bin, which only ever lengthens its distance.
+
+def _rows(
+    folds: _Subset, test: _Subset | None, runs: Sequence[LoadedRun], baseline: str,
+    encoding: Mapping[str, float | None],
+) -> tuple[Row, ...]:  # fmt: skip
+    """The methods, best first.
+
+    Out-of-fold predictions choose the best, so that all pairs are corrected for there. On the test
+    set, which chooses nothing, only the pairs that are shown are.
     """
-    low, high = interval(drawn)
-    if name == "calibration_error" and len(drawn):
-        excess = float(drawn.mean()) - value
-        low, high = max(0.0, low - excess), high - excess
-    return Score(value, low, high)
+    names = folds.ordered()
+    best, by_name = names[0], {run.name: run for run in runs}
+    to_best = [(name, best) for name in names[1:]]
+    to_baseline = [(name, baseline) for name in names if name != baseline]
+    pairs = [*to_best, *to_baseline]
+    # the majority is no competitor: a family of its own, where it is the baseline or the best
+    majority = [(n, MAJORITY) for n in names if n != MAJORITY and MAJORITY in (best, baseline)]
+    methods = list({frozenset(pair): pair for pair in pairs if MAJORITY not in pair}.values())
+    found = folds.differences(pairs, [folds.pairs, majority])
+    on_test = {} if test is None else test.differences(pairs, [methods, majority])
+    return tuple(
+        Row(
+            name, _kind(name, by_name), str(by_name[name].path) if name in by_name else None,
+            folds.scores[name], {} if test is None else test.scores[name],
+            found.get((name, best)), found.get((name, baseline)),
+            on_test.get((name, best)), on_test.get((name, baseline)),
+            _cost(by_name[name], encoding) if name in by_name else None,
+        )
+        for name in names
+    )  # fmt: skip
 
 
-def _metric(asked: str | None, records: Predictions) -> str:
-    known = ["accuracy", "macro_f1", "log_loss", "brier", "calibration_error"]
-    if len(records.classes) == 2:
-        known += ["roc_auc", "average_precision"]
-    if not records.classes:
-        known = ["rmse", "r2", "spearman"]
-    if asked is not None:
+def _metric(asked: str | None, runs: RunSet) -> str:
+    known = list(metrics_of(runs.records.take(runs.records.out_of_fold)))
+    if asked is None:
+        chosen = {run.content.threshold_metric for run in runs.runs}
+        return (chosen.pop() if len(chosen) == 1 else None) or known[0]
+    if beta_of(asked) is None or len(runs.records.classes) != 2:
         check_choice(known, metric=asked)
-    return asked or known[0]
+    return asked
+
+
+def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None:
+    """How blends decide: by the metric asked for, else as the runs; ``None``: the likelier."""
+    if beta_of(metric) is not None:
+        return Threshold(None, beta_of(metric))
+    if all(run.content.threshold is None for run in runs):
+        return None
+    if metric == "macro_f1":
+        return Threshold(None, None)
+    chosen = [name for run in runs if (name := run.content.threshold_metric)]
+    return Threshold.parse(chosen[0] if chosen else "f1")
 
 
 def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
@@ -389,13 +435,14 @@ def _kind(name: str, runs: Mapping[str, LoadedRun]) -> str:
     return "majority" if name == MAJORITY else "blend"
 
 
-def _cost(run: LoadedRun, records: Predictions, encoding: Mapping[str, float | None]) -> Cost:
+def _cost(run: LoadedRun, encoding: Mapping[str, float | None]) -> Cost:
     content = run.content
     cost, predict = content.cost, content.cost.predict_seconds
+    count = len(run.predictions.out_of_fold)
     files = [p for p in (run.path / "model").rglob("*") if p.is_file()]
     return Cost(
         fit_seconds=cost.fit_seconds,
-        predict_seconds=None if predict is None else predict / len(records.out_of_fold) * 1_000,
+        predict_seconds=None if predict is None else predict / count * 1_000,
         encode_seconds=encoding.get(content.dataset.fingerprint) if content.views else None,
         peak_memory_bytes=cost.peak_memory_bytes,
         parameters=cost.parameters,

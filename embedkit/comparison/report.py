@@ -20,7 +20,7 @@ import numpy as np
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.comparison.charts import Picture, draw_all, save_pictures
-from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Difference, Row
+from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
 from embedkit.comparison.texts import Dataset, Texts, find_texts
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import OutputExistsError, UsageError
@@ -32,8 +32,9 @@ __all__ = ["Answer", "Disputed", "disputed", "shown", "write_report"]
 
 _TITLES = {
     "accuracy": "accuracy", "macro_f1": "macro-F1", "log_loss": "log-loss", "brier": "Brier",
-    "calibration_error": "calibration error", "roc_auc": "ROC-AUC",
-    "average_precision": "average precision", "rmse": "RMSE", "r2": "R²", "spearman": "Spearman",
+    "calibration_error": "calibration error", "roc_auc": "ROC-AUC", "mcc": "MCC",
+    "average_precision": "average precision", "balanced_accuracy": "balanced accuracy",
+    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "pearson": "Pearson", "spearman": "Spearman",
 }  # fmt: skip
 _LARGEST_MATRIX = 20
 _LONGEST_TEXT = 2_000
@@ -192,6 +193,7 @@ def _render(
         cuts={run.name: run.content.truncated for run in compared.runs.runs
               if isinstance(run.content, FinetuneRun)},
         split=compared.runs.runs[0].content.split,
+        unit=compared.runs.runs[0].content.split.unit_text,
         settings=[
             {"name": run.name, "kind": run.content.kind, "path": str(run.path),
              "command": run.content.command, "versions": run.content.versions,
@@ -242,15 +244,10 @@ def _verdict(rows: Sequence[Row], baseline: str) -> dict[str, Any]:
         "best": best,
         "baseline": baseline,
         "difference": difference,
-        "sure": difference is not None and _is_sure(difference),
-        "level": [row.name for row in rows[1:] if row.to_best and not _is_sure(row.to_best)],
-    }
-
-
-def _is_sure(difference: Difference) -> bool:
-    """Whether interval and corrected p both say that the difference is no chance."""
-    apart = difference.low > 0 or difference.high < 0
-    return apart and (difference.p_corrected is None or difference.p_corrected < 0.05)
+        "sure": difference is not None and difference.significant,
+        "level": [row.name for row in rows[1:]
+                  if row.name != MAJORITY and row.to_best and not row.to_best.significant],
+    }  # fmt: skip
 
 
 def _matrices(compared: Compared) -> list[dict[str, Any]]:
@@ -274,19 +271,19 @@ def _matrices(compared: Compared) -> list[dict[str, Any]]:
 
 def _ledger(dataset: Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
-    totals, vectors = manifest.totals, manifest.job["vectors"]
+    totals, vectors = manifest.totals, manifest.job.vectors
     return {
         "path": str(dataset.path.resolve().name),
         "runs": dataset.runs,
-        "model": manifest.names["model"],
-        "inputs": [Path(name).name for name in manifest.names["inputs"]],
-        "records": totals["records"],
-        "accepted": totals["accepted"],
-        "rejected": totals["rejected"],
-        "left_out": totals["left_out"],
-        "ledger": totals["ledger"],
-        "max_length": vectors["max_length"],
-        "on_long": vectors["on_long"],
+        "model": manifest.names.model,
+        "inputs": [Path(name).name for name in manifest.names.inputs],
+        "records": totals.records,
+        "accepted": totals.accepted,
+        "rejected": totals.rejected,
+        "left_out": totals.left_out,
+        "ledger": totals.ledger,
+        "max_length": vectors.max_length,
+        "on_long": vectors.on_long,
         "fingerprint": manifest.fingerprint,
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def find_texts(
     if given is not None:
         return _given(Path(given), rows, source, reading)
     for dataset in datasets:
-        if dataset.manifest.job["storage"]["text"]:
+        if dataset.manifest.job.storage.text:
             return _stored(dataset.path, rows)
     corpus = [run.path / run.content.dataset.path for run in runs]
     for path in corpus:
@@ -105,7 +105,7 @@ def _reading(
     runs: Sequence[LoadedRun | LoadedProbe], datasets: Sequence[Dataset]
 ) -> dict[str, Any]:
     """How the corpus was read that the records are from; empty where nothing says it."""
-    inputs = [dataset.manifest.job["input"] for dataset in datasets]
+    inputs = [asdict(dataset.manifest.job.input) for dataset in datasets]
     for run in runs:
         if reading := run.content.dataset.reading:
             inputs.append(reading | reading["dialect"])
@@ -121,7 +121,7 @@ def _given(
             raise MismatchError(
                 f"texts={str(path)!r}: that dataset was made from other files than these runs."
             )
-        if not read_manifest(path).job["storage"]["text"]:
+        if not read_manifest(path).job.storage.text:
             raise UsageError(f"texts={str(path)!r}: that dataset stores no texts.")
         return _stored(path, rows)
     if not path.is_file():
@@ -138,10 +138,10 @@ def _given(
 def _stored(path: Path, rows: Collection[int]) -> Texts:
     data = load(path)
     wanted = frozenset(rows)
-    columns = ["text", *(["text_pair"] if data.manifest.job["input"]["text_pair"] else [])]
+    columns = ["text", *(["text_pair"] if data.manifest.job.input.text_pair else [])]
     parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
     texts = {int(row): _joined(text) for row, *text in parts if row in wanted}
-    names = ", ".join(Path(name).name for name in data.manifest.names["inputs"])
+    names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
     return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
 
 
@@ -176,5 +176,5 @@ def _encode_seconds(path: Path, manifest: Manifest) -> float | None:
         whole = [float(e["seconds"]) for e in finished if not e["shards_found"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    rows = int(manifest.totals["accepted"])
+    rows = manifest.totals.accepted
     return whole[-1] / rows * 1_000 if whole and rows else None

@@ -222,12 +222,6 @@ def _first_line(file: InputFile, encoding: str) -> str:
         return line.data.decode(source.encoding, "replace") if line else ""
 
 
-def _csv_delimiter(first: str) -> str:
-    if "," in first:
-        return ","
-    return next((mark for mark in (";", "\t", "|") if mark in first), ",")
-
-
 def _read_headers(files: Sequence[InputFile], dialect: Dialect) -> list[Table]:
     """The tables of all files, closed again."""
     tables = []

@@ -61,12 +61,7 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
     """Read the whole corpus, tokenize a sample, time the model on it. Writes nothing."""
     reader = CorpusReader(plan.corpus)
     sample = _reservoir(reader, np.random.default_rng(seed))
-    texts = plan.encoder.tokenizer.encode(
-        [r.text for r in sample],
-        [str(r.text_pair) for r in sample] if plan.corpus.text_pair else None,
-        settings=plan.tokenizer,
-        offsets=plan.needs_offsets,
-    )
+    texts = plan.tokenized(sample)
     n = max(len(sample), 1)
     counts = reader.counts
     kept = sum(t.n_kept for t in texts)
@@ -75,7 +70,7 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
     words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
     sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
     scalars = sum(_scalar_bytes(r, plan) for r in sample) / n * counts.accepted
-    scalars += tokens * 12 * plan.tokens
+    scalars += tokens * 12 * plan.vectors.tokens
     return Estimate(
         records=counts.records,
         accepted=counts.accepted,
@@ -97,9 +92,9 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
 def _scalar_bytes(record: Record, plan: ExtractPlan) -> int:
     """Bytes of a record's columns that are not vectors."""
     cells = [record.id, record.label, *record.kept]
-    if plan.store_text:
+    if plan.settings.storage.text:
         cells += [record.text, record.text_pair]
-    return sum(len(cell.encode()) for cell in cells if cell is not None) + 24
+    return sum(len(cell.encode()) for cell in cells if cell is not None) + 32
 
 
 def _reservoir(reader: CorpusReader, random: np.random.Generator) -> list[Record]:
@@ -127,7 +122,7 @@ def _speed(plan: ExtractPlan, texts: Sequence[TokenizedText]) -> float:
             texts,
             views=plan.views,
             token_layers=plan.token_layers,
-            special_tokens=plan.special_tokens,
+            special_tokens=plan.vectors.special_tokens,
             on_tokens=lambda count: done.update(tokens=count),
         )
         del result
@@ -139,10 +134,10 @@ def _speed(plan: ExtractPlan, texts: Sequence[TokenizedText]) -> float:
 
 def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
     width = plan.encoder.width
-    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[plan.storage]
+    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[plan.vectors.storage]
     sizes = {v.name: round(rows * v.layer.width(width) * per_float) for v in plan.views}
     for name, count in (("words", words), ("tokens", tokens)):
-        if getattr(plan, name):
+        if getattr(plan.vectors, name):
             sizes |= {
                 f"{name} layer_{s.name}": round(count * s.width(width) * per_float)
                 for s in plan.token_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL
@@ -64,7 +64,7 @@ def extract(
     seed: int = 0,
     limit: int | None = None,
     layers: str | int = "-1",
-    poolings: str | Sequence[str] = ("mean",),
+    pooling: str | Sequence[str] = ("mean",),
     words: str | None = None,
     tokens: bool = False,
     max_length: int | None = None,
@@ -116,7 +116,7 @@ def extract(
         seed: seed of the sample.
         limit: use only the first so many records.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
-        poolings: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
+        pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
             with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
         tokens: write token vectors.
@@ -141,22 +141,13 @@ def extract(
         EmbedkitError: see :mod:`embedkit.errors`; nothing that was finished is lost.
 
     Example:
-        >>> result = embedkit.extract(["a text", "another"], out="vectors")  # doctest: +SKIP
-        >>> embedkit.load("vectors").X.shape                                 # doctest: +SKIP
+        >>> result = embedkit.extract(["a text", "another"], out="two")
+        >>> embedkit.load("two").X.shape
         (2, 384)
     """
-    reading = CorpusOptions(
-        text=text, text_pair=text_pair, id=id, label=label, keep=keep,
-        format=format, encoding=encoding, quoting=quoting, header=header, unicode=unicode,
-        min_chars=min_chars, sample=sample, seed=seed, limit=limit,
-    )  # fmt: skip
-    settings = ExtractSettings(
-        model=model, revision=revision, offline=offline, layers=layers, poolings=poolings,
-        words=words, tokens=tokens, max_length=max_length, on_long=on_long, stride=stride,
-        special_tokens=special_tokens, normalize=normalize, prefix=prefix, precision=precision,
-        storage=storage, device=device, batch_tokens=batch_tokens, shard_rows=shard_rows,
-        store_text=store_text,
-    )  # fmt: skip
+    given = locals()
+    reading = CorpusOptions(**{f.name: given[f.name] for f in fields(CorpusOptions)})
+    settings = ExtractSettings(**{f.name: given[f.name] for f in fields(ExtractSettings)})
     with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
         return run_plan(
             plan, overwrite=overwrite, allow_env_change=allow_env_change, progress=progress

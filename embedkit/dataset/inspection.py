@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from embedkit.dataset.store import Layout, Manifest, load, read_manifest
-from embedkit.errors import DamagedError
+from embedkit.dataset.manifest import TABLES, Manifest, read_manifest
+from embedkit.dataset.record_keys import text_keys
+from embedkit.dataset.store import VectorData, load
+from embedkit.types import Float32
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
@@ -105,7 +104,8 @@ class DatasetInfo:
         tables: (folder, files, rows, bytes) of sentences, words, tokens.
         health: of every view, over at most 20,000 rows.
         health_rows: rows looked at for it.
-        duplicate_texts: rows whose text stands in an earlier row; ``None`` without texts.
+        duplicate_texts: rows whose text, case, width and white space aside, is that of an earlier
+            row; ``None`` where no text keys are stored.
     """
 
     path: Path
@@ -161,22 +161,18 @@ def describe_dataset(path: Path) -> DatasetInfo:
     """
     manifest = read_manifest(path)
     tables = []
-    for folder in ("sentences", "words", "tokens"):
+    for folder in TABLES:
         files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
         if files:
-            rows, size = sum(f["rows"] for f in files), sum(f["bytes"] for f in files)
+            rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
             tables.append((folder, len(files), rows, size))
-    duplicates = None
-    if manifest.job["storage"]["text"]:
-        texts = load(path).text
-        duplicates = len(texts) - len(set(texts))
-    try:
-        parts = _sample_parts(path, manifest)
-        health = [_health(name, width, _vectors(parts, name, width))
-                  for name, width in manifest.views.items()]  # fmt: skip
-        rows = min(sum(pq.read_metadata(p).num_rows for p in parts), _HEALTH_ROWS)
-    except (ValueError, pa.ArrowException, OSError) as error:
-        raise DamagedError(f"{path} is damaged: {error}. Run embedkit verify {path}.") from error
+    keys = text_keys(load(path))
+    duplicates = None if keys is None else len(keys) - len(np.unique(keys))
+    health, rows = [], 0
+    for name, width in manifest.views.items():
+        vectors = _sample(load(path, name))
+        rows = len(vectors)
+        health.append(_health(name, width, vectors))
     return DatasetInfo(path, manifest, tuple(tables), tuple(health), rows, duplicates)
 
 
@@ -205,7 +201,7 @@ def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
 
 def atlas_line(path: Path, manifest: Manifest) -> str:
     """The command that opens a dataset in Embedding Atlas, which takes files and no folder."""
-    text = " --text text" if manifest.job["storage"]["text"] else ""
+    text = " --text text" if manifest.job.storage.text else ""
     where = shlex.quote(f"{path}/sentences")
     return f"embedding-atlas {where}/*.parquet{text} --vector {_default_view(manifest)}"
 
@@ -226,25 +222,21 @@ def _module_tree(module: Any) -> list[tuple[int, str, str, int]]:
     return tree
 
 
-def _sample_parts(path: Path, manifest: Manifest) -> list[Path]:
-    """Evenly spaced shards with about 20,000 rows in all."""
-    parts = [Layout(path).part("sentences", number) for number in range(manifest.n_shards)]
-    rows = max(pq.read_metadata(parts[0]).num_rows, 1)
-    wanted = min(max(-(-_HEALTH_ROWS // rows), 1), len(parts))
-    return [parts[i] for i in sorted({int(i) for i in np.linspace(0, len(parts) - 1, wanted)})]
+def _sample(data: VectorData) -> Float32:
+    """Up to 20,000 vectors, from evenly spaced row groups."""
+    blocks = data.reader.blocks
+    wanted = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(wanted, len(blocks))).astype(int))
+    rows = [blocks[i] for i in chosen.tolist()]
+    vectors = np.empty((sum(block.rows for block in rows), data.width), np.float32)
+    start = 0
+    for block in rows:
+        data.reader.read_block(block, vectors[start : start + block.rows])
+        start += block.rows
+    return vectors[:_HEALTH_ROWS]
 
 
-def _vectors(parts: list[Path], name: str, width: int) -> NDArray[np.float32]:
-    pieces = []
-    for part in parts:
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
-            column = file.read(columns=[name]).column(name).combine_chunks()
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        pieces.append(np.asarray(flat, np.float32).reshape(-1, width))
-    return np.concatenate(pieces)[:_HEALTH_ROWS]
-
-
-def _health(name: str, width: int, vectors: NDArray[np.float32]) -> ViewHealth:
+def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
     finite = np.isfinite(vectors).all(axis=1)
     good = vectors[finite].astype(np.float64)
     norms = np.linalg.norm(good, axis=1)

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.dataset.manifest import (
+    TABLES,
+    EnvironmentShards,
+    FileEntry,
+    JobSettings,
+    Layout,
+    Manifest,
+    Names,
+    Totals,
+    is_dataset,
+    read_manifest,
+)
 from embedkit.dataset.schema import Footer, read_footer
-from embedkit.dataset.store import Layout, Manifest, is_dataset, read_manifest
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 
 __all__ = [
     "Job", "JobFolder", "already_complete", "difference", "open_job", "recorded_precision",
     "what_is_there",
 ]  # fmt: skip
-
-_TABLES = ("sentences", "words", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +53,13 @@ class Job:
         environment: versions, device and what its arithmetic gives, on which the last bits depend.
     """
 
-    settings: dict[str, Any]
+    settings: JobSettings
     environment: dict[str, Any]
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the settings, hex."""
-        return hashlib.sha256(_canonical(self.settings)).hexdigest()
+        return hashlib.sha256(_canonical(asdict(self.settings))).hexdigest()
 
 
 def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
@@ -69,7 +78,7 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
         return True
     raise OutputExistsError(
         f"{out} exists and was made otherwise. Choose another --out, or replace it with "
-        f"--overwrite. It differs in:\n{difference(manifest.job, job.settings)}"
+        f"--overwrite. It differs in:\n{difference(asdict(manifest.job), asdict(job.settings))}"
     )
 
 
@@ -89,7 +98,7 @@ def what_is_there(out: Path, job: Job, *, overwrite: bool) -> str:
         return f"{out} exists and was made otherwise: only --overwrite would replace it"
     if not layout.job.is_file() or _holds_nothing(layout):
         return ""
-    if difference(_known(layout).get("settings", {}), job.settings):
+    if difference(_known(layout).get("settings", {}), asdict(job.settings)):
         return f"{layout.root} was begun otherwise: only --overwrite would start over"
     shards = len(layout.parts("sentences"))
     return f"{layout.root} holds {shards} finished shards, which would not be made again"
@@ -133,8 +142,7 @@ def open_job(
         for leftover in layout.scratch.iterdir():
             fsio.remove_file(leftover)
         if not layout.job.is_file():
-            content = {"settings": job.settings, "environment": job.environment}
-            fsio.write_durably(layout.job, _canonical(content), scratch=layout.scratch)
+            fsio.write_durably(layout.job, _canonical(asdict(job)), scratch=layout.scratch)
         yield JobFolder(layout, out, job, overwrite=overwrite)
 
 
@@ -146,8 +154,8 @@ class JobFolder:
         self._out = out
         self._job = job
         self._overwrite = overwrite
-        self._files: dict[str, dict[str, Any]] = {}
-        self._environments: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, FileEntry] = {}
+        self._environments: dict[str, tuple[dict[str, Any], list[int]]] = {}
         self._lock = threading.Lock()
 
     def finished(self, number: int) -> Footer | None:
@@ -159,6 +167,8 @@ class JobFolder:
                 return None
             footer = read_footer(path)
             if footer.fingerprint != self._job.fingerprint or footer.shard != number:
+                return None
+            if "text_key" not in pq.read_schema(path).names:  # earlier versions wrote none
                 return None
             digests = {"sentences": digest, **footer.companions}
             for folder, expected in footer.companions.items():
@@ -187,7 +197,7 @@ class JobFolder:
         self._write("sentences", number, sentences)
         self._note(number, footer, {"sentences": digest, **footer.companions})
 
-    def finish(self, *, n_shards: int, totals: dict[str, Any], names: dict[str, Any]) -> Manifest:
+    def finish(self, *, n_shards: int, totals: Totals, names: Names) -> Manifest:
         """Write the manifest and give the folder its final name.
 
         Raises:
@@ -198,7 +208,12 @@ class JobFolder:
         manifest = Manifest(
             fingerprint=self._job.fingerprint,
             job=self._job.settings,
-            environments=sorted(self._environments.values(), key=lambda e: int(e["shards"][0])),
+            environments=tuple(
+                EnvironmentShards(environment, tuple(shards))
+                for environment, shards in sorted(
+                    self._environments.values(), key=lambda entry: entry[1][0]
+                )
+            ),
             totals=totals,
             files=dict(sorted(self._files.items())),
             names=names,
@@ -232,26 +247,23 @@ class JobFolder:
             name = f"sentences/{self.layout.part('sentences', number).name}"
             files = read_manifest(self.layout.root).files
             if name in files:
-                return str(files[name]["sha256"])
+                return files[name].sha256
         return self.layout.digest(number).read_text("ascii")
 
     def _note(self, number: int, footer: Footer, digests: Mapping[str, str]) -> None:
         for folder, digest in digests.items():
             path = self.layout.part(folder, number)
-            self._files[f"{folder}/{path.name}"] = {
-                "rows": pq.read_metadata(path).num_rows,
-                "bytes": path.stat().st_size,
-                "sha256": digest,
-            }
+            self._files[f"{folder}/{path.name}"] = FileEntry(
+                pq.read_metadata(path).num_rows, path.stat().st_size, digest
+            )
         environment = dict(footer.job["environment"])
         key = json.dumps(environment, sort_keys=True)
         with self._lock:
-            entry = self._environments.setdefault(key, {"environment": environment, "shards": []})
-            bisect.insort(entry["shards"], number)
+            bisect.insort(self._environments.setdefault(key, (environment, []))[1], number)
 
     def _refuse_extra_files(self, n_shards: int) -> None:
         """Whatever else lies among the shards, readers that open the folder would take for one."""
-        for folder in _TABLES:
+        for folder in TABLES:
             for name in self.layout.content(folder):
                 if f"{folder}/{name}" not in self._files:
                     raise DamagedError(
@@ -262,7 +274,7 @@ class JobFolder:
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
     known = _known(layout)
-    settings = difference(known.get("settings", {}), job.settings)
+    settings = difference(known.get("settings", {}), asdict(job.settings))
     environment = difference(known.get("environment", {}), job.environment)
     if (settings or environment) and (overwrite or _holds_nothing(layout)):
         _discard(layout)
@@ -292,12 +304,12 @@ def _known(layout: Layout) -> dict[str, Any]:
 
 def _holds_nothing(layout: Layout) -> bool:
     """Whether the job ended before its first shard, so that there is nothing to mix or to lose."""
-    folders = [layout.root / name for name in _TABLES]
+    folders = [layout.root / name for name in TABLES]
     return not any(any(folder.iterdir()) for folder in folders if folder.is_dir())
 
 
 def _discard(layout: Layout) -> None:
-    for folder in _TABLES:
+    for folder in TABLES:
         if (layout.root / folder).is_dir():
             fsio.remove_tree(layout.root / folder)
     if layout.digests.is_dir():
@@ -338,7 +350,7 @@ def _refuse_foreign(root: Path) -> None:
     if not os.path.lexists(root):
         return
     foreign = ["it"] if root.is_symlink() or not root.is_dir() else []
-    foreign = foreign or sorted({p.name for p in root.iterdir()} - {"_embedkit", *_TABLES})
+    foreign = foreign or sorted({p.name for p in root.iterdir()} - {"_embedkit", *TABLES})
     if foreign:
         raise OutputExistsError(
             f"{root} is where the unfinished job goes, but {foreign[0]} was not made by embedkit. "
@@ -382,11 +394,11 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+    elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
         for i, inner in enumerate(value):
             yield from _flat(inner, f"{prefix}[{i}]")
     else:
-        yield prefix, value
+        yield prefix, list(value) if isinstance(value, tuple) else value
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from embedkit.corpus import (
     CorpusLike,
     CorpusOptions,
     CorpusPlan,
+    Record,
     hash_inputs,
     input_files,
     plan_corpus,
@@ -26,9 +27,17 @@ from embedkit.corpus import (
 from embedkit.corpus.inputs import paths_of
 from embedkit.corpus.source import PACKED_SUFFIXES
 from embedkit.dataset.jobs import Job, recorded_precision
+from embedkit.dataset.manifest import (
+    InputSettings,
+    JobSettings,
+    Names,
+    SourceFile,
+    StorageSettings,
+)
 from embedkit.dataset.schema import RESERVED
+from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.tokenization import TokenizedText
 from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError, check_counts
 
@@ -60,7 +69,7 @@ class ExtractSettings:
     revision: str | None = None
     offline: bool = False
     layers: str | int = "-1"
-    poolings: str | Sequence[str] = ("mean",)
+    pooling: str | Sequence[str] = ("mean",)
     words: str | None = None
     tokens: bool = False
     max_length: int | None = None
@@ -88,8 +97,7 @@ class ExtractSettings:
 
     def pooling_kinds(self) -> tuple[Pooling, ...]:
         """The poolings, in the order in which they were given."""
-        given = self.poolings
-        return tuple(parse_poolings(given.split(",") if isinstance(given, str) else given))
+        return parse_poolings(self.pooling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +110,7 @@ class ExtractPlan:
         out: the folder to be made.
         views: sentence vectors.
         token_layers: layers of word and token vectors; empty if neither is asked for.
-        words: how sub-tokens become words, or ``None``.
-        tokens: whether token vectors are written.
-        tokenizer: lengths, windows and prefix.
-        special_tokens: whether ``mean`` and ``max`` count special tokens.
-        normalize: whether sentence vectors are scaled to length 1.
-        storage: one of :data:`embedkit.choices.STORAGES`.
-        shard_rows: records per shard.
-        store_text: whether the texts are written too.
+        settings: everything that shapes a byte of the dataset.
     """
 
     corpus: CorpusPlan
@@ -117,33 +118,39 @@ class ExtractPlan:
     out: Path
     views: tuple[View, ...]
     token_layers: tuple[LayerSpec, ...]
-    words: str | None
-    tokens: bool
-    tokenizer: TokenizerSettings
-    special_tokens: bool
-    normalize: bool
-    storage: str
-    shard_rows: int
-    store_text: bool
+    settings: JobSettings
 
     @property
-    def needs_offsets(self) -> bool:
-        """Whether character offsets and words are wanted."""
-        return self.tokens or self.words is not None
+    def vectors(self) -> VectorSettings:
+        """Everything that shapes a vector."""
+        return self.settings.vector_settings
+
+    @property
+    def shard_rows(self) -> int:
+        """Records per shard."""
+        return self.settings.storage.shard_rows
+
+    def tokenized(self, records: Sequence[Record]) -> list[TokenizedText]:
+        """Tokenize records, with offsets where words or tokens are wanted."""
+        vectors = self.vectors
+        return self.encoder.tokenizer.encode(
+            [r.text for r in records],
+            [str(r.text_pair) for r in records] if self.corpus.text_pair else None,
+            settings=vectors.tokenizer,
+            offsets=vectors.tokens or vectors.words is not None,
+        )
 
     def job(self) -> Job:
         """The identity of the dataset, for its fingerprint."""
-        return Job(settings=_settings(self), environment=_environment(self.encoder))
+        return Job(settings=self.settings, environment=_environment(self.encoder))
 
-    def names(self) -> dict[str, Any]:
+    def names(self) -> Names:
         """What inputs and model are called here, which is no part of the identity."""
         checkpoint = self.encoder.checkpoint
-        return {
-            "inputs": [file.name for file in self.corpus.files],
-            "model": checkpoint.name,
-            "model_source": checkpoint.source,
-            "revision": checkpoint.revision,
-        }
+        return Names(
+            inputs=tuple(file.name for file in self.corpus.files), model=checkpoint.name,
+            model_source=checkpoint.source, revision=checkpoint.revision,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -196,7 +203,7 @@ def _with_model(
     encoder = Encoder.load(
         settings.model, revision=settings.revision, device=settings.device, precision=precision,
         offline=settings.offline, max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens, notify=logger.warning,
+        batch_tokens=settings.batch_tokens,
     )  # fmt: skip
     specs = parse_layers(str(settings.layers), n_layers=encoder.n_layers)
     if Pooling.POOLER in poolings:
@@ -204,27 +211,52 @@ def _with_model(
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
     _check_kept(corpus.keep, {view.name for view in views})
     token_layers = specs if settings.tokens or settings.words else ()
-    length = encoder.max_length
-    stride = length // 4 if settings.stride is None else settings.stride
-    tokenizer = TokenizerSettings(
-        length, settings.on_long, stride if settings.on_long == "window" else 0, settings.prefix
-    )
-    encoder.tokenizer.room(tokenizer, paired=corpus.text_pair is not None)
-    return ExtractPlan(
-        corpus=hash_inputs(corpus),
-        encoder=encoder,
-        out=target,
-        views=views,
-        token_layers=token_layers,
-        words=settings.words,
-        tokens=settings.tokens,
-        tokenizer=tokenizer,
-        special_tokens=settings.special_tokens,
-        normalize=settings.normalize,
-        storage=settings.storage,
-        shard_rows=settings.shard_rows or _shard_rows(views, token_layers, encoder.width, settings),
-        store_text=settings.store_text,
-    )
+    vectors = _vectors(encoder, views, token_layers, settings)
+    encoder.tokenizer.room(vectors.tokenizer, paired=corpus.text_pair is not None)
+    corpus = hash_inputs(corpus)
+    job = JobSettings(
+        format_version=FORMAT_VERSION,
+        input=_input(corpus),
+        model=ModelSettings(
+            type=encoder.checkpoint.model_type, n_layers=encoder.n_layers, width=encoder.width,
+            sha256=dict(encoder.checkpoint.sha256),
+        ),
+        vectors=vectors,
+        storage=StorageSettings(
+            profile=settings.storage,
+            shard_rows=settings.shard_rows
+            or _shard_rows(views, token_layers, encoder.width, settings),
+            text=settings.store_text,
+        ),
+    )  # fmt: skip
+    return ExtractPlan(corpus, encoder, target, views, token_layers, job)
+
+
+def _input(corpus: CorpusPlan) -> InputSettings:
+    return InputSettings(
+        files=tuple(SourceFile(file.sha256, file.size) for file in corpus.files),
+        **asdict(corpus.dialect), text=corpus.text, text_pair=corpus.text_pair, id=corpus.id,
+        label=corpus.label, keep=corpus.keep, unicode=corpus.unicode, min_chars=corpus.min_chars,
+        limit=corpus.limit, sample=corpus.sample,
+        seed=corpus.seed if corpus.sample is not None else None,
+    )  # fmt: skip
+
+
+def _vectors(
+    encoder: Encoder,
+    views: Sequence[View],
+    token_layers: Sequence[LayerSpec],
+    settings: ExtractSettings,
+) -> VectorOptions:
+    stride = encoder.max_length // 4 if settings.stride is None else settings.stride
+    return VectorOptions(
+        views={view.name: view.layer.width(encoder.width) for view in views},
+        token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
+        words=settings.words, tokens=settings.tokens, special_tokens=settings.special_tokens,
+        normalize=settings.normalize, max_length=encoder.max_length, on_long=settings.on_long,
+        stride=stride if settings.on_long == "window" else 0, prefix=settings.prefix,
+        precision=encoder.precision, batch_tokens=encoder.batch_tokens,
+    )  # fmt: skip
 
 
 def _shard_rows(
@@ -241,57 +273,6 @@ def _shard_rows(
     size = floats * (2 if settings.storage == "float16" else 4)
     rows = max(_SHARD_BYTES // max(size, 1), 1)
     return int(min(max(1 << (rows.bit_length() - 1), 64), _MAX_SHARD_ROWS))
-
-
-def _settings(plan: ExtractPlan) -> dict[str, Any]:
-    corpus, encoder = plan.corpus, plan.encoder
-    dialect = corpus.dialect
-    return {
-        "format_version": FORMAT_VERSION,
-        "input": {
-            "files": [{"sha256": f.sha256, "bytes": f.size} for f in corpus.files],
-            "format": dialect.format,
-            "encoding": dialect.encoding,
-            "delimiter": dialect.delimiter,
-            "quoting": dialect.quoting,
-            "header": dialect.header,
-            "text": corpus.text,
-            "text_pair": corpus.text_pair,
-            "id": corpus.id,
-            "label": corpus.label,
-            "keep": list(corpus.keep),
-            "unicode": corpus.unicode,
-            "min_chars": corpus.min_chars,
-            "limit": corpus.limit,
-            "sample": corpus.sample,
-            "seed": corpus.seed if corpus.sample is not None else None,
-        },
-        "model": {
-            "type": encoder.checkpoint.model_type,
-            "n_layers": encoder.n_layers,
-            "width": encoder.width,
-            "sha256": dict(sorted(encoder.checkpoint.sha256.items())),
-        },
-        "vectors": {
-            "views": {view.name: view.layer.width(encoder.width) for view in plan.views},
-            "token_layers": {s.name: s.width(encoder.width) for s in plan.token_layers},
-            "words": plan.words,
-            "tokens": plan.tokens,
-            "special_tokens": plan.special_tokens,
-            "normalize": plan.normalize,
-            "max_length": plan.tokenizer.max_length,
-            "on_long": plan.tokenizer.on_long,
-            "stride": plan.tokenizer.stride,
-            "prefix": plan.tokenizer.prefix,
-            "precision": encoder.precision,
-            "batch_tokens": encoder.batch_tokens,
-        },
-        "storage": {
-            "profile": plan.storage,
-            "shard_rows": plan.shard_rows,
-            "text": plan.store_text,
-        },
-    }
 
 
 def _environment(encoder: Encoder) -> dict[str, Any]:

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Sequence
+
+import numpy as np
 
 from embedkit.dataset.store import VectorData
 from embedkit.errors import UsageError
 from embedkit.types import Int64
 
-__all__ = ["check_labelled", "has_label", "source_of", "stored_texts", "text_key", "whole_text"]
+__all__ = ["check_labelled", "has_label", "source_of", "stored_texts", "text_key", "text_keys",
+           "whole_text"]  # fmt: skip
 
 _SEPARATOR = "\x1f"
 
 
-def text_key(text: str) -> str:
-    """Return a key that texts share if they differ in case, width or whitespace only.
+def text_key(text: str) -> int:
+    """Return a key that texts share if they differ in case, width or white space only.
+
+    It is a signed integer: the first eight bytes, little-endian, of the SHA-256 of the text in
+    normal form NFKC and folded case, with one space for each run of white space.
 
     >>> text_key("Ａ  Text ") == text_key("a text")
     True
     """
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    digest = hashlib.sha256(folded.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def text_keys(data: VectorData) -> Int64 | None:
+    """Return the key of every record's text, ``(n,)``, of a pair of both together.
+
+    ``None`` if an earlier version wrote the dataset, which stored none, and it has no texts either.
+    """
+    if "text_key" in data.columns:
+        return np.array(data.column("text_key"), np.int64)
+    texts = stored_texts(data)
+    return None if texts is None else np.array([text_key(text) for text in texts], np.int64)
 
 
 def has_label(label: str | None) -> bool:
@@ -41,7 +61,7 @@ def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") 
 
 def source_of(data: VectorData) -> tuple[str, ...]:
     """Return the SHA-256 of the files that a dataset was made from."""
-    return tuple(file["sha256"] for file in data.manifest.job["input"]["files"])
+    return tuple(file.sha256 for file in data.manifest.job.input.files)
 
 
 def whole_text(first: str, second: str | None, *, separator: str = _SEPARATOR) -> str:
@@ -51,9 +71,9 @@ def whole_text(first: str, second: str | None, *, separator: str = _SEPARATOR) -
 
 def stored_texts(data: VectorData, *, separator: str = _SEPARATOR) -> list[str] | None:
     """Return the texts of a dataset, those of a pair joined; ``None`` if none are stored."""
-    if not data.manifest.job["storage"]["text"]:
+    if not data.manifest.job.storage.text:
         return None
-    if not data.manifest.job["input"]["text_pair"]:
+    if not data.manifest.job.input.text_pair:
         return data.text
     pairs = zip(data.text, data.column("text_pair"), strict=True)
     return [whole_text(first, second, separator=separator) for first, second in pairs]

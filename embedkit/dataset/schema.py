@@ -39,7 +39,9 @@ columns of values rounded to float16, split by bytes and compressed, about 0.43 
 
 ROW_GROUP_ROWS = 8_192
 
-RESERVED = frozenset({"row", "id", "text", "text_pair", "label", "n_tokens", "n_kept", "truncated"})
+RESERVED = frozenset({
+    "row", "id", "text", "text_pair", "text_key", "label", "n_tokens", "n_kept", "truncated",
+})  # fmt: skip
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
 _DICTIONARY = ("label", "token")

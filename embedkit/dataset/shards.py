@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,11 @@ from embedkit import fsio
 from embedkit.corpus import CorpusReader, Record, Reject
 from embedkit.dataset.columns import ledger_of, sentence_columns, token_columns, word_table
 from embedkit.dataset.jobs import Job, JobFolder
+from embedkit.dataset.manifest import Manifest, Totals
 from embedkit.dataset.planning import ExtractPlan
 from embedkit.dataset.schema import Footer, cast_for_storage, shard_bytes
-from embedkit.dataset.store import Manifest
 from embedkit.dataset.workers import Clock, StageTime, Writers, ahead
-from embedkit.encoding.encoder import PendingShard, ShardVectors, l2_normalize
+from embedkit.encoding.encoder import PendingShard, ShardVectors
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import CorpusError
 from embedkit.types import Progress, ProgressCallback
@@ -74,6 +74,7 @@ class JobRun:
     ) -> None:
         self._plan = plan
         self._job = job
+        self._vectors = plan.vectors
         self._folder = folder
         self._progress = progress
         self._reader = CorpusReader(plan.corpus)
@@ -137,12 +138,7 @@ class JobRun:
                 self._check_rows(done, records)
             else:
                 with self._clock("tokenize"):
-                    texts = plan.encoder.tokenizer.encode(
-                        [r.text for r in records],
-                        [str(r.text_pair) for r in records] if plan.corpus.text_pair else None,
-                        settings=plan.tokenizer,
-                        offsets=plan.needs_offsets,
-                    )
+                    texts = plan.tokenized(records)
             shard = _Shard(number, records, texts, done)
             self._seen += shard.tokens
             read = _fraction_read(self._reader)
@@ -185,7 +181,7 @@ class JobRun:
             shard.texts,
             views=plan.views,
             token_layers=plan.token_layers,
-            special_tokens=plan.special_tokens,
+            special_tokens=self._vectors.special_tokens,
             on_tokens=on_tokens,
         )
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
@@ -208,7 +204,7 @@ class JobRun:
     ) -> dict[str, int]:
         plan = self._plan
         rows = np.array([r.row for r in records], np.int64)
-        ledger = ledger_of(texts, plan.encoder.tokenizer, limit=plan.tokenizer.max_length)
+        ledger = ledger_of(texts, plan.encoder.tokenizer, limit=self._vectors.max_length)
         ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
 
         def footer(count: int, companions: dict[str, str]) -> Footer:
@@ -220,25 +216,20 @@ class JobRun:
                 rows=count,
                 ledger=ledger,
                 companions=companions,
-                job={"settings": self._job.settings, "environment": self._job.environment},
+                job=asdict(self._job),
             )
 
         others = self._other_tables(records, texts, vectors, footer)
         companions = {
             name: hashlib.sha256(memoryview(data)).hexdigest() for name, data in others.items()
         }
-        views = {}
-        for name in list(vectors.views):
-            values = vectors.views.pop(name)
-            if plan.normalize:
-                values = l2_normalize(values)
-            views[name] = cast_for_storage(values, plan.storage, name=name, rows=rows)
-        scalars = sentence_columns(
-            records, texts, store_text=plan.store_text, paired=plan.corpus.text_pair is not None,
-            labelled=plan.corpus.label is not None, kept=plan.corpus.keep,
-        )  # fmt: skip
+        views = {
+            name: self._vectors.as_stored(vectors.views.pop(name), name=name, rows=rows)
+            for name in list(vectors.views)
+        }
+        scalars = sentence_columns(records, texts, plan.settings)
         own = footer(len(rows), companions)
-        sentences = shard_bytes(scalars, views, footer=own, storage=plan.storage)
+        sentences = shard_bytes(scalars, views, footer=own, storage=self._vectors.storage)
         self._folder.commit(number, own, sentences, others)
         return ledger
 
@@ -252,15 +243,15 @@ class JobRun:
         plan = self._plan
         paired = plan.corpus.text_pair is not None
         tables: dict[str, tuple[dict[str, pa.Array], dict[str, Any]]] = {}
-        if plan.words is not None:
+        if self._vectors.words is not None:
             tables["words"] = word_table(
-                records, texts, vectors.tokens, subtokens=plan.words, paired=paired
+                records, texts, vectors.tokens, subtokens=self._vectors.words, paired=paired
             )
-            if not plan.store_text:
+            if not plan.settings.storage.text:
                 del tables["words"][0]["text"]
-        if plan.tokens:
+        if self._vectors.tokens:
             columns = token_columns(records, texts, plan.encoder.tokenizer, paired=paired)
-            if not plan.store_text:
+            if not plan.settings.storage.text:
                 del columns["token"], columns["token_id"]
             tables["tokens"] = (columns, dict(vectors.tokens))
         result = {}
@@ -268,12 +259,12 @@ class JobRun:
             rows = scalars["row"].to_numpy()
             stored = {
                 f"layer_{name}": cast_for_storage(
-                    values, plan.storage, name=f"{folder} layer_{name}", rows=rows
+                    values, self._vectors.storage, name=f"{folder} layer_{name}", rows=rows
                 )
                 for name, values in layers.items()
             }
             own = footer(len(rows), {})
-            result[folder] = shard_bytes(scalars, stored, footer=own, storage=plan.storage)
+            result[folder] = shard_bytes(scalars, stored, footer=own, storage=self._vectors.storage)
         return result
 
     def _check_rows(self, footer: Footer, records: list[Record]) -> None:
@@ -288,21 +279,17 @@ class JobRun:
         total = max(self._expected, self._done)
         self._progress(Progress(f"shard {number + 1}", self._done, total, "tokens", self.fresh))
 
-    def _totals(self) -> dict[str, Any]:
+    def _totals(self) -> Totals:
         counts = self._reader.counts
-        return {
-            "records": counts.records,
-            "accepted": counts.accepted,
-            "rejected": counts.n_rejected,
-            "rejected_by_reason": dict(sorted(counts.rejected.items())),
-            "left_out": sum(counts.left_out.values()),
-            "left_out_by_reason": dict(sorted(counts.left_out.items())),
-            "blank_lines": counts.blank_lines,
-            "not_nfc": counts.not_nfc,
-            "fields_with_quotes": counts.fields_with_quotes,
-            "fields_csv_quoted": counts.fields_csv_quoted,
-            "ledger": dict(self._ledger),
-        }
+        return Totals(
+            records=counts.records, accepted=counts.accepted, rejected=counts.n_rejected,
+            rejected_by_reason=dict(sorted(counts.rejected.items())),
+            left_out=sum(counts.left_out.values()),
+            left_out_by_reason=dict(sorted(counts.left_out.items())),
+            blank_lines=counts.blank_lines, not_nfc=counts.not_nfc,
+            fields_with_quotes=counts.fields_with_quotes,
+            fields_csv_quoted=counts.fields_csv_quoted, ledger=dict(self._ledger),
+        )  # fmt: skip
 
     def _warn_about_texts(self) -> None:
         counts, ledger = self._reader.counts, self._ledger

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,17 +13,13 @@ import pyarrow.parquet as pq
 
 from embedkit import fsio
 from embedkit.dataset.jobs import Job
-from embedkit.dataset.schema import cast_for_storage, read_footer
-from embedkit.dataset.store import Layout, Manifest, read_manifest
-from embedkit.encoding.views import parse_view
-from embedkit.errors import DamagedError, MismatchError, UsageError
-
-if TYPE_CHECKING:
-    from embedkit.encoding.encoder import Encoder
+from embedkit.dataset.manifest import TABLES, Layout, Manifest, read_manifest
+from embedkit.dataset.schema import read_footer
+from embedkit.dataset.vector_settings import DatasetEncoder, encode_as
+from embedkit.errors import DamagedError, UsageError
 
 __all__ = ["Verification", "verify"]
 
-_TABLES = ("sentences", "words", "tokens")
 _TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 
 
@@ -64,7 +59,6 @@ def verify(
     model: str | None = None,
     device: str = "auto",
     seed: int = 0,
-    notify: Callable[[str], None] = lambda _: None,
 ) -> Verification:
     """Check a dataset against its manifest and against itself.
 
@@ -74,7 +68,6 @@ def verify(
         model: where the checkpoint is now, if not under the name it had.
         device: where to recompute.
         seed: seed of the choice of shards.
-        notify: called with sentences for the user.
 
     Raises:
         UsageError: there is no dataset, or it stores no texts to recompute from.
@@ -90,13 +83,13 @@ def verify(
     if found.ok:
         _check_rows(folder, manifest, found)
     if found.ok and recompute:
-        _recompute(folder, manifest, found, recompute, model, device, seed, notify)
+        _recompute(folder, manifest, found, recompute, model, device, seed)
     return found
 
 
 def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
     layout = Layout(folder)
-    present = {f"{name}/{file}" for name in _TABLES for file in layout.content(name)}
+    present = {f"{name}/{file}" for name in TABLES for file in layout.content(name)}
     for name in sorted(present - set(manifest.files)):
         found.problems.append(f"{name} is not in the manifest")
     for name, expected in manifest.files.items():
@@ -105,12 +98,12 @@ def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
             continue
         found.files += 1
         file = folder / name
-        if file.stat().st_size != expected["bytes"]:
+        if file.stat().st_size != expected.bytes:
             size = file.stat().st_size
-            found.problems.append(f"{name} has {size} bytes, {expected['bytes']} were written")
-        elif fsio.file_sha256(file) != expected["sha256"]:
+            found.problems.append(f"{name} has {size} bytes, {expected.bytes} were written")
+        elif fsio.file_sha256(file) != expected.sha256:
             found.problems.append(f"{name} has another SHA-256 than was written")
-        elif problem := _footer_problem(file, manifest, expected["rows"]):
+        elif problem := _footer_problem(file, manifest, expected.rows):
             found.problems.append(f"{name}: {problem}")
 
 
@@ -133,9 +126,11 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
     if accepted & rejected:
         found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
-        if count != totals[name]:
-            found.problems.append(f"{count} records are {name}, the manifest says {totals[name]}")
-    if totals["accepted"] + totals["rejected"] + totals["left_out"] != totals["records"]:
+        if count != getattr(totals, name):
+            found.problems.append(
+                f"{count} records are {name}, the manifest says {getattr(totals, name)}"
+            )
+    if totals.accepted + totals.rejected + totals.left_out != totals.records:
         found.problems.append("accepted + rejected + left out is not the number of records")
     for kind in ("words", "tokens"):
         for part in layout.parts(kind):
@@ -186,18 +181,14 @@ def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
 
 
 def _recompute(
-    folder: Path,
-    manifest: Manifest,
-    found: Verification,
-    count: int,
-    model: str | None,
-    device: str,
-    seed: int,
-    notify: Callable[[str], None],
-) -> None:
-    if not manifest.job["storage"]["text"]:
-        raise UsageError(f"{folder} stores no texts (--no-text), so nothing can be recomputed.")
-    encoder = load_encoder_of(manifest, model=model, device=device, notify=notify)
+    folder: Path, manifest: Manifest, found: Verification, count: int, model: str | None,
+    device: str, seed: int,
+) -> None:  # fmt: skip
+    if not manifest.job.storage.text:
+        raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
+    encoder = encode_as(
+        manifest, list(manifest.views), owner=str(folder), device=device, model=model
+    )
     parts = Layout(folder).parts("sentences")
     chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
     for number in sorted(chosen.tolist()):
@@ -205,71 +196,17 @@ def _recompute(
         _recompute_shard(parts[number], manifest, encoder, found)
 
 
-def load_encoder_of(
-    manifest: Manifest,
-    *,
-    model: str | None = None,
-    device: str = "auto",
-    notify: Callable[[str], None] = lambda _: None,
-) -> Encoder:
-    """The encoder that made a dataset, with its settings.
-
-    Raises:
-        MismatchError: the checkpoint found under the name has other files.
-    """
-    from embedkit.encoding.encoder import (
-        Encoder,  # loads torch, which a check of bytes does not need
-    )
-
-    vectors = manifest.job["vectors"]
-    encoder = Encoder.load(
-        model or manifest.names["model"],
-        revision=None if model else manifest.names["revision"],
-        device=device,
-        precision=vectors["precision"],
-        max_length=vectors["max_length"],
-        batch_tokens=vectors["batch_tokens"],
-        notify=notify,
-    )
-    expected, now = manifest.job["model"]["sha256"], encoder.checkpoint.sha256
-    different = sorted(n for n in expected.keys() | now.keys() if expected.get(n) != now.get(n))
-    if different:
-        raise MismatchError(
-            f"{encoder.checkpoint.name} is not the checkpoint that made this dataset: "
-            f"{', '.join(different)} differ. Name the right one with --model."
-        )
-    return encoder
-
-
-def _recompute_shard(part: Path, manifest: Manifest, encoder: Encoder, found: Verification) -> None:
-    from embedkit.encoding.encoder import l2_normalize
-    from embedkit.encoding.tokenization import TokenizerSettings
-
-    settings = manifest.job["vectors"]
+def _recompute_shard(
+    part: Path, manifest: Manifest, encoder: DatasetEncoder, found: Verification
+) -> None:
     table = pq.ParquetFile(part, page_checksum_verification=True).read()
     pairs = table.column("text_pair").to_pylist() if "text_pair" in table.schema.names else None
-    texts = encoder.tokenizer.encode(
-        table.column("text").to_pylist(),
-        pairs,
-        settings=TokenizerSettings(
-            settings["max_length"], settings["on_long"], settings["stride"], settings["prefix"]
-        ),
-    )
-    views = [parse_view(name, n_layers=manifest.n_layers) for name in manifest.views]
-    vectors = encoder.encode_shard(texts, views=views, special_tokens=settings["special_tokens"])
     same = np.ones(len(table), bool)
     worst = 0.0
-    rows = table.column("row").to_numpy()
-    for name, width in manifest.views.items():
-        fresh: Any = vectors.views[name]
-        if settings["normalize"]:
-            fresh = l2_normalize(fresh)
-        fresh = cast_for_storage(
-            fresh, manifest.job["storage"]["profile"], name=name, rows=rows
-        ).astype(np.float32)
+    for name, fresh in encoder.views(table.column("text").to_pylist(), pairs).items():
         column = table.column(name).combine_chunks()
         stored = np.asarray(column.flatten().to_numpy(zero_copy_only=False), np.float32)
-        stored = stored.reshape(-1, width)
+        stored = stored.reshape(fresh.shape)
         same &= (stored == fresh).all(axis=1)
         scale = np.maximum(np.linalg.norm(fresh, axis=1), 1e-12)
         difference = np.linalg.norm(stored - fresh, axis=1) / scale
@@ -277,8 +214,8 @@ def _recompute_shard(part: Path, manifest: Manifest, encoder: Encoder, found: Ve
     found.worst = max(found.worst, worst)
     found.recomputed_rows += len(table)
     found.identical_rows += int(same.sum())
-    allowed = _TOLERANCE[settings["precision"]]
-    if manifest.job["storage"]["profile"] != "float32":
+    allowed = _TOLERANCE[encoder.settings.precision]
+    if encoder.settings.storage != "float32":
         allowed = max(allowed, 2e-3)  # half a unit of float16, twice
     if worst > allowed:
         found.problems.append(

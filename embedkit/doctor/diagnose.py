@@ -2,92 +2,42 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 
-from embedkit import machine
-from embedkit.doctor import models, system
-from embedkit.doctor.report import NOTE, PROBLEM, REPORT_IT, Check, Report, without_names
+from embedkit.doctor.checks import CHECKS
+from embedkit.doctor.report import NOTE, PROBLEM, REPORT_IT, Check, without_names
 from embedkit.errors import EmbedkitError, EncodeError, StorageError, first_line
 
-__all__ = ["CHECKS", "diagnose"]
+__all__ = ["diagnose"]
+
+_ESSENTIAL = ("packages", "disk", "model", "forward", "extraction")
+_RUNS_MODEL = ("forward", "precision", "extraction")
 
 
-def diagnose(
-    *,
-    on_start: Callable[[str], None] = lambda _: None,
-    on_check: Callable[[Check], None] = lambda _: None,
-) -> Report:
-    """Make all checks: some ten seconds, a few of them without the model.
-
-    Args:
-        on_start: called with the name of each check before it is made.
-        on_check: called with each check when it is made.
-    """
-    state = _State()
-    checks: list[Check] = []
-    try:
-        for name, check in CHECKS.items():
-            on_start(name)
-            done = without_names(_guarded(name, check, state))
-            state.failed |= {name} if done.status == PROBLEM else set()
-            checks.append(done)
-            on_check(done)
-    finally:
-        state.onednn.close()
-    return Report(tuple(checks))
+def diagnose() -> Iterator[Check]:
+    """Run all checks, in about ten seconds, and yield each when it is made."""
+    failed: set[str] = set()
+    for name in CHECKS:
+        missing = failed & {"packages", "model"} if name in _RUNS_MODEL else set()
+        if missing:
+            yield Check(name, NOTE, f"not checked: see {min(missing)}")
+            continue
+        check = without_names(replace(_guarded(name), name=name))
+        failed |= {name} if check.status == PROBLEM else set()
+        yield check
 
 
-class _State:
-    """What is begun before the first check, and what later checks take from earlier ones."""
-
-    def __init__(self) -> None:
-        self.memory = machine.memory()  # before libraries and models are loaded
-        self.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        self.onednn = system.OneDNN(begin="processor" in CHECKS)
-        self.hub = models.Hub()
-        self.failed: set[str] = set()
-
-
-def _guarded(name: str, check: Callable[[_State], Check], state: _State) -> Check:
+def _guarded(name: str) -> Check:
     """Make a check; an error in it is a finding, not the end."""
-    missing = state.failed & set(_NEEDS.get(name, ()))
-    if missing:
-        return Check(name, NOTE, f"not checked: see {min(missing)}")
     try:
-        return check(state)
+        return CHECKS[name]()
     except EmbedkitError as error:
         return Check(name, PROBLEM, str(error), REPORT_IT, exit_code=error.exit_code)
     except Exception as error:  # whatever a broken installation raises
-        said = f"{type(error).__name__}: {first_line(error)}"
-        if name in _ESSENTIAL:
-            code = EncodeError.exit_code if isinstance(error, MemoryError) else 1
-            code = StorageError.exit_code if isinstance(error, OSError) else code
-            return Check(name, PROBLEM, f"failed: {said}", REPORT_IT, exit_code=code)
-        return Check(name, NOTE, f"could not be checked: {said}")
-
-
-_ESSENTIAL = ("packages", "disk", "model", "forward", "extraction")
-_NEEDS = {
-    "forward": ("packages", "model"),
-    "precision": ("packages", "model"),
-    "extraction": ("packages", "model"),
-}
-
-CHECKS: Mapping[str, Callable[[_State], Check]] = {
-    "versions": lambda _: system.versions(),
-    "packages": lambda _: system.packages(),
-    "extras": lambda _: system.extras(),
-    "processor": lambda state: system.processor(state.onednn),
-    "threads": lambda state: system.threads(state.load),
-    "cuda": lambda _: system.cuda(),
-    "memory": lambda state: system.memory(state.memory),
-    "disk": lambda _: system.disk(),
-    "fonts": lambda _: system.fonts(),
-    "model": lambda _: models.model(),
-    "forward": lambda _: models.forward(),
-    "precision": lambda _: models.precision(),
-    "hub": lambda state: models.hub(state.hub),
-    "extraction": lambda _: models.extraction(),
-}
-"""What checks there are, in their order; the names are stable."""
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        if name not in _ESSENTIAL:
+            return Check(name, NOTE, f"could not be checked: {reason}")
+        code = EncodeError.exit_code if isinstance(error, MemoryError) else 1
+        code = StorageError.exit_code if isinstance(error, OSError) else code
+        return Check(name, PROBLEM, f"failed: {reason}", REPORT_IT, exit_code=code)

@@ -1,18 +1,22 @@
-"""What is found: checks, the whole report, and what it keeps to itself."""
+"""What a check finds, and what is left out of it."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NOTE", "OK", "PROBLEM", "REPORT_IT", "Check", "Report", "without_names"]
+from embedkit.display import bytes_text
+
+__all__ = ["NOTE", "OK", "PROBLEM", "REPORT_IT", "Check", "found", "without_names"]
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 REPORT_IT = "Report it, with all of this output."
+_BYTES = ("total", "available", "limit", "free", "memory_free", "memory_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +24,11 @@ class Check:
     """What one check found.
 
     Attributes:
-        name: of :data:`~embedkit.doctor.diagnose.CHECKS`; stable.
+        name: of :data:`~embedkit.doctor.checks.CHECKS`; stable.
         status: ``ok``, ``note`` or ``problem``.
-        text: the finding, in one or a few sentences.
+        text: the finding, for people.
         todo: what to do about it; given for every problem, and for some notes.
-        facts: the same as plain data, with the keys that ``docs/doctor.md`` lists; empty where
+        facts: the finding as plain data, with the keys that ``docs/doctor.md`` lists; empty where
             the check could not be made.
         exit_code: of a problem: how a command that met it would end; else 0.
     """
@@ -37,48 +41,46 @@ class Check:
     exit_code: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All checks, in their order."""
+def found(
+    facts: Mapping[str, Any], note: str = "", todo: str = "", *, problem: str = "", code: int = 0
+) -> Check:
+    """Return a check of facts, with the note or problem that they are, and what to do about it."""
+    text = "; ".join(filter(None, [problem or note, facts_text(facts)]))
+    status = PROBLEM if problem else NOTE if note else OK
+    return Check("", status, text, todo, facts, code if problem else 0)
 
-    checks: tuple[Check, ...]
 
-    @property
-    def works(self) -> bool:
-        """Whether extraction works with this installation on this machine."""
-        return not any(check.status == PROBLEM for check in self.checks)
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Return facts on one line: ``cores 2, load 0.5, openmp none``."""
+    names = {name: name.replace("_", " ") if name.islower() else name for name in facts}
+    return ", ".join(f"{names[name]} {_shown(name, value)}" for name, value in facts.items())
 
-    @property
-    def exit_code(self) -> int:
-        """That of the first problem; 0 if there is none."""
-        return next((c.exit_code for c in self.checks if c.status == PROBLEM), 0)
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping) and value:
+        return f"({facts_text(value)})"
+    if isinstance(value, list) and value:
+        return " ".join(_shown(name, item) for item in value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if isinstance(value, int):
+        return bytes_text(value) if name in _BYTES else f"{value:,}"
+    return str(value) if value else "none"
 
 
 def without_names(check: Check) -> Check:
-    """The check without the home folder and the user's name in its paths."""
-    return replace(
-        check, text=_hidden(check.text), todo=_hidden(check.todo), facts=_hidden(dict(check.facts))
-    )
+    """Return the check without the home folder and the user's name in its paths."""
+    return Check(**json.loads(_hidden(json.dumps(asdict(check), ensure_ascii=False))))
 
 
-def _hidden(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {_hidden(key): _hidden(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_hidden(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    for home in _homes():
-        value = re.sub(rf"{re.escape(home)}(?![\w-]|\.\w)", "~", value)
+def _hidden(text: str) -> str:
+    home = Path("~").expanduser()
+    for name in sorted({str(home), str(home.resolve())} - {"/", "~"}, key=len, reverse=True):
+        text = re.sub(rf"{re.escape(name)}(?![\w-]|\.\w)", "~", text)
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name
-        return value
-    return re.sub(rf"(?<=/){re.escape(user)}(?![\w-]|\.\w)", "USER", value)
-
-
-def _homes() -> list[str]:
-    """The home folder as it is named and as it really is, the longer first."""
-    home = Path("~").expanduser()
-    names = {str(home), str(home.resolve())} - {"/", "~"}
-    return sorted(names, key=len, reverse=True)
+        return text
+    return re.sub(rf"(?<=/){re.escape(user)}(?![\w-]|\.\w)", "USER", text)

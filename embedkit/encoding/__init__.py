@@ -1,7 +1,8 @@
 """Texts → hidden states → vectors.
 
-Read in this order: ``checkpoint`` (name → verified files), ``alignment`` and ``tokenization``
-(texts → ids, offsets, windows), ``views`` and ``pooling``, ``device`` (where to compute),
-``model`` and ``packed`` (ids → hidden states, plainly and without padding), ``precision``,
-``shard`` (texts → batches → vectors in order), ``encoder`` (all of it together).
+Read in this order: ``checkpoint`` (name → verified files), ``vocabulary``, ``tokenization`` and
+``alignment`` (texts → ids, offsets, windows), ``views`` and ``pooling``, ``device`` (where to
+compute), ``model``, ``packed`` and ``attention`` (ids → hidden states, plainly and without
+padding), ``precision``, ``shard`` (texts → batches → vectors in order), ``tables`` (rows of words
+and tokens), ``encoder`` (all of it together).
 """

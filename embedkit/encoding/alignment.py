@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 __all__ = ["align"]
 
 _MARKS = ("##", "▁", "</w>", "@@")
+_WORD = re.compile(r"\S+")
 
 
 def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tuple[int, int]]:
@@ -21,7 +23,7 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     Args:
         tokens: vocabulary entries in order, with or without ``##`` and similar marks.
         text: the original text.
-        unknown: the unknown token, which stands for any text.
+        unknown: the unknown token, which is any text.
 
     Returns:
         ``(start, end)`` in ``text`` for each token; empty spans where nothing is left.
@@ -32,23 +34,20 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     for token in tokens:
         surface = "" if token == unknown else _surface(token)
         at = folded.find(surface, cursor) if surface else -1
-        if at < 0 or (at > cursor and not _skippable(folded, cursor, at, found)):
+        # a token may be found further on over whitespace, or over unknown tokens
+        after_unknown = bool(found) and found[-1] is None
+        if at < 0 or (folded[cursor:at].strip() and not after_unknown):
             found.append(None)
             continue
-        found.append((at, at + len(surface)))
         cursor = at + len(surface)
+        found.append((at, cursor))
     return [_original(span, origin, text) for span in _fill(found, folded)]
 
 
 def _fold(text: str) -> tuple[str, list[int]]:
     """Comparable form of the text, and for each of its characters where it came from."""
-    characters: list[str] = []
-    origin: list[int] = []
-    for position, character in enumerate(text):
-        for piece in _folded(character):
-            characters.append(piece)
-            origin.append(position)
-    return "".join(characters), origin
+    pieces = [_folded(character) for character in text]
+    return "".join(pieces), [i for i, piece in enumerate(pieces) for _ in piece]
 
 
 def _folded(text: str) -> str:
@@ -62,48 +61,27 @@ def _surface(token: str) -> str:
     return _folded(token)
 
 
-def _skippable(folded: str, start: int, end: int, found: Sequence[tuple[int, int] | None]) -> bool:
-    """Whether a token may be found this far on: over whitespace, or over unknown tokens."""
-    gap = folded[start:end]
-    return not gap.strip() or (bool(found) and found[-1] is None)
-
-
-def _fill(found: Sequence[tuple[int, int] | None], folded: str) -> list[tuple[int, int]]:
+def _fill(found: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
     """Give the gaps between found tokens to the runs of tokens that were not found."""
-    filled: list[tuple[int, int]] = []
-    index, cursor = 0, 0
+    index = cursor = 0
     while index < len(found):
-        span = found[index]
-        if span is not None:
-            filled.append(span)
-            cursor = span[1]
-            index += 1
+        if (span := found[index]) is not None:
+            yield span
+            cursor, index = span[1], index + 1
             continue
-        stop = index
-        while stop < len(found) and found[stop] is None:
-            stop += 1
+        stop = next((i for i in range(index, len(found)) if found[i] is not None), len(found))
         following = found[stop] if stop < len(found) else None
-        limit = following[0] if following is not None else len(folded)
-        filled.extend(_share(folded, cursor, limit, stop - index))
+        limit = len(folded) if following is None else following[0]
+        yield from _divided(folded, cursor, limit, stop - index)
         index = stop
-    return filled
 
 
-def _share(folded: str, start: int, end: int, count: int) -> list[tuple[int, int]]:
+def _divided(folded: str, start: int, end: int, count: int) -> list[tuple[int, int]]:
     """Split ``folded[start:end]`` into ``count`` spans, one word each, the last takes the rest."""
-    spans: list[tuple[int, int]] = []
-    for left in range(count, 0, -1):
-        while start < end and folded[start].isspace():
-            start += 1
-        stop = end
-        if left > 1:
-            stop = next((i for i in range(start, end) if folded[i].isspace()), end)
-        else:
-            while stop > start and folded[stop - 1].isspace():
-                stop -= 1
-        spans.append((start, stop))
-        start = stop
-    return spans
+    words = [match.span() for match in _WORD.finditer(folded, start, end)]
+    rest = words[count - 1 :]
+    spans = [*words[: count - 1], *([(rest[0][0], rest[-1][1])] if rest else [])]
+    return spans + [(end, end)] * (count - len(spans))
 
 
 def _original(span: tuple[int, int], origin: Sequence[int], text: str) -> tuple[int, int]:

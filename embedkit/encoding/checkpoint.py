@@ -20,12 +20,7 @@ from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "Checkpoint",
-    "find_checkpoint",
-    "quiet_transformers",
-]
+__all__ = ["DEFAULT_MODEL", "Checkpoint", "find_checkpoint", "quiet_transformers"]
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
@@ -95,7 +90,7 @@ class Checkpoint:
         return self.weights[0].endswith(".bin")
 
     def default_max_length(self, tokenizer_limit: int) -> int:
-        """Tokens kept of a text where the user does not say: what the checkpoint itself states.
+        """Tokens kept of a text by default: what the checkpoint itself states.
 
         The sentence-transformers file goes first, then the tokenizer's limit, then the positions;
         never more than the positions.
@@ -127,17 +122,17 @@ def find_checkpoint(
     name = str(name)
     path = Path(name).expanduser()
     if path.is_file():
-        raise ModelError(f"--model {name}: a file. Give the folder of a checkpoint.")
+        raise ModelError(f"model={name!r}: a file. Give the folder of a checkpoint.")
     if path.is_dir():
         if revision:
-            raise ModelError(f"--revision {revision}: {name} is a folder, which has no revisions.")
+            raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
         return _describe(name, path, "folder", None)
     if name in _PACKAGED_NAMES and revision is None and (packaged := _packaged_folder()):
         checkpoint = _describe(name, packaged, "package", None)
         _check_packaged(checkpoint)
         return checkpoint
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"--model {name}: no such folder.{_near_folder(path)}")
+        raise ModelError(f"model={name!r}: no such folder.{_near_folder(path)}")
     folder, commit = _from_hub(name, revision, offline=offline)
     return _describe(name, folder, "hub", commit)
 
@@ -160,11 +155,12 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
             raise ModelError(f"{name}: {key} in {config_path} is {config[key]!r}, not a number.")
     weights = _weight_files(folder, name)
     for file in weights:
-        if _is_lfs_pointer(folder / file):
-            raise ModelError(
-                f"{name}: {file} is a Git LFS pointer, not the weights. "
-                f"Fetch them: git -C {folder} lfs pull"
-            )
+        with (folder / file).open("rb") as stream:
+            if stream.read(len(_LFS)) == _LFS:  # a clone's note of where the file is
+                raise ModelError(
+                    f"{name}: {file} is a Git LFS pointer, not the weights. "
+                    f"Fetch them: git -C {folder} lfs pull"
+                )
     side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
     files = [*side, *weights]
     pooling = folder / "1_Pooling" / "config.json"
@@ -212,12 +208,6 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     )
 
 
-def _is_lfs_pointer(file: Path) -> bool:
-    """Whether a clone left a note of where the file is in its place."""
-    with file.open("rb") as stream:
-        return stream.read(len(_LFS)) == _LFS
-
-
 def _parts_named_by(index: Path) -> list[str]:
     """Weight files that an index names; none if it names something else than files beside it."""
     placed = _read_json(index).get("weight_map")
@@ -261,14 +251,14 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError as error:
         raise ModelError(
-            f"--model {name}: neither a folder nor a name on the hub (owner/name)."
+            f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
             f"{_near_folder(Path(name))}"
         ) from error
     if isinstance(cached, str) and _has_weights(Path(cached).parent):
         return Path(cached).parent, Path(cached).parent.name
     if offline:
         raise ModelError(
-            f"--model {name}{at}: not in the cache of this machine, and offline mode forbids "
+            f"model={name!r}{at}: not in the cache of this machine, and offline mode forbids "
             f"fetching it. Fetch it once online, give a folder, or use {DEFAULT_MODEL}."
         )
     try:
@@ -281,12 +271,12 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"--model {name}{at}: the hub knows no such checkpoint, or it is private "
+            f"model={name!r}{at}: the hub has no such checkpoint, or it is private "
             "(then log in: hf auth login)."
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
-            f"--model {name}{at}: not in the cache of this machine, and the hub cannot be reached "
+            f"model={name!r}{at}: not in the cache of this machine, and the hub cannot be reached "
             f"({first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
         ) from error
     return Path(folder), commit

@@ -1,4 +1,4 @@
-"""Which device to compute on, how arrays reach it, and how it says that its memory ran out."""
+"""Which device to compute on, how arrays reach it, and how errors show that its memory ran out."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedkit.errors import UsageError
+from embedkit.types import Float32
 
 __all__ = [
     "BATCH_TOKENS",
-    "CudaLink",
     "Link",
     "Mark",
     "choose_device",
     "computes_bf16",
     "is_out_of_memory",
-    "link_to",
 ]
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
 """Tokens of a batch by kind of device: on CPU so few that its activations stay in the cache."""
 
 _NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How libraries that have no class of error for it say that memory ran out."""
+"""Messages of libraries that have no class of error for a lack of memory."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -39,14 +38,14 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.") from error
+    except RuntimeError:
+        device = torch.device("meta")
     if device.type not in BATCH_TOKENS:
-        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:0.")
+        raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices to "
-            "PyTorch. Use --device cpu or auto."
+            f"device={name!r}: this machine shows {torch.cuda.device_count()} CUDA devices to "
+            "PyTorch. Use device='cpu' or device='auto'."
         )
     return device
 
@@ -60,10 +59,10 @@ def computes_bf16(device: torch.device) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, whatever its class."""
+    """Whether an error means that memory ran out, whatever its class."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
 
 
 Mark = torch.cuda.Event | None
@@ -71,7 +70,10 @@ Mark = torch.cuda.Event | None
 
 
 class Link:
-    """How arrays reach the device that computes, and come back. On CPU they are there already.
+    """How arrays reach the device that computes, and come back.
+
+    On CPU they are there already; to others they are copied through pinned memory, beside the work
+    of the device.
 
     Args:
         device: where the model is.
@@ -79,46 +81,32 @@ class Link:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._here = device.type == "cpu"
 
     def send(self, *arrays: NDArray[Any]) -> list[Tensor]:
-        """Arrays of integers as int64 on the device; the host does not wait for it."""
-        return [torch.from_numpy(values.astype(np.int64)) for values in arrays]
-
-    def mark(self) -> Mark:
-        """The point behind all work that has been given to the device so far."""
-        return None
-
-    def fetch(self, matrices: dict[str, Tensor], after: Mark) -> dict[str, NDArray[np.float32]]:
-        """Float32 matrices as arrays, when the work before the mark is done. From any thread."""
-        return {name: matrix.numpy() for name, matrix in matrices.items()}
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        """How long the device worked between two marks that it has reached."""
-        return 0.0
-
-    def release(self) -> None:
-        """Give memory that is reserved but unused back to the device."""
-
-
-class CudaLink(Link):
-    """Copies through pinned memory, beside the work of the device."""
-
-    def send(self, *arrays: NDArray[Any]) -> list[Tensor]:
-        """As :meth:`Link.send`, by one copy of all of them."""
+        """Arrays of integers as int64 on the device, by one copy; the host does not wait for it."""
+        if self._here:
+            return [torch.from_numpy(values.astype(np.int64)) for values in arrays]
         sizes = [len(values) for values in arrays]
         pinned = _pinned((sum(sizes),), torch.int64)
         np.concatenate(arrays, out=pinned.numpy())
         return list(torch.split(pinned.to(self.device, non_blocking=True), sizes))
 
     def mark(self) -> Mark:
-        """As :meth:`Link.mark`."""
+        """The point behind all work that has been given to the device so far."""
+        if self._here:
+            return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def fetch(self, matrices: dict[str, Tensor], after: Mark) -> dict[str, NDArray[np.float32]]:
-        """As :meth:`Link.fetch`, by a stream of its own beside the device's further work."""
-        assert after is not None
+    def fetch(self, matrices: dict[str, Tensor], after: Mark) -> dict[str, Float32]:
+        """Float32 matrices as arrays, when the work before the mark is done. From any thread.
+
+        The copies are made by a stream of their own beside the device's further work.
+        """
+        if after is None:
+            return {name: matrix.numpy() for name, matrix in matrices.items()}
         copies = {name: _pinned(m.shape, m.dtype) for name, m in matrices.items()}
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
@@ -129,19 +117,13 @@ class CudaLink(Link):
         return {name: copy.numpy() for name, copy in copies.items()}
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """As :meth:`Link.seconds`."""
-        assert first is not None
-        assert last is not None
-        return float(first.elapsed_time(last)) / 1e3
+        """How long the device worked between two marks that it has reached."""
+        return 0.0 if first is None or last is None else float(first.elapsed_time(last)) / 1e3
 
     def release(self) -> None:
-        """As :meth:`Link.release`."""
-        torch.cuda.empty_cache()
-
-
-def link_to(device: torch.device) -> Link:
-    """The link to a device of this kind."""
-    return CudaLink(device) if device.type == "cuda" else Link(device)
+        """Give memory that is reserved but unused back to the device."""
+        if not self._here:
+            torch.cuda.empty_cache()
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,13 +1,13 @@
-"""Checkpoint → hidden states: the seam between what is read and what is computed.
+"""The interface of models: packed token ids in, hidden states per layer out.
 
-Whatever runs the layers takes a :class:`PackedBatch` (ids in) and calls back with the hidden
-states of each layer asked for, packed without padding (hidden states out). :class:`PlainModel` does
-it by the transformers forward, for every architecture; :mod:`embedkit.encoding.packed` does it
-without any padding for those that it knows.
+:class:`PlainModel` runs the forward of transformers, for every architecture;
+:mod:`embedkit.encoding.packed` runs BERT's family without any padding.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 import pickle
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
-from embedkit.encoding.device import is_out_of_memory, link_to
+from embedkit.encoding.device import Link, is_out_of_memory
 from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, first_line
+from embedkit.types import Int64
 
 __all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -75,8 +77,8 @@ class PlainModel:
         self.n_parameters = sum(p.numel() for p in model.parameters())
         self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
         self._pad_id = pad_id
-        self._link = link_to(self.device)
-        self._takes_types = "token_type_ids" in _forward_arguments(model)
+        self._link = Link(self.device)
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         path = FAMILIES[checkpoint.model_type].layers
         owner, _, name = (path or "").rpartition(".")
         self._stack = (model.get_submodule(owner), name) if path else None
@@ -86,7 +88,7 @@ class PlainModel:
 
     @torch.inference_mode()
     def _knows_last_layer_alone(self) -> bool:
-        """Whether this transformers gives chosen layers, at their places; older ones give all.
+        """Whether this transformers gives chosen layers, each at its index; older ones give all.
 
         Some of those take a list of layers and leave out the last one all the same.
         """
@@ -122,16 +124,16 @@ class PlainModel:
         order = sorted(layers)
         self._run_only(max(order[-1], 1))
         shape = len(batch.lengths), max(batch.lengths)
-        (places,) = self._link.send(_places(batch.lengths, shape[1]))
+        (index,) = self._link.send(_token_index(batch.lengths, shape[1]))
         mask = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
-        mask = mask.index_fill_(0, places, 1).view(shape)
+        mask = mask.index_fill_(0, index, 1).view(shape)
         whole = min(batch.lengths) == shape[1]
         inputs = {
-            "input_ids": self._padded(batch.ids, places, shape, self._pad_id),
+            "input_ids": self._padded(batch.ids, index, shape, self._pad_id),
             "attention_mask": _Mask.of(mask, whole=whole),
         }
         if self._takes_types:
-            inputs["token_type_ids"] = self._padded(batch.type_ids, places, shape, 0)
+            inputs["token_type_ids"] = self._padded(batch.type_ids, index, shape, 0)
         wanted = order if self._takes_layers else True
         output = self.module(**inputs, output_hidden_states=wanted)
         states = dict(enumerate(output.hidden_states))
@@ -139,7 +141,7 @@ class PlainModel:
         for layer in order:
             hidden = states[layer]
             first = first_only and layer == order[-1]
-            on_layer(layer, hidden[:, 0] if first else hidden.flatten(0, 1).index_select(0, places))
+            on_layer(layer, hidden[:, 0] if first else hidden.flatten(0, 1).index_select(0, index))
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
@@ -158,26 +160,25 @@ class PlainModel:
             if len(getattr(module, name)) != count:
                 setattr(module, name, nn.ModuleList(self.all_layers[:count]))
 
-    def _padded(self, values: Tensor, places: Tensor, shape: tuple[int, int], fill: int) -> Tensor:
+    def _padded(self, values: Tensor, index: Tensor, shape: tuple[int, int], fill: int) -> Tensor:
         padded = torch.full((shape[0] * shape[1],), fill, dtype=torch.int64, device=self.device)
-        return padded.index_copy_(0, places, values).view(shape)
+        return padded.index_copy_(0, index, values).view(shape)
 
 
-def _places(lengths: Sequence[int], longest: int) -> NDArray[np.int64]:
-    """Where the tokens of a batch stand in the padded one, sequence after sequence.
+def _token_index(lengths: Sequence[int], longest: int) -> Int64:
+    """Where the tokens of a batch are in the padded one, sequence after sequence.
 
-    Made on the host, which knows the lengths and so need not wait for the device.
+    Computed on the host from the lengths, so that nothing waits for the device.
     """
     counts = np.array(lengths)
     before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
-    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(before, counts)
-    return places
+    return np.asarray(np.arange(counts.sum()) + np.repeat(before, counts))
 
 
 class _Mask(Tensor):
-    """An attention mask, ones and zeros, of which the host knows whether it is all ones.
+    """An attention mask, ones and zeros; the host has a flag for whether it is all ones.
 
-    transformers asks that of every mask, and would wait for the device to answer. What it makes of
+    transformers checks that for every mask, and would wait for the device. What it computes from
     the mask apart from copies in another dtype is an ordinary tensor.
     """
 
@@ -205,12 +206,7 @@ class _Mask(Tensor):
 
 
 def load_model(
-    checkpoint: Checkpoint,
-    *,
-    pad_id: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    notify: Callable[[str], None],
+    checkpoint: Checkpoint, *, pad_id: int, device: torch.device, dtype: torch.dtype
 ) -> PlainModel:
     """Load the weights of a checkpoint.
 
@@ -219,26 +215,50 @@ def load_model(
         pad_id: token id to fill with.
         device: where to run.
         dtype: in which precision.
-        notify: called with a sentence for the user where something deserves one.
 
     Raises:
         ModelError: weights are missing, of another shape, or cannot be read.
     """
+    if checkpoint.is_pickle:
+        _check_reader(checkpoint)
+    model, missing = _weights(checkpoint, dtype)
+    pooler = getattr(model, "pooler", None)
+    if hasattr(model, "pooler"):
+        model.pooler = None  # applied to what is asked for, not inside every forward
+    if missing:  # only the pooler's: transformers has filled it with random numbers
+        pooler = None
+    model.eval().to(device)
+    try:
+        return PlainModel(model, checkpoint, pad_id=pad_id, pooler=_usable(pooler, device))
+    except RuntimeError as error:
+        if dtype == torch.float32 or is_out_of_memory(error):
+            raise
+        raise ModelError(  # as DeBERTa in transformers 5.23
+            f"{checkpoint.name} cannot run in half precision ({first_line(error)}). Use "
+            "precision='fp32'."
+        ) from error
+
+
+def _check_reader(checkpoint: Checkpoint) -> None:
+    """Raise a :class:`ModelError` if this torch does not read pickle files safely."""
+    file = checkpoint.weights[0]
+    if torch.__version__ < _FIRST_TRUSTED:
+        raise ModelError(
+            f"{checkpoint.name} has only {file}, a pickle file, and a pickle file can harm the "
+            f"restricted reader of PyTorch {torch.__version__} (CVE-2026-24747). Update torch to "
+            f"{_FIRST_TRUSTED} or newer, or use a checkpoint with safetensors."
+        )
+    logger.info(
+        f"{checkpoint.name} has only {file}, a pickle file; it is read by PyTorch's restricted "
+        "reader, which runs no code"
+    )
+
+
+def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, set[str]]:
+    """The model of transformers, and which of the pooler's weights are missing."""
     quiet_transformers()
     from transformers import AutoConfig, AutoModel
 
-    if checkpoint.is_pickle:
-        if torch.__version__ < _FIRST_TRUSTED:
-            raise ModelError(
-                f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file, and a pickle "
-                f"file can harm the restricted reader of PyTorch {torch.__version__} "
-                f"(CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, or use a "
-                "checkpoint with safetensors."
-            )
-        notify(
-            f"{checkpoint.name} has only {checkpoint.weights[0]}, a pickle file; it is read by "
-            "PyTorch's restricted reader, which runs no code"
-        )
     try:
         model, report = AutoModel.from_pretrained(
             str(checkpoint.folder),
@@ -260,30 +280,16 @@ def load_model(
             )
         raise ModelError(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
     missing = set(report["missing_keys"])
-    without_pooler = {key for key in missing if not key.startswith("pooler.")}
     mismatched = report["mismatched_keys"]  # names, or tuples that begin with them
-    wrong = without_pooler | {key if isinstance(key, str) else key[0] for key in mismatched}
+    wrong = {key for key in missing if not key.startswith("pooler.")}
+    wrong |= {key if isinstance(key, str) else key[0] for key in mismatched}
     if wrong:
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
             f"shape, such as {min(wrong)}. Random numbers would take their place; the file does "
             "not fit its config.json."
         )
-    pooler = getattr(model, "pooler", None)
-    if hasattr(model, "pooler"):
-        model.pooler = None  # applied to what is asked for, not inside every forward
-    if missing:  # only the pooler's: transformers has filled it with random numbers
-        pooler = None
-    model.eval().to(device)
-    try:
-        return PlainModel(model, checkpoint, pad_id=pad_id, pooler=_usable(pooler, device))
-    except RuntimeError as error:
-        if dtype == torch.float32 or is_out_of_memory(error):
-            raise
-        raise ModelError(  # as DeBERTa in transformers 5.23
-            f"{checkpoint.name} cannot run in half precision ({first_line(error)}). Use "
-            "--precision fp32."
-        ) from error
+    return model, missing
 
 
 def _usable(pooler: Any, device: torch.device) -> nn.Module | None:
@@ -298,9 +304,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _forward_arguments(model: Any) -> set[str]:
-    import inspect
-
-    return set(inspect.signature(model.forward).parameters)

@@ -1,15 +1,12 @@
 """The padding-free BERT forward.
 
-Tokens of all sequences of a batch stand one after the other, ``(tokens, width)``, and every
-operation but attention runs on them as they are: nothing is computed for padding, because there is
-none. Query, key and value are one product, and each layer is handed out as soon as it exists.
-
-Attention stays inside each sequence. On CUDA one kernel does that for sequences of any lengths;
-elsewhere neighbouring sequences of equal length, which a batch sorted by length has many of, form a
-dense view without a mask.
+Tokens of all sequences of a batch follow one another, ``(tokens, width)``, and every operation but
+attention (:mod:`embedkit.encoding.attention`) runs on them as they are: nothing is computed for
+padding, because there is none. Query, key and value are one product, and each layer is handed out
+as soon as it exists.
 
 On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
-product that precedes it. There, in fp32, a row of a product has the same bits whatever stands
+product that precedes it. There, in fp32, a row of a product has the same bits whatever is
 beside it, and so have the vectors of a text; a trial at load checks it. In bf16 the matrix unit of
 some processors sums in an order that depends on the size of the batch; the same batch still gives
 the same bits.
@@ -17,35 +14,27 @@ the same bits.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, linear
 
+from embedkit.encoding.attention import KERNELS, Attend, AttendFirst, Spans, attention_kinds
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.device import computes_bf16, is_out_of_memory
+from embedkit.encoding.device import is_out_of_memory
 from embedkit.encoding.families import FAMILIES
 from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
 from embedkit.errors import first_line
 
-__all__ = [
-    "ROWS",
-    "PackedModel",
-    "attention_kinds",
-    "can_pack",
-    "fastest",
-    "length_runs",
-    "packed_linear",
-]
+__all__ = ["ROWS", "PackedModel", "can_pack", "fastest", "packed_linear"]
+
+logger = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], Tensor]
-Kernel = Callable[..., Tensor]
-Attend = Callable[[Tensor, "_Spans", int], Tensor]
-AttendFirst = Callable[[Tensor, Tensor, "_Spans", int], Tensor]
 
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 """Activations that are understood, with the name of their form in torch."""
@@ -54,14 +43,10 @@ ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
-_QUERIES = 2
-"""On CPU the query of a first token is asked so many times. A single one makes a matrix-vector
-product, whose order of summation depends, on some processors, on which thread computes it."""
-
-_AGREE = {torch.float32: 1e-5}
+_AGREE = 1e-5
 _AGREE_IN_HALF = 5e-2
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
-differently in every operation; only gross disagreement can be told from that."""
+differently in every operation; only gross disagreement is detectable beyond that."""
 
 
 def can_pack(checkpoint: Checkpoint) -> bool:
@@ -76,9 +61,7 @@ def can_pack(checkpoint: Checkpoint) -> bool:
     )
 
 
-def fastest(
-    plain: PlainModel, checkpoint: Checkpoint, *, notify: Callable[[str], None] = lambda _: None
-) -> PlainModel | PackedModel:
+def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedModel:
     """The packed forward where it applies and agrees with the plain one, else the plain one.
 
     The two are compared layer by layer on sequences of several lengths. In fp32 on CPU sequences
@@ -88,11 +71,10 @@ def fastest(
     Args:
         plain: the loaded model.
         checkpoint: its configuration.
-        notify: called with a sentence for the user if one of the comparisons fails.
     """
     if not can_pack(checkpoint):
         return plain
-    limit = _AGREE.get(plain.dtype, _AGREE_IN_HALF)
+    limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
     refused: list[tuple[str, str]] = []
     packed: PackedModel | None = None
     for kind in attention_kinds(plain.device, plain.dtype):
@@ -103,18 +85,19 @@ def fastest(
         except Exception as error:  # whatever this device, torch or transformers does not have
             reason = first_line(error)
             if is_out_of_memory(error):
-                notify(
+                logger.warning(
                     f"memory ran out while the fast forward was tried ({reason}); using the plain "
-                    "one, which is slower. Free memory on that device, or choose another --device"
+                    "one, which is slower. Free memory on that device, or choose another device="
                 )
                 return plain
             refused.append((kind, f"cannot run here ({reason})"))
             continue
         if worst <= limit:
             for other, reason in refused:
-                notify(f"the attention kernel {other} {reason}; using {kind}")
-            if _promises_bits(packed) and _company_matters(packed, _trial(checkpoint, plain, 100)):
-                notify(
+                logger.info(f"the attention kernel {other} {reason}; using {kind}")
+            same_bits = plain.device.type == "cpu" and plain.dtype == torch.float32
+            if same_bits and _company_matters(packed, _trial(checkpoint, plain, 100)):
+                logger.info(
                     "on this machine the last bits of a vector would depend on the texts beside "
                     "it; attention runs sequence by sequence, which is slower"
                 )
@@ -122,13 +105,13 @@ def fastest(
             return packed
         refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
     for kind, reason in refused[:-1]:
-        notify(f"the attention kernel {kind} {reason}")
-    notify(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
+        logger.info(f"the attention kernel {kind} {reason}")
+    logger.warning(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
     return plain
 
 
 class PackedModel:
-    """The seam of :class:`~embedkit.encoding.model.PlainModel`: ids in, hidden states out.
+    """The interface of :class:`~embedkit.encoding.model.PlainModel` without padding.
 
     Args:
         plain: the loaded model, whose weights are taken over in the form that is fastest here.
@@ -160,7 +143,7 @@ class PackedModel:
         self._together = True
 
     def separate(self) -> None:
-        """From now on every sequence attends in a call of its own, whatever stands beside it."""
+        """From now on every sequence attends in a call of its own, whatever is beside it."""
         self._together = False
         self.name = "packed, sequence by sequence"
 
@@ -180,25 +163,20 @@ class PackedModel:
         anything of that one but keys, values and the rows of first tokens.
         Arguments as for :meth:`PlainModel.forward <embedkit.encoding.model.PlainModel.forward>`.
         """
-        widen = self.device.type == "cpu"
-        finite = self._run(batch, layers, on_layer, first_only=first_only, widen=widen)
-        if widen and not finite:  # a masked key that is NaN would spoil the sequence before it
-            self._run(batch, layers, on_layer, first_only=first_only, widen=False)
+        for widen in (True, False) if self.device.type == "cpu" else (False,):
+            spans = Spans(batch, widen=widen, together=self._together)
+            hidden = self._run(spans, layers, on_layer, first_only=first_only)
+            # a masked key that is NaN would spoil the sequence before it
+            if not widen or hidden.sum().isfinite():
+                break
 
     def _run(
-        self,
-        batch: PackedBatch,
-        layers: Collection[int],
-        on_layer: OnLayer,
-        *,
-        first_only: bool,
-        widen: bool,
-    ) -> bool:
-        """As :meth:`forward`; returns whether, on CPU, all that was computed is finite."""
-        highest = max(layers)
+        self, spans: Spans, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
+    ) -> Tensor:
+        """As :meth:`forward`; returns the last hidden states that were computed of all tokens."""
+        highest, batch = max(layers), spans.batch
         tokens = len(batch.ids)
-        attend, attend_first = _KERNELS[self.attention]
-        spans = _Spans(batch, widen=widen, together=self._together)
+        attend, attend_first = KERNELS[self.attention]
         hidden = self._embed(batch)
         if 0 in layers:
             first = first_only and highest == 0
@@ -211,7 +189,7 @@ class PackedModel:
             hidden = layer(hidden, spans, attend)
             if number in layers:
                 on_layer(number, hidden[:tokens])
-        return not widen or bool(hidden.sum().isfinite())
+        return hidden
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
@@ -246,34 +224,6 @@ class PackedModel:
         return positions
 
 
-class _Spans:
-    """Where the sequences of a batch stand, in the forms that attention wants."""
-
-    def __init__(self, batch: PackedBatch, *, widen: bool, together: bool) -> None:
-        self.widen = widen
-        self.offsets = batch.offsets
-        self.starts = batch.offsets[:-1]
-        self.longest = max(batch.lengths)
-        self.tokens = len(batch.ids)
-        self._together = together
-        self._lengths = batch.lengths
-
-    @cached_property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """As :func:`length_runs`."""
-        return length_runs(self._lengths, together=self._together)
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """``(sequences + 1,)`` int32, as kernels of CUDA want the offsets."""
-        return self.offsets.int()
-
-    @cached_property
-    def each(self) -> Tensor:
-        """``(sequences + 1,)`` int32, the offsets of one token per sequence."""
-        return torch.arange(len(self.offsets), dtype=torch.int32, device=self.offsets.device)
-
-
 class _Layer:
     """One encoder layer with its weights in the form that is fastest."""
 
@@ -290,11 +240,11 @@ class _Layer:
         self._norm_attention: nn.LayerNorm = attention.output.LayerNorm
         self._norm_output: nn.LayerNorm = layer.output.LayerNorm
 
-    def __call__(self, hidden: Tensor, spans: _Spans, attend: Any) -> Tensor:
+    def __call__(self, hidden: Tensor, spans: Spans, attend: Attend) -> Tensor:
         context = attend(self._qkv(hidden), spans, self._heads)
         return self._after_attention(context, hidden)
 
-    def first_tokens(self, hidden: Tensor, spans: _Spans, attend_first: Any) -> Tensor:
+    def first_tokens(self, hidden: Tensor, spans: Spans, attend: AttendFirst) -> Tensor:
         """The layer's output for the first token of every sequence alone.
 
         Keys and values are needed of all tokens; the query and everything after attention only of
@@ -303,194 +253,15 @@ class _Layer:
         if self._split is None:
             self._split = _joined(self._parts[:1]), _joined(self._parts[1:])
         query, key_value = self._split
-        first = hidden[spans.starts]
+        first = hidden[spans.batch.offsets[:-1]]
         if hidden.device.type == "cpu":
             first = _filled(first)
-        context = attend_first(query(first), key_value(hidden), spans, self._heads)
+        context = attend(query(first), key_value(hidden), spans, self._heads)
         return self._after_attention(context, first)
 
     def _after_attention(self, context: Tensor, hidden: Tensor) -> Tensor:
         hidden = _add_norm(self._out(context), hidden, self._norm_attention, self._eps)
         return _add_norm(self._down(self._up(hidden)), hidden, self._norm_output, self._eps)
-
-
-def length_runs(lengths: Sequence[int], *, together: bool = True) -> list[tuple[int, int, int]]:
-    """Runs of neighbouring sequences of equal length: (first token, sequences, length).
-
-    Unless ``together``, every sequence is a run.
-    """
-    return list(_runs(lengths, together))
-
-
-def _runs(lengths: Sequence[int], together: bool) -> Iterator[tuple[int, int, int]]:
-    start = count = 0
-    for i, length in enumerate(lengths):
-        count += 1
-        if not together or i + 1 == len(lengths) or lengths[i + 1] != length:
-            yield start, count, length
-            start, count = start + count * length, 0
-
-
-def _attend_runs(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
-    """Self-attention inside each sequence, ``(tokens, 3 * width)`` → ``(tokens, width)``."""
-    width = qkv.shape[1] // 3
-    size = width // heads
-    context = qkv.new_empty(len(qkv), width)
-    if not _attends_in(qkv.dtype, qkv.device):
-        qkv = qkv.float()
-    for start, count, length in spans.runs:
-        keys = key_length(length) if spans.widen else length
-        rows = qkv[start:]
-        missing = (count - 1) * length + keys - len(rows)
-        if missing > 0:
-            rows = torch.cat([rows, rows.new_zeros(missing, 3 * width)])
-        strides = (length * 3 * width, size, 3 * width, 1)
-        origin = rows.storage_offset()
-        query = rows.as_strided((count, heads, length, size), strides, origin)
-        key = rows.as_strided((count, heads, keys, size), strides, origin + width)
-        value = rows.as_strided((count, heads, keys, size), strides, origin + 2 * width)
-        mask = None if keys == length else _mask(length, keys, qkv.dtype)
-        result = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        end = start + count * length
-        context[start:end].view(count, length, heads, size).copy_(result.transpose(1, 2))
-    context[spans.tokens :] = 0
-    return context
-
-
-@lru_cache
-def _attends_in(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel runs: for bf16 it may ask for instructions that were taken from it."""
-    if device.type != "cpu" or dtype == torch.float32:
-        return True
-    try:
-        rows = torch.zeros(1, 1, 128, 64, dtype=dtype)  # short sequences are computed otherwise
-        scaled_dot_product_attention(rows, rows, rows)
-    except RuntimeError:
-        return False
-    return True
-
-
-def key_length(length: int) -> int:
-    """Keys and values that attention on CPU reads for a sequence of so many tokens.
-
-    The kernel is up to twice as fast when their number is a multiple of its vector width. What
-    follows a sequence stands there anyway, and a mask takes it out again without cost.
-    """
-    return length if length < 5 or length % 16 < 3 else -(-length // 16) * 16
-
-
-@lru_cache(maxsize=1024)
-def _mask(length: int, keys: int, dtype: torch.dtype) -> Tensor:
-    """``(1, 1, 1, keys)``: 0 for the keys of the sequence, minus infinity for those after it."""
-    mask = torch.zeros(1, 1, 1, keys, dtype=dtype)
-    mask[..., length:] = -math.inf
-    return mask
-
-
-def _attend_by(kernel: Kernel) -> Attend:
-    """As :func:`_attend_runs`, by a kernel that takes sequences of any lengths."""
-
-    def attend(qkv: Tensor, spans: _Spans, heads: int) -> Tensor:
-        query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-        ends, longest = spans.ends, spans.longest
-        return kernel(query, key, value, ends, ends, longest, longest).reshape(len(qkv), -1)
-
-    return attend
-
-
-def _attend_first_by(kernel: Kernel) -> AttendFirst:
-    """As :func:`_attend_first_runs`, by a kernel that takes sequences of any lengths.
-
-    One call for every length there is would cost more than the work that is avoided.
-    """
-
-    def attend(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
-        key, value = pairs.view(len(pairs), 2, heads, -1).unbind(1)
-        rows = query.view(len(query), heads, -1)
-        context = kernel(rows, key, value, spans.each, spans.ends, 1, spans.longest)
-        return context.reshape(len(query), -1)
-
-    return attend
-
-
-def _varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    longest_query: int,
-    longest_key: int,
-) -> Tensor:
-    """FlashAttention: half precision, compute capability 8.0, heads of up to 256 by eights.
-
-    Args:
-        query: ``(queries, heads, size)``; ``key`` and ``value`` ``(tokens, heads, size)``.
-        key: see ``query``.
-        value: see ``query``.
-        query_ends: ``(sequences + 1,)`` int32, where each sequence begins and the last one ends.
-        key_ends: the same for keys and values.
-        longest_query: queries of the longest sequence.
-        longest_key: its keys.
-
-    Returns:
-        ``(queries, heads, size)``.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    # only what every version of torch takes: 2.11 and 2.13 have other keywords
-    ends = query_ends, key_ends, longest_query, longest_key
-    context = varlen_attn(query, key, value, *ends)
-    assert isinstance(context, Tensor)  # a tuple comes only to those who ask for more
-    return context
-
-
-def _efficient(query: Tensor, key: Tensor, value: Tensor, *ends: Any) -> Tensor:
-    """The memory-efficient kernel: any precision and CUDA device; arguments as for _varlen.
-
-    In float32 it multiplies in float32, or by three TF32 products that make up for their rounding.
-    """
-    packed = (x.unsqueeze(0) for x in (query, key, value))
-    no_dropout, no_mask = 0.0, 0
-    found = torch.ops.aten._efficient_attention_forward(*packed, None, *ends, no_dropout, no_mask)
-    context: Tensor = found[0].squeeze(0)
-    return context
-
-
-def _attend_first_runs(query: Tensor, pairs: Tensor, spans: _Spans, heads: int) -> Tensor:
-    """Attention of one query per sequence, ``(sequences, width)``, on ``(tokens, 2 * width)``."""
-    width = query.shape[1]
-    context = torch.zeros_like(query)
-    sequence = 0
-    for start, count, length in spans.runs:
-        view = pairs[start : start + count * length].view(count, length, 2, heads, width // heads)
-        key, value = view.permute(2, 0, 3, 1, 4).unbind(0)
-        asked = query[sequence : sequence + count].view(count, heads, 1, width // heads)
-        times = _QUERIES if query.device.type == "cpu" else 1
-        result = scaled_dot_product_attention(asked.repeat(1, 1, times, 1), key, value)
-        context[sequence : sequence + count] = result[:, :, 0].reshape(count, width)
-        sequence += count
-    return context
-
-
-_KERNELS: dict[str, tuple[Attend, AttendFirst]] = {
-    "varlen": (_attend_by(_varlen), _attend_first_by(_varlen)),
-    "efficient": (_attend_by(_efficient), _attend_first_by(_efficient)),
-    "runs": (_attend_runs, _attend_first_runs),
-}
-
-
-def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """The ways of attention that a device and precision may take, fastest first.
-
-    ``varlen`` and ``efficient`` are one kernel for sequences of any lengths. ``runs`` takes any
-    device, precision and head size, by one kernel for each run of sequences of equal length.
-    """
-    if device.type != "cuda":
-        return ("runs",)
-    if dtype == torch.float32 or not computes_bf16(device):
-        return ("efficient", "runs")
-    return ("varlen", "efficient", "runs")
 
 
 def _add_norm(values: Tensor, residual: Tensor, norm: nn.LayerNorm, eps: float) -> Tensor:
@@ -553,11 +324,6 @@ def _has_onednn(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _promises_bits(model: PackedModel) -> bool:
-    """Whether a sequence is to have the same bits in any company."""
-    return bool(model.device.type == "cpu" and model.dtype == torch.float32)
-
-
 def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
     """Whether sequences have other bits in a batch than alone, in the first layer."""
 
@@ -567,10 +333,7 @@ def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
         return found[0]
 
     lengths = list(batch.lengths)
-    pieces = zip(
-        torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths),
-        strict=True,
-    )  # fmt: skip
+    pieces = zip(torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths), strict=True)
     alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]
     for first_only in (False, True):
         together = first_layer(batch, first_only=first_only)

@@ -1,9 +1,9 @@
 """Hidden states → vectors; pure functions on packed tokens.
 
-Packed means that the tokens of several sequences stand one after the other without padding:
-``hidden`` is ``(tokens, width)``, and ``offsets`` ``(sequences,)`` says where each begins. All sums
+Packed means that the tokens of several sequences follow one another without padding:
+``hidden`` is ``(tokens, width)``, and ``offsets`` ``(sequences,)`` is where each begins. All sums
 are taken in float32 whatever the dtype of ``hidden``. Every sequence is summed by itself in token
-order, so its result does not depend on what stands beside it.
+order, so its result does not depend on what is beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ __all__ = [
     "PackedTokens",
     "Pooler",
     "combine_layers",
-    "first_tokens",
     "max_tokens",
     "pool_words",
     "sum_tokens",
@@ -76,8 +75,7 @@ class Pooler(ABC):
             first: ``(texts,)``, the first window of each text.
             counts: ``(windows,)``, tokens counted in each.
         """
-        windows = np.diff(np.append(first, len(values)))
-        return _divided(np.add.reduceat(values, first), windows)
+        return _divided(np.add.reduceat(values, first), np.diff(first, append=len(values)))
 
     def finish(self, values: Float32, counts: Int64) -> Float32:
         """Vectors of texts that are one sequence each, in place; by default as they are."""
@@ -88,7 +86,7 @@ class _Cls(Pooler):
     reads_all = False
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        return first_tokens(hidden, tokens.first)
+        return hidden[tokens.first].float()
 
 
 class _Head(Pooler):
@@ -108,8 +106,7 @@ class _Mean(Pooler):
         return _divided(np.add.reduceat(values, first), np.add.reduceat(counts, first))
 
     def finish(self, values: Float32, counts: Int64) -> Float32:
-        values /= np.maximum(counts, 1).astype(np.float32)[:, None]
-        return values
+        return _divided(values, counts)
 
 
 class _Max(Pooler):
@@ -128,9 +125,8 @@ class _LastToken(Pooler):
         if not len(tokens.counted):
             return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
         ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
-        last = tokens.counted.index_select(0, (ends - 1).clamp(min=0))
-        vectors = hidden.index_select(0, last)
-        return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, torch.zeros_like(vectors))
+        vectors = hidden[tokens.counted[(ends - 1).clamp(min=0)]]
+        return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, 0)
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
         return np.asarray(values[np.append(first[1:], len(values)) - 1])
@@ -147,12 +143,9 @@ POOLERS: dict[Pooling, Pooler] = {
 
 
 def _divided(sums: Float32, counts: Int64) -> Float32:
-    return np.asarray(sums / np.maximum(counts, 1).astype(np.float32)[:, None], np.float32)
-
-
-def first_tokens(hidden: Tensor, offsets: Tensor) -> Tensor:
-    """The first token of every sequence: ``(sequences, width)`` float32."""
-    return hidden[offsets].float()
+    """Sums divided by how many there were, in place."""
+    sums /= np.maximum(counts, 1).astype(np.float32)[:, None]
+    return sums
 
 
 def sum_tokens(hidden: Tensor, tokens: Tensor, offsets: Tensor) -> Tensor:
@@ -214,4 +207,4 @@ def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
         return ((first + last) * np.float32(0.5)).astype(np.float32)
     rows = torch.arange(len(vectors))
     sums = embedding_bag(rows, torch.from_numpy(vectors), torch.from_numpy(starts), mode="sum")
-    return np.asarray(sums.numpy() / lengths[:, None].astype(np.float32), dtype=np.float32)
+    return _divided(sums.numpy(), lengths)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
+from embedkit import choices
+from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.device import computes_bf16
 from embedkit.encoding.model import PRECISIONS
 from embedkit.encoding.packed import packed_linear
-from embedkit.errors import UsageError
 
-__all__ = ["GAIN", "PrecisionTrial", "choose_precision", "time_products"]
+__all__ = ["GAIN", "choose_precision", "time_products"]
+
+logger = logging.getLogger(__name__)
 
 GAIN = 1.2
 """bf16 has to be so many times as fast as fp32 to be worth its rounding."""
@@ -23,24 +25,8 @@ _ROWS = 1_024
 _ROUNDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionTrial:
-    """Median seconds of the four products of one layer for 1,024 tokens, in either precision."""
-
-    fp32: float
-    bf16: float
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast as fp32 bf16 is."""
-        return self.fp32 / self.bf16
-
-
 def choose_precision(
-    name: str | None,
-    device: torch.device,
-    *,
-    trial: Callable[[], PrecisionTrial] | None = None,
+    name: str | None, device: torch.device, checkpoint: Checkpoint | None = None
 ) -> str:
     """The precision to compute in: fp32 on CPU and half on CUDA unless something else is asked.
 
@@ -50,24 +36,28 @@ def choose_precision(
             their own; on CPU ``auto`` is bf16 where a trial finds it :data:`GAIN` × as fast, else
             fp32.
         device: where the model runs.
-        trial: makes the trial; without one ``auto`` is fp32 on CPU.
+        checkpoint: whose products are timed; without one ``auto`` is fp32 on CPU.
 
     Raises:
         UsageError: the name is unknown.
     """
-    if name is None or (name == "auto" and device.type == "cuda"):
-        if device.type != "cuda":
-            return "fp32"
+    if name is not None:
+        choices.check_choice(choices.PRECISIONS, precision=name)
+    if name not in (None, "auto"):
+        return str(name)
+    if device.type == "cuda":
         return "bf16" if computes_bf16(device) else "fp16"
-    if name == "auto":
-        return "bf16" if trial is not None and trial().speedup >= GAIN else "fp32"
-    if name not in PRECISIONS:
-        raise UsageError(f"--precision {name}: expected auto, {', '.join(PRECISIONS)}.")
-    return name
+    if name is None or checkpoint is None:
+        return "fp32"
+    inner = int(checkpoint.config.get("intermediate_size", 4 * checkpoint.width))
+    speedup = time_products(width=checkpoint.width, inner=inner)
+    chosen = "bf16" if speedup >= GAIN else "fp32"
+    logger.info(f"precision: {chosen}; here bf16 takes {1 / speedup:.2f} of the time of fp32")
+    return chosen
 
 
-def time_products(*, width: int, inner: int) -> PrecisionTrial:
-    """Time the products of one encoder layer on this machine, the two precisions in turn.
+def time_products(*, width: int, inner: int) -> float:
+    """How many times as fast as in fp32 the products of one encoder layer are in bf16 here.
 
     Args:
         width: of the hidden states.
@@ -78,7 +68,7 @@ def time_products(*, width: int, inner: int) -> PrecisionTrial:
     runs = {}
     for name in ("fp32", "bf16"):
         dtype = PRECISIONS[name]
-        steps = [
+        runs[name] = [
             (
                 packed_linear(
                     torch.randn(o, i, dtype=dtype), torch.randn(o, dtype=dtype), activation=gelu
@@ -87,7 +77,6 @@ def time_products(*, width: int, inner: int) -> PrecisionTrial:
             )
             for i, o, gelu in shapes
         ]
-        runs[name] = steps
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
         for number in range(_ROUNDS + 1):
@@ -97,5 +86,4 @@ def time_products(*, width: int, inner: int) -> PrecisionTrial:
                     product(x)
                 if number:  # the first round warms up
                     seconds[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
-    return PrecisionTrial(**medians)
+    return statistics.median(seconds["fp32"]) / statistics.median(seconds["bf16"])

@@ -1,15 +1,15 @@
 """Texts → token ids, character offsets, words and windows, exactly as the checkpoint's tokenizer.
 
-A sequence is ``lead + text + end`` or ``lead + text + middle + text_pair + pair_end``, where the
-special tokens between the parts are read off the tokenizer itself once. Building it here, from
-tokens without special ones, is what lets truncation, windows and pairs be counted and placed; at
-load the result is compared with the tokenizer's own on a few texts.
+A sequence is a text, or a text and its pair, with special tokens before, between and after them;
+these are read off the tokenizer itself once. Building the sequence here, from tokens without
+special ones, is what lets truncation, windows and pairs be counted and placed; at load the result
+is compared with the tokenizer's own on a few texts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.alignment import align
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.encoding.families import FAMILIES
-from embedkit.errors import ModelError, UsageError, check_counts, first_line
+from embedkit.errors import ModelError, UsageError
+from embedkit.types import Int64
 
 __all__ = [
     "MAX_CHARS",
@@ -27,11 +26,6 @@ __all__ = [
     "TokenizedText",
     "TokenizerSettings",
     "Window",
-    "choose_max_length",
-    "explain",
-    "load_tokenizer",
-    "open_tokenizer",
-    "vocabulary_slice",
     "window_owner",
     "window_starts",
     "word_spans",
@@ -41,16 +35,16 @@ MAX_CHARS = 1_000_000
 """Longer texts are cut before tokenizing and marked as truncated."""
 
 Ints = NDArray[np.int32]
+_Part = tuple[Ints, Ints | None]
+"""Token ids of one text without special ones, and their spans where they are asked for."""
 
 _WORD = re.compile(r"\S+")
 _HUGE = 10**9
-_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
-_WORDPIECE_TOKENIZERS = ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """What the user decides about tokens.
+    """How texts are divided into tokens and sequences.
 
     Attributes:
         max_length: tokens per sequence, special ones counted.
@@ -73,13 +67,13 @@ class Window:
         ids: token ids ``(length,)`` int32, special tokens included.
         type_ids: segment ids ``(length,)`` int32.
         owned: positions in this window of the tokens that are taken from it, ``None`` for all.
-        places: where these stand among the kept tokens of the text, ``None`` for ``0..length-1``.
+        kept: their positions among the kept tokens of the text, ``None`` for ``0..length-1``.
     """
 
     ids: Ints
     type_ids: Ints
-    owned: Ints | None = None
-    places: Ints | None = None
+    owned: Int64 | None = None
+    kept: Int64 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,6 @@ class TokenizedText:
 
     Attributes:
         ids: token ids ``(n_kept,)`` int32, special tokens included once.
-        special: ``(n_kept,)`` bool, tokens that the tokenizer added.
         segment: ``(n_kept,)`` int8: 0 text, 1 text_pair, -1 special token.
         spans: character offsets ``(n_kept, 2)`` in the text of the segment; zeros for special
             tokens and for the prefix. ``None`` unless asked for.
@@ -101,7 +94,6 @@ class TokenizedText:
     """
 
     ids: Ints
-    special: NDArray[np.bool_]
     segment: NDArray[np.int8]
     spans: Ints | None
     word: Ints | None
@@ -115,42 +107,36 @@ class TokenizedText:
         """Number of kept tokens."""
         return len(self.ids)
 
+    @property
+    def special(self) -> NDArray[np.bool_]:
+        """``(n_kept,)`` bool, tokens that the tokenizer added."""
+        return np.asarray(self.segment == -1)
+
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """Special tokens around and between the texts, with the segment ids of each part."""
+    """Special tokens before, between and after one text or two, and the segment ids of all."""
 
-    lead: Ints
-    middle: Ints
-    end: Ints
-    lead_type: int
-    text_type: int
-    middle_types: Ints
-    pair_type: int
-    end_types: Ints
+    special: tuple[Ints, ...]
+    special_types: tuple[Ints, ...]
+    text_types: tuple[int, ...]
 
     @property
     def added(self) -> int:
-        return len(self.lead) + len(self.middle) + len(self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Tokens of one text, without special ones."""
-
-    ids: Ints
-    spans: Ints | None
-
-    def cut(self, keep: int, *, left: bool) -> _Part:
-        where = slice(len(self.ids) - keep, None) if left else slice(0, keep)
-        return _Part(self.ids[where], None if self.spans is None else self.spans[where])
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        return sum(map(len, self.special))
 
 
 class TextTokenizer:
-    """Wraps the checkpoint's tokenizer, fast or slow."""
+    """Wraps the checkpoint's tokenizer, fast or slow.
+
+    Args:
+        tokenizer: as transformers loads it.
+        pad_id: token id to fill with.
+        type_vocab: number of segments of the model; 0 if it has none.
+
+    Raises:
+        ModelError: the tokenizer adds special tokens in a way that cannot be reproduced.
+    """
 
     def __init__(self, tokenizer: Any, *, pad_id: int, type_vocab: int) -> None:
         self.hf = tokenizer
@@ -158,14 +144,11 @@ class TextTokenizer:
         self.pad_id = pad_id
         self._left = tokenizer.truncation_side == "left"
         self._unknown = tokenizer.unk_token_id
-        if self.is_fast:
-            # tokenizer.json may carry settings of the training run: MiniLM's cuts at 128
-            tokenizer.backend_tokenizer.no_truncation()
-            tokenizer.backend_tokenizer.no_padding()
         self._type_vocab = type_vocab
-        self._single = _template(tokenizer, paired=False, type_vocab=type_vocab)
-        self._paired = _template(tokenizer, paired=True, type_vocab=type_vocab)
+        self._no_limits()
+        self._templates = (self._template("one"), self._template("one", "two"))
         self._check_against_own()
+        self._no_limits()  # calling the tokenizer may have set its own limits again
 
     @property
     def limit(self) -> int:
@@ -173,10 +156,9 @@ class TextTokenizer:
         return int(min(self.hf.model_max_length, _HUGE))
 
     @property
-    def special_ids(self) -> NDArray[np.int32]:
+    def special_ids(self) -> Ints:
         """Ids of special tokens, which a text can also spell out; [UNK] is not among them."""
-        ids = [i for i in self.hf.all_special_ids if i != self._unknown]
-        return np.array(sorted(ids), dtype=np.int32)
+        return _ints(sorted(i for i in self.hf.all_special_ids if i != self._unknown))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""
@@ -196,10 +178,10 @@ class TextTokenizer:
 
         With ``on_long="window"`` a text of more tokens than fit is covered by windows of full
         length that start every ``room - stride`` tokens; the last one ends with the text. Every
-        token is taken from the window in which it stands farthest from the nearer edge, the
-        earlier one on ties: there it has most context. Leading special tokens are taken from the
-        first window, the others from the last. Of a pair the longer text is windowed, and the
-        other one is repeated in every window, cut to half of the room if need be.
+        token is taken from the window in which it is farthest from the nearer edge, the earlier
+        one on ties: there it has most context. Leading special tokens are taken from the first
+        window, the others from the last. Of a pair the longer text is windowed, and the other one
+        is repeated in every window, cut to half of the room if need be.
 
         Args:
             texts: the texts.
@@ -211,18 +193,16 @@ class TextTokenizer:
             UsageError: a text is too long and ``on_long="error"``, or the settings cannot be used
                 (see :meth:`room`).
         """
-        template = self._paired if pairs is not None else self._single
         room = self.room(settings, paired=pairs is not None)
-        first = self._parts(texts, settings.prefix, offsets=offsets)
-        second: Sequence[_Part | None] = [None] * len(texts)
-        if pairs is not None:
-            second = self._parts(pairs, "", offsets=offsets)
-        build = _Builder(
-            template, settings, room, left=self._left, fast=self.is_fast, unknown=self._unknown
-        )
+        template = self._templates[pairs is not None]
+        sources = [texts] if pairs is None else [texts, pairs]
+        parts = [
+            self._parts(some, "" if number else settings.prefix, offsets=offsets)
+            for number, some in enumerate(sources)
+        ]
         return [
-            build(a, b, texts[i], None if pairs is None else pairs[i])
-            for i, (a, b) in enumerate(zip(first, second, strict=True))
+            self._built(template, part, text, room, settings)
+            for part, text in zip(zip(*parts, strict=True), zip(*sources, strict=True), strict=True)
         ]
 
     def room(self, settings: TokenizerSettings, *, paired: bool) -> int:
@@ -236,7 +216,7 @@ class TextTokenizer:
             UsageError: there is no room, or neighbouring windows would share all of it; of a pair
                 up to half of the room is taken by the text that is repeated in every window.
         """
-        added = (self._paired if paired else self._single).added
+        added = self._templates[paired].added
         room = settings.max_length - added
         if room < (2 if paired else 1):
             raise UsageError(
@@ -256,169 +236,107 @@ class TextTokenizer:
         backend = self.hf.backend_tokenizer
         encode = backend.encode_batch if offsets else backend.encode_batch_fast
         try:
-            encodings = encode(cut, add_special_tokens=False)
-        except TypeError as error:  # what the tokenizer says does not name the cause
+            found = encode(cut, add_special_tokens=False)
+        except TypeError as error:  # its message does not name the cause
             raise _no_unicode(cut) or error from error
-        parts = []
-        for encoding in encodings:
-            ids = np.array(encoding.ids, dtype=np.int32)
-            spans = _spans(encoding.offsets, len(prefix)) if offsets else None
-            parts.append(_Part(ids, spans))
-        return parts
+        return [(_ints(e.ids), _spans(e.offsets, len(prefix)) if offsets else None) for e in found]
 
     def _slow_part(self, text: str, shift: int, *, offsets: bool) -> _Part:
         tokens = self.hf.tokenize(text)
-        ids = np.array(self.hf.convert_tokens_to_ids(tokens), dtype=np.int32)
+        ids = _ints(self.hf.convert_tokens_to_ids(tokens))
         if not offsets:
-            return _Part(ids, None)
-        return _Part(ids, _spans(align(tokens, text, unknown=self.hf.unk_token), shift))
+            return ids, None
+        return ids, _spans(align(tokens, text, unknown=self.hf.unk_token), shift)
+
+    def _built(
+        self,
+        template: _Template,
+        parts: Sequence[_Part],
+        texts: Sequence[str],
+        room: int,
+        settings: TokenizerSettings,
+    ) -> TokenizedText:
+        """One text or pair: truncated, with special tokens, words and windows."""
+        lengths = [len(ids) for ids, _ in parts]
+        total = sum(lengths)
+        windowed = total > room and settings.on_long == "window"
+        if total > room:
+            if settings.on_long == "error":
+                raise UsageError(
+                    f"a text has {total + template.added} tokens, more than max_length="
+                    f"{settings.max_length}: {texts[0][:60]!r}… Use on_long='truncate' or "
+                    "on_long='window'."
+                )
+            keep = _halved if windowed else _longest_first
+            lengths = keep(lengths, room, fast=self.is_fast)
+            parts = [self._cut(part, length) for part, length in zip(parts, lengths, strict=True)]
+        ids, types, segment, spans = _assembled(template, parts)
+        windows: tuple[Window, ...] = (Window(ids, types),)
+        if windowed:
+            windows = _windows(ids, types, segment, lengths, room, settings.stride)
+        return TokenizedText(
+            ids=ids,
+            segment=segment,
+            spans=spans,
+            word=None if spans is None else _word_index(segment, spans, texts),
+            n_tokens=total + template.added,
+            windows=windows,
+            n_unknown=0 if self._unknown is None else int((ids == self._unknown).sum()),
+            cut=sum(lengths) < total or any(len(text) > MAX_CHARS for text in texts),
+        )
+
+    def _cut(self, part: _Part, length: int) -> _Part:
+        ids, spans = part
+        some = slice(len(ids) - length, None) if self._left else slice(length)
+        return ids[some], None if spans is None else spans[some]
+
+    def _no_limits(self) -> None:
+        """Switch off the settings of a training run in tokenizer.json: MiniLM's cuts at 128."""
+        if self.is_fast:
+            self.hf.backend_tokenizer.no_truncation()
+            self.hf.backend_tokenizer.no_padding()
+
+    def _template(self, *texts: str) -> _Template:
+        """Read special tokens and segment ids off the tokenizer's own output for short texts."""
+        whole = self.hf(*texts)
+        ids, types = list(whole["input_ids"]), self._segments(whole)
+        ends = [0]  # of what is before, of the first text, of what is between …
+        for text in texts:
+            part = list(self.hf(text, add_special_tokens=False)["input_ids"])
+            starts = range(ends[-1], len(ids) - len(part) + 1)
+            start = next((i for i in starts if part and ids[i : i + len(part)] == part), None)
+            if start is None:
+                raise ModelError(
+                    "the tokenizer changes a text when it adds special tokens; it cannot be used."
+                )
+            ends += [start, start + len(part)]
+        gaps = [slice(*gap) for gap in zip(ends[::2], [*ends[1::2], len(ids)], strict=True)]
+        return _Template(
+            special=tuple(_ints(ids[gap]) for gap in gaps),
+            special_types=tuple(_ints(types[gap]) for gap in gaps),
+            text_types=tuple(types[gap.stop] for gap in gaps[:-1]),
+        )
+
+    def _segments(self, encoded: Any) -> list[int]:
+        """Segment ids of the tokenizer's output; zeros where the model has not as many segments.
+
+        Some RoBERTa checkpoints, such as klue/roberta-base, carry BERT's tokenizer with its two.
+        """
+        types = list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))
+        too_many = self._type_vocab and max(types) >= self._type_vocab
+        return [0] * len(types) if too_many else types
 
     def _check_against_own(self) -> None:
         settings = TokenizerSettings(max_length=_HUGE)
         for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
             ours = self.encode([text], None if pair is None else [pair], settings=settings)[0]
             own = self.hf(text, pair)
-            types = _segments(own, self._type_vocab)
-            window = ours.windows[0]
-            if window.ids.tolist() != own["input_ids"] or window.type_ids.tolist() != types:
+            types = ours.windows[0].type_ids.tolist()
+            if ours.ids.tolist() != own["input_ids"] or types != self._segments(own):
                 raise ModelError(
                     f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that "
                     "embedkit does not reproduce; this checkpoint cannot be used."
                 )
-        if self.is_fast:  # calling the tokenizer may have set its own limits again
-            self.hf.backend_tokenizer.no_truncation()
-            self.hf.backend_tokenizer.no_padding()
-
-
-class _Builder:
-    """Puts the parts of one text together: truncation, windows, words."""
-
-    def __init__(
-        self,
-        template: _Template,
-        settings: TokenizerSettings,
-        room: int,
-        *,
-        left: bool,
-        fast: bool,
-        unknown: int | None,
-    ) -> None:
-        self._template = template
-        self._settings = settings
-        self._room = room
-        self._left = left
-        self._fast = fast
-        self._unknown = unknown
-
-    def __call__(self, a: _Part, b: _Part | None, text: str, pair: str | None) -> TokenizedText:
-        total = len(a) + (len(b) if b is not None else 0)
-        cut = len(text) > MAX_CHARS or (pair is not None and len(pair) > MAX_CHARS)
-        windows: tuple[Window, ...] | None = None
-        if total > self._room:
-            if self._settings.on_long == "error":
-                raise UsageError(
-                    f"a text has {total + self._template.added} tokens and --max-length is "
-                    f"{self._settings.max_length}: {text[:60]!r}… Use --on-long truncate or window."
-                )
-            if self._settings.on_long == "window":
-                a, b, windows = self._windows(a, b)
-                cut = cut or len(a) + (len(b) if b is not None else 0) < total
-            else:
-                cut = True
-                a, b = self._truncate(a, b)
-        ids, types, segment, spans = self._assemble(a, b)
-        return TokenizedText(
-            ids=ids,
-            special=segment == -1,
-            segment=segment,
-            spans=spans,
-            word=None if spans is None else _word_index(segment, spans, text, pair),
-            n_tokens=total + self._template.added,
-            windows=windows or (Window(ids, types),),
-            n_unknown=0 if self._unknown is None else int((ids == self._unknown).sum()),
-            cut=cut,
-        )
-
-    def _assemble(
-        self, a: _Part, b: _Part | None
-    ) -> tuple[Ints, Ints, NDArray[np.int8], Ints | None]:
-        t = self._template
-        b_ids = b.ids if b is not None else t.end[:0]
-        n_a, n_b = len(a), len(b_ids)
-        ids = np.concatenate([t.lead, a.ids, t.middle, b_ids, t.end])
-        types = np.concatenate(
-            [
-                np.full(len(t.lead), t.lead_type, np.int32),
-                np.full(n_a, t.text_type, np.int32),
-                t.middle_types,
-                np.full(n_b, t.pair_type, np.int32),
-                t.end_types,
-            ]
-        )
-        segment = np.full(len(ids), -1, np.int8)
-        start_a, start_b = len(t.lead), len(t.lead) + n_a + len(t.middle)
-        segment[start_a : start_a + n_a] = 0
-        segment[start_b : start_b + n_b] = 1
-        spans = None
-        if a.spans is not None:
-            spans = np.zeros((len(ids), 2), np.int32)
-            spans[start_a : start_a + n_a] = a.spans
-            if b is not None and b.spans is not None:
-                spans[start_b : start_b + n_b] = b.spans
-        return ids, types, segment, spans
-
-    def _truncate(self, a: _Part, b: _Part | None) -> tuple[_Part, _Part | None]:
-        if b is None:
-            return a.cut(self._room, left=self._left), None
-        keep_a, keep_b = _longest_first(len(a), len(b), self._room, fast=self._fast)
-        return a.cut(keep_a, left=self._left), b.cut(keep_b, left=self._left)
-
-    def _windows(self, a: _Part, b: _Part | None) -> tuple[_Part, _Part | None, tuple[Window, ...]]:
-        t = self._template
-        long_is_a = b is None or len(a) >= len(b)
-        if b is not None:
-            half = self._room // 2
-            if long_is_a:
-                b = b.cut(min(len(b), half), left=self._left)
-            else:
-                a = a.cut(min(len(a), half), left=self._left)
-        other = 0 if b is None else (len(b) if long_is_a else len(a))
-        size = self._room - other
-        length = len(a) if long_is_a or b is None else len(b)
-        starts = window_starts(length, size, self._settings.stride)
-        owner = window_owner(length, size, starts)
-        before = len(t.lead) if long_is_a else len(t.lead) + len(a) + len(t.middle)
-        total = len(a) + (0 if b is None else len(b)) + t.added
-        windows = []
-        for number, start in enumerate(starts):
-            piece = slice(start, start + size)
-            a_here = _Part(a.ids[piece], None) if long_is_a else _Part(a.ids, None)
-            b_here = b if b is None or long_is_a else _Part(b.ids[piece], None)
-            ids, types, segment, _ = self._assemble(a_here, b_here)
-            length_here = min(size, length - start)
-            owned = np.zeros(len(ids), bool)
-            owned[before : before + length_here] = owner[piece] == number
-            fixed = np.ones(len(ids), bool)
-            fixed[before : before + length_here] = False
-            head = fixed & (np.arange(len(ids)) < before)
-            # what stands before the moving part comes from the first window; of the rest, the
-            # repeated text too, and the closing special tokens from the last
-            repeated = fixed & ~head & (segment != -1)
-            closing = fixed & ~head & (segment == -1)
-            owned |= (head | repeated) & (number == 0)
-            owned |= closing & (number == len(starts) - 1)
-            position = np.flatnonzero(owned).astype(np.int32)
-            place = np.where(
-                position < before,
-                position,
-                np.where(
-                    position < before + length_here,
-                    position + start,
-                    position + total - len(ids),
-                ),
-            ).astype(np.int32)
-            windows.append(Window(ids, types, position, place))
-        return a, b, tuple(windows)
 
 
 def window_starts(length: int, size: int, stride: int) -> list[int]:
@@ -429,14 +347,14 @@ def window_starts(length: int, size: int, stride: int) -> list[int]:
     """
     if stride >= size:
         raise UsageError(
-            f"--stride {stride} must be smaller than the {size} tokens of text in a window."
+            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
         )
     starts = list(range(0, max(length - size, 0), size - stride))
     return [*starts, max(length - size, 0)]
 
 
-def window_owner(length: int, size: int, starts: Sequence[int]) -> NDArray[np.int64]:
-    """For each of ``length`` tokens, the window in which it stands farthest from an edge."""
+def window_owner(length: int, size: int, starts: Sequence[int]) -> Int64:
+    """For each of ``length`` tokens, the window in which it is farthest from an edge."""
     token = np.arange(length)
     first = np.asarray(starts)[:, None]
     # the first and last token of the text need no rule: they are farthest in the outer windows
@@ -445,79 +363,103 @@ def window_owner(length: int, size: int, starts: Sequence[int]) -> NDArray[np.in
 
 def word_spans(text: str) -> Ints:
     """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32."""
-    return np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
+    return _ints([m.span() for m in _WORD.finditer(text)]).reshape(-1, 2)
 
 
-def load_tokenizer(checkpoint: Checkpoint, *, notify: Callable[[str], None]) -> TextTokenizer:
-    """Load the tokenizer of a checkpoint.
+def _assembled(
+    template: _Template, parts: Sequence[_Part]
+) -> tuple[Ints, Ints, NDArray[np.int8], Ints | None]:
+    """Ids, segment ids, segments and spans of the texts with the special tokens around them."""
+    ids, types = [template.special[0]], [template.special_types[0]]
+    starts = []
+    size = len(template.special[0])
+    for number, (part, _) in enumerate(parts):
+        ids += part, template.special[number + 1]
+        filled = np.full(len(part), template.text_types[number], np.int32)
+        types += filled, template.special_types[number + 1]
+        starts.append(size)
+        size += len(part) + len(template.special[number + 1])
+    segment = np.full(size, -1, np.int8)
+    spans = None if parts[0][1] is None else np.zeros((size, 2), np.int32)
+    for number, (start, (part, own)) in enumerate(zip(starts, parts, strict=True)):
+        segment[start : start + len(part)] = number
+        if spans is not None and own is not None:
+            spans[start : start + len(part)] = own
+    return np.concatenate(ids), np.concatenate(types), segment, spans
 
-    Args:
-        checkpoint: where it is.
-        notify: called with a sentence for the user where something had to be inferred.
 
-    Raises:
-        ModelError: it has none, or one that needs a package that is not installed.
+def _windows(
+    ids: Ints,
+    types: Ints,
+    segment: NDArray[np.int8],
+    lengths: Sequence[int],
+    room: int,
+    stride: int,
+) -> tuple[Window, ...]:
+    """The windows over the longer text of a sequence, each with all that is around it."""
+    moving = int(np.argmax(lengths))
+    length = lengths[moving]
+    size = room - (sum(lengths) - length)
+    starts = window_starts(length, size, stride)
+    before = int(np.argmax(segment == moving))
+    after = before + length
+    owner = np.zeros(len(ids), np.int64)  # what is before, and a repeated text: the first window
+    owner[before:after] = window_owner(length, size, starts)
+    owner[after:][segment[after:] == -1] = len(starts) - 1
+    windows = []
+    for number, start in enumerate(starts):
+        first = before + start
+        seen = np.concatenate(
+            [
+                np.arange(before),
+                np.arange(first, min(first + size, after)),
+                np.arange(after, len(ids)),
+            ]
+        )
+        owned = np.flatnonzero(owner[seen] == number)
+        windows.append(Window(ids[seen], types[seen], owned, seen[owned]))
+    return tuple(windows)
+
+
+def _halved(lengths: Sequence[int], room: int, *, fast: bool) -> list[int]:
+    """Lengths for windows over the longer text: the other one takes half of the room at most."""
+    moving = int(np.argmax(lengths))
+    return [n if i == moving else min(n, room // 2) for i, n in enumerate(lengths)]
+
+
+def _longest_first(lengths: Sequence[int], room: int, *, fast: bool) -> list[int]:
+    """Lengths after taking tokens from the longer text until all fit.
+
+    Of an odd room, fast tokenizers give the last token to the longer text, slow ones to the first.
     """
-    quiet_transformers()
-    from transformers import AutoConfig, AutoTokenizer
-
-    # without any of these, transformers makes up a tokenizer that knows no word
-    if not any((checkpoint.folder / file).is_file() for file in _VOCABULARIES) and not any(
-        checkpoint.folder.glob("*.model")
-    ):
-        raise ModelError(
-            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
-            "vocab.txt or a SentencePiece model."
-        )
-    options = _casing(checkpoint, notify)
-    try:
-        config = AutoConfig.for_model(**checkpoint.config)
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(checkpoint.folder),
-            config=config,
-            local_files_only=True,
-            trust_remote_code=False,
-            **options,
-        )
-    except ImportError as error:
-        raise ModelError(
-            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
-            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
-        ) from error
-    except Exception as error:  # the loader raises what its many formats raise
-        raise ModelError(
-            f"{checkpoint.name}: no tokenizer can be loaded from {checkpoint.folder} "
-            f"({first_line(error)})."
-        ) from error
-    _check_vocabulary(tokenizer, checkpoint)
-    if "AutoTokenizer" in (checkpoint.side_json("tokenizer_config.json").get("auto_map") or {}):
-        notify(
-            f"{checkpoint.name} brings code for its tokenizer, which is not run; "
-            f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
-            "embedkit tokenize"
-        )
-    pad = tokenizer.pad_token_id
-    return TextTokenizer(
-        tokenizer,
-        pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
-        type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
-    )
+    if len(lengths) == 1:
+        return [room]
+    longer_first = lengths[0] > lengths[1]
+    shorter = min(lengths)
+    if shorter <= room // 2:
+        kept = [room - shorter, shorter]
+    else:
+        kept = [room - room // 2, room // 2]
+        longer_first = longer_first or not fast
+    return kept if longer_first else kept[::-1]
 
 
-def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
-    """Raise a :class:`ModelError` if the tokenizer is not that of the model."""
-    known = tokenizer.get_vocab()
-    if set(known) <= set(tokenizer.all_special_tokens):
-        raise ModelError(
-            f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
-            f"model in {checkpoint.folder}. Give a folder with tokenizer.json or vocab.txt."
-        )
-    rows = int(checkpoint.config.get("vocab_size") or _HUGE)
-    if max(known.values()) >= rows:
-        raise ModelError(
-            f"{checkpoint.name}: the tokenizer has ids up to {max(known.values())}, but the model "
-            f"has only {rows} embeddings. They do not belong together."
-        )
+def _word_index(segment: NDArray[np.int8], spans: Ints, texts: Sequence[str]) -> Ints:
+    """The word that each token belongs to; a token may begin with the space before its word."""
+    word = np.full(len(segment), -1, np.int32)
+    base = 0
+    for number, text in enumerate(texts):
+        words = word_spans(text)
+        if len(words):
+            starts, ends = words[:, 0], words[:, 1]
+            here = np.searchsorted(ends, spans[:, 0], side="right")
+            inside = here < len(words)
+            here = np.minimum(here, len(words) - 1)
+            touches = inside & (starts[here] < spans[:, 1]) & (spans[:, 1] > spans[:, 0])
+            chosen = (segment == number) & touches
+            word[chosen] = here[chosen] + base
+        base += len(words)
+    return word
 
 
 def _no_unicode(texts: Sequence[str]) -> UsageError | None:
@@ -533,234 +475,10 @@ def _no_unicode(texts: Sequence[str]) -> UsageError | None:
     return None
 
 
-def _casing(checkpoint: Checkpoint, notify: Callable[[str], None]) -> dict[str, bool]:
-    """Case and accents where ``tokenizer_config.json`` does not say how they are treated.
-
-    Transformers would lower-case, and take Hangul apart, whatever ``tokenizer.json`` says; so that
-    is passed on. In a folder with ``vocab.txt`` alone, ``tokenizer_config.json`` decides, then
-    ``config.json``. Where neither says anything, the vocabulary does: a tokenizer that lower-cases
-    could never produce its upper-case entries, and one that strips accents takes precomposed Hangul
-    and kana apart.
-    """
-    if not FAMILIES[checkpoint.model_type].wordpiece:
-        return {}
-    stated = checkpoint.side_json("tokenizer_config.json")
-    vocabulary_file = checkpoint.folder / "vocab.txt"
-    if (checkpoint.folder / "tokenizer.json").is_file():
-        return {} if "do_lower_case" in stated else _casing_within(checkpoint, stated, notify)
-    if not vocabulary_file.is_file():
-        return {}
-    options = {
-        key: bool(source[key])
-        for source in (checkpoint.config, stated)
-        for key in ("do_lower_case", "strip_accents")
-        if source.get(key) is not None
-    }
-    if "do_lower_case" in options:
-        return options
-    entries = vocabulary_file.read_text("utf-8").split("\n")
-    words = [e for e in entries if not (e.startswith("[") and e.endswith("]"))]
-    options["do_lower_case"] = not any(e != e.lower() for e in words)
-    if options["do_lower_case"] and "strip_accents" not in options:
-        options["strip_accents"] = not any(
-            "가" <= c <= "힣" or c in "がパ" for e in words for c in e
-        )
-    case = "lower-cases" if options["do_lower_case"] else "keeps case"
-    notify(
-        f"{checkpoint.name} does not say how its tokenizer treats case; it {case}, as its "
-        "vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
-    )
-    return options
-
-
-def _casing_within(
-    checkpoint: Checkpoint, stated: dict[str, Any], notify: Callable[[str], None]
-) -> dict[str, bool]:
-    """Case and accents as ``tokenizer.json`` treats them."""
-    kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
-    within = checkpoint.side_json("tokenizer.json").get("normalizer")
-    if kind not in _WORDPIECE_TOKENIZERS or not isinstance(within, dict):
-        return {}
-    if within.get("type") != "BertNormalizer" or not isinstance(within.get("lowercase"), bool):
-        return {}
-    options = {"do_lower_case": within["lowercase"]}
-    if isinstance(within.get("strip_accents"), bool):
-        options["strip_accents"] = within["strip_accents"]
-    if options != {"do_lower_case": True}:
-        case = "lower-cases" if options["do_lower_case"] else "keeps case"
-        notify(
-            f"{checkpoint.name}: no tokenizer_config.json says how its tokenizer treats case; it "
-            f"{case}, as tokenizer.json says"
-        )
-    return options
-
-
-def _template(tokenizer: Any, *, paired: bool, type_vocab: int) -> _Template:
-    """Read special tokens and segment ids off the tokenizer's own output for short texts."""
-    texts = ("one", "two") if paired else ("one",)
-    whole = tokenizer(*texts)
-    ids = list(whole["input_ids"])
-    types = _segments(whole, type_vocab)
-    parts = [list(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts]
-    start = _find(ids, parts[0], 0)
-    end = start + len(parts[0])
-    if not paired:
-        return _Template(
-            lead=_ints(ids[:start]), middle=_ints([]), end=_ints(ids[end:]),
-            lead_type=types[0], text_type=types[start], middle_types=_ints([]),
-            pair_type=0, end_types=_ints(types[end:]),
-        )  # fmt: skip
-    second = _find(ids, parts[1], end)
-    after = second + len(parts[1])
-    return _Template(
-        lead=_ints(ids[:start]), middle=_ints(ids[end:second]), end=_ints(ids[after:]),
-        lead_type=types[0], text_type=types[start], middle_types=_ints(types[end:second]),
-        pair_type=types[second], end_types=_ints(types[after:]),
-    )  # fmt: skip
-
-
-def _segments(encoded: Any, type_vocab: int) -> list[int]:
-    """Segment ids of a tokenizer's output; zeros where the model has not as many segments.
-
-    Some RoBERTa checkpoints, such as klue/roberta-base, carry BERT's tokenizer with its two.
-    """
-    types = list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))
-    return [0] * len(types) if type_vocab and max(types) >= type_vocab else types
-
-
-def _find(ids: list[int], part: list[int], start: int) -> int:
-    for at in range(start, len(ids) - len(part) + 1):
-        if part and ids[at : at + len(part)] == part:
-            return at
-    raise ModelError("the tokenizer changes a text when it adds special tokens; it cannot be used.")
-
-
-def _ints(values: Sequence[int]) -> Ints:
+def _ints(values: Sequence[Any]) -> Ints:
     return np.array(values, dtype=np.int32)
 
 
 def _spans(offsets: Sequence[tuple[int, int]], shift: int) -> Ints:
-    spans = np.array(offsets, np.int32).reshape(-1, 2) - shift
-    spans = np.maximum(spans, 0)
-    return spans.astype(np.int32)
-
-
-def _word_index(segment: NDArray[np.int8], spans: Ints, text: str, pair: str | None) -> Ints:
-    word = np.full(len(segment), -1, np.int32)
-    base = 0
-    for number, source in enumerate((text, pair)):
-        if source is None:
-            continue
-        words = word_spans(source)
-        if len(words):
-            starts, ends = words[:, 0], words[:, 1]
-            # a token may begin with the space before its word; its word is where its text begins
-            here = np.searchsorted(ends, spans[:, 0], side="right")
-            inside = here < len(words)
-            here = np.minimum(here, len(words) - 1)
-            touches = inside & (starts[here] < spans[:, 1]) & (spans[:, 1] > spans[:, 0])
-            chosen = (segment == number) & touches
-            word[chosen] = here[chosen] + base
-        base += len(words)
-    return word
-
-
-def _longest_first(n_a: int, n_b: int, room: int, *, fast: bool) -> tuple[int, int]:
-    """Lengths after taking tokens from the longer text until both fit.
-
-    Of an odd room, fast tokenizers give the last token to the longer text, slow ones to the first.
-    """
-    shorter, longer = min(n_a, n_b), max(n_a, n_b)
-    longer = shorter if shorter > room else max(shorter, room - shorter)
-    if shorter + longer > room:
-        shorter = room // 2
-        longer = shorter + room % 2
-        return (longer, shorter) if n_a > n_b or not fast else (shorter, longer)
-    return (longer, shorter) if n_a > n_b else (shorter, longer)
-
-
-def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
-    """Tokens per sequence: what was asked, else what the checkpoint states.
-
-    Raises:
-        UsageError: no token was asked for, or more than the model has positions for.
-    """
-    if asked is None:
-        return checkpoint.default_max_length(tokenizer.limit)
-    check_counts(max_length=asked)
-    if asked > checkpoint.positions:
-        raise UsageError(
-            f"--max-length {asked}: {checkpoint.name} has positions for {checkpoint.positions} "
-            f"tokens. Use at most {checkpoint.positions}, or --on-long window for long texts."
-        )
-    return asked
-
-
-def open_tokenizer(
-    model: str,
-    *,
-    revision: str | None,
-    offline: bool,
-    max_length: int | None,
-    prefix: str,
-    notify: Callable[[str], None],
-) -> tuple[TextTokenizer, TokenizerSettings]:
-    """The tokenizer of a checkpoint alone, without loading the weights.
-
-    Raises:
-        ModelError: there is no such checkpoint or tokenizer.
-    """
-    checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    tokenizer = load_tokenizer(checkpoint, notify=notify)
-    length = choose_max_length(checkpoint, tokenizer, max_length)
-    return tokenizer, TokenizerSettings(length, prefix=prefix)
-
-
-def explain(
-    tokenizer: TextTokenizer,
-    text: str,
-    pair: str | None,
-    *,
-    settings: TokenizerSettings,
-    notify: Callable[[str], None] = lambda _: None,
-) -> list[dict[str, Any]]:
-    """What the model sees of a text, one record per token; ``notify`` is told what is cut."""
-    encoded = tokenizer.encode(
-        [text], None if pair is None else [pair], settings=settings, offsets=True
-    )[0]
-    assert encoded.spans is not None
-    assert encoded.word is not None
-    if encoded.cut:
-        notify(
-            f"the text has {encoded.n_tokens} tokens; it is cut at {settings.max_length}, and the "
-            f"model does not see the other {encoded.n_tokens - encoded.n_kept}"
-        )
-    types = encoded.windows[0].type_ids.tolist()
-    sources = {0: text, 1: pair or "", -1: ""}
-    return [
-        {
-            "pos": i,
-            "token": token,
-            "id": int(encoded.ids[i]),
-            "segment": types[i],
-            "start": int(encoded.spans[i, 0]),
-            "end": int(encoded.spans[i, 1]),
-            "word": int(encoded.word[i]),
-            "text": sources[int(encoded.segment[i])][slice(*encoded.spans[i])],
-        }
-        for i, token in enumerate(tokenizer.tokens(encoded.ids.tolist()))
-    ]
-
-
-def vocabulary_slice(tokenizer: TextTokenizer, where: str) -> list[dict[str, Any]]:
-    """Entries of the vocabulary from one id up to another, such as ``20000:20020``.
-
-    Raises:
-        UsageError: the slice cannot be read or is outside of the vocabulary.
-    """
-    start, colon, stop = where.partition(":")
-    size = len(tokenizer.hf)
-    if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
-        raise UsageError(f"--vocab {where}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
-    ids = range(int(start), int(stop))
-    return [{"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)]
+    """Offsets in the text behind a prefix of ``shift`` characters; zeros for the prefix."""
+    return np.asarray(np.maximum(_ints(offsets).reshape(-1, 2) - np.int32(shift), 0))

@@ -1,4 +1,4 @@
-"""The language of layers and poolings: what users type → which columns to compute.
+"""The names of layers and views: what users type → which columns to compute.
 
 Layer 0 is the embedding output, 1 to n the encoder layers; negative numbers count from the end.
 ``-1``, ``0,6,12``, ``-4..-1``, ``all`` choose layers; ``sum:-4..-1``, ``mean:-4..-1`` and
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from embedkit.choices import Pooling
+from embedkit.choices import POOLINGS, Pooling, check_choice
 from embedkit.errors import UsageError, did_you_mean
 
 __all__ = [
@@ -26,9 +26,8 @@ __all__ = [
 ]
 
 _COMBINATIONS = ("sum", "mean", "concat")
-_ONE = re.compile(r"[+-]?\d+")
-_RANGE = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)")
-_COMBINED_NAME = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
+_LAYERS = re.compile(r"(?:(\w+):)?([+-]?\d+)(?:\.\.([+-]?\d+))?")
+_COLUMN = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class LayerSpec:
 
     @property
     def name(self) -> str:
-        """As it stands in column names: ``12`` or ``sum_9to12``."""
+        """As in column names: ``12`` or ``sum_9to12``."""
         if self.combination is None:
             return str(self.layers[0])
         return f"{self.combination}_{self.layers[0]}to{self.layers[-1]}"
@@ -68,19 +67,34 @@ class View:
         return "pooler" if self.pooling is Pooling.POOLER else f"{self.pooling}_{self.layer.name}"
 
 
-def parse_layers(text: str, *, n_layers: int) -> tuple[LayerSpec, ...]:
-    """Read a comma list of layers, ranges and combinations.
+def parse_layers(
+    layers: str | int | Iterable[str | int], *, n_layers: int, view: str | None = None
+) -> tuple[LayerSpec, ...]:
+    """Read layers, ranges and combinations.
 
     Args:
-        text: such as ``all``, ``-1``, ``0,6,12``, ``-4..-1``, ``sum:-4..-1,12``.
+        layers: a list, or one string with commas, such as ``all``, ``-1``, ``0,6,12``, ``-4..-1``,
+            ``sum:-4..-1,12``, or column names such as ``sum_9to12``.
         n_layers: encoder layers of the model.
+        view: the view that the layer belongs to, for messages.
 
     Raises:
         UsageError: it cannot be read, or a layer does not exist.
+
+    >>> [spec.name for spec in parse_layers("sum:-4..-1,0", n_layers=12)]
+    ['sum_9to12', '0']
     """
+    given = str(layers).split(",") if isinstance(layers, str | int) else map(str, layers)
     specs: dict[LayerSpec, None] = {}
-    for part in (p.strip() for p in str(text).split(",")):
-        specs.update(dict.fromkeys(_layers_of(part, n_layers)))
+    for part in (p.strip() for p in given):
+        if part == "all":
+            specs.update(dict.fromkeys(LayerSpec((i,)) for i in range(n_layers + 1)))
+            continue
+        try:
+            found = _layer_range(part, n_layers)
+        except ValueError as error:
+            raise UsageError(f"{view or f'layers={part!r}'}: {error}") from None
+        specs.update(dict.fromkeys(found))
     return tuple(specs)
 
 
@@ -94,10 +108,7 @@ def parse_view(name: str, *, n_layers: int) -> View:
         return View(Pooling.POOLER, LayerSpec((n_layers,)))
     pooling, layer = split_view(name)
     if pooling in set(Pooling) - {Pooling.POOLER} and layer:
-        if combined := _COMBINED_NAME.fullmatch(layer):
-            kind, first, last = combined.groups()
-            layer = f"{kind}:{first}..{last}"
-        specs = parse_layers(layer, n_layers=n_layers)
+        specs = parse_layers(layer, n_layers=n_layers, view=name)
         if len(specs) == 1:
             return View(Pooling(pooling), specs[0])
     raise UsageError(
@@ -119,21 +130,17 @@ def split_view(name: str) -> tuple[str, str]:
     return pooling, layer
 
 
-def parse_poolings(names: Iterable[str]) -> tuple[Pooling, ...]:
-    """Read pooling names.
+def parse_poolings(names: str | Iterable[str]) -> tuple[Pooling, ...]:
+    """Read pooling names: a list, or a string with commas.
 
     Raises:
         UsageError: one is unknown; the message lists the choices.
     """
-    poolings: dict[Pooling, None] = {}
-    for name in names:
-        try:
-            poolings[Pooling(name.strip())] = None
-        except ValueError as error:
-            raise UsageError(
-                f"--pooling {name}: expected {', '.join(Pooling)}.{did_you_mean(name, Pooling)}"
-            ) from error
-    return tuple(poolings)
+    given = names.split(",") if isinstance(names, str) else names
+    poolings = dict.fromkeys(name.strip() for name in given)
+    for name in poolings:
+        check_choice(POOLINGS, pooling=name)
+    return tuple(Pooling(name) for name in poolings)
 
 
 def views_of(
@@ -146,40 +153,26 @@ def views_of(
     return tuple(views)
 
 
-def _layers_of(part: str, n_layers: int) -> list[LayerSpec]:
-    if part == "all":
-        return [LayerSpec((i,)) for i in range(n_layers + 1)]
-    kind, colon, rest = part.partition(":")
-    if colon:
-        if kind not in _COMBINATIONS:
-            raise UsageError(
-                f"--layers {part}: expected sum:, mean: or concat: before a range of layers."
-                f"{did_you_mean(kind, _COMBINATIONS)}"
-            )
-        return [LayerSpec(tuple(_range(rest, n_layers, part)), kind)]
-    return [LayerSpec((i,)) for i in _range(part, n_layers, part)]
-
-
-def _range(text: str, n_layers: int, given: str) -> list[int]:
-    if _ONE.fullmatch(text):
-        return [_resolve(int(text), n_layers, given)]
-    if match := _RANGE.fullmatch(text):
-        first, last = (_resolve(int(g), n_layers, given) for g in match.groups())
-        if first <= last:
-            return list(range(first, last + 1))
-        raise UsageError(
-            f"--layers {given}: the range runs backwards; write the lower layer first."
+def _layer_range(part: str, n_layers: int) -> list[LayerSpec]:
+    """The layers of ``-1``, ``0..3`` or ``sum:0..3``; a ``ValueError`` says what is wrong."""
+    match = _LAYERS.fullmatch(_COLUMN.sub(r"\1:\2..\3", part))
+    if match is None:
+        raise ValueError(
+            "expected all, a layer (-1), a list (0,6,12), a range (-4..-1) or a combination "
+            "(sum:-4..-1, mean:…, concat:…)."
         )
-    raise UsageError(
-        f"--layers {given}: expected all, a layer (-1), a list (0,6,12), a range (-4..-1) or a "
-        "combination (sum:-4..-1, mean:…, concat:…)."
-    )
-
-
-def _resolve(layer: int, n_layers: int, given: str) -> int:
-    if not -n_layers - 1 <= layer <= n_layers:
-        raise UsageError(
-            f"--layers {given}: the model has layers 0 (embeddings) to {n_layers}; "
+    kind, first, last = match.groups()
+    if kind not in (None, *_COMBINATIONS):
+        near = did_you_mean(kind, _COMBINATIONS)
+        raise ValueError(f"expected sum:, mean: or concat: before a range of layers.{near}")
+    ends = [int(first), int(last or first)]
+    if not all(-n_layers - 1 <= end <= n_layers for end in ends):
+        raise ValueError(
+            f"the model has layers 0 (embeddings) to {n_layers}; "
             f"-1 is the last and -{n_layers + 1} the embeddings."
         )
-    return layer if layer >= 0 else n_layers + 1 + layer
+    low, high = (end if end >= 0 else n_layers + 1 + end for end in ends)
+    if low > high:
+        raise ValueError("the range runs backwards; write the lower layer first.")
+    numbers = range(low, high + 1)
+    return [LayerSpec(tuple(numbers), kind)] if kind else [LayerSpec((i,)) for i in numbers]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+import shutil
 from pathlib import Path
 from urllib.error import URLError
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from embedkit import fsio
 from embedkit._version import __version__
@@ -14,7 +14,6 @@ from embedkit.errors import MismatchError, StorageError, UsageError
 
 __all__ = ["fetch"]
 
-_CHUNK = 1 << 16
 _SECONDS = 30
 
 
@@ -40,7 +39,7 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     wanted, target = sha256.lower(), Path(out)
     if not re.fullmatch(r"[0-9a-f]{64}", wanted):
         raise UsageError(f"sha256={sha256!r}: expected 64 hex digits.")
-    if not _is_address(url):
+    if not re.match(r"https?://([^/\[\]]|\[[^/\]]+\])", url):
         raise UsageError(f"{url}: expected an address that begins with https:// or http://.")
     if target.is_dir():
         raise UsageError(f"out={str(target)!r} is a folder; expected a file name.")
@@ -55,7 +54,8 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     fsio.make_folder(target.parent)
     partial = target.with_name(target.name + ".partial")
     try:
-        found = _download(url, partial, target)
+        _download(url, partial, target)
+        found = fsio.file_sha256(partial)
         if found != wanted:
             raise MismatchError(
                 f"{url} has another hash ({found[:16]}…, expected {wanted[:16]}…); nothing was "
@@ -67,35 +67,22 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     return True
 
 
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # brackets that are no address
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.netloc)
-
-
-def _download(url: str, partial: Path, target: Path) -> str:
+def _download(url: str, partial: Path, target: Path) -> None:
     from http.client import HTTPException
     from urllib.request import Request, urlopen
 
-    digest = hashlib.sha256()
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
-    received = 0
     try:
         with urlopen(request, timeout=_SECONDS) as source, partial.open("wb") as sink:
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                sink.write(chunk)
-                received += len(chunk)
+            shutil.copyfileobj(source, sink)
+            received = sink.tell()
             expected = int(source.headers.get("Content-Length") or received)
-            if received < expected:  # reading in pieces does not tell
-                raise ConnectionError(f"it ended after {received:,} of {expected:,} bytes")
+        if received < expected:  # reading in pieces does not raise it
+            raise ConnectionError(f"it ended after {received:,} of {expected:,} bytes")
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise StorageError(
             f"{url} cannot be downloaded: {reason}. Check the network, or put the file at "
             f"{target} yourself."
         ) from error
-    return digest.hexdigest()

@@ -32,7 +32,8 @@ __all__ = ["Done", "StageResult", "content_hash", "run_recipe", "shell_lines"]
 
 _LIBRARIES = ("numpy", "pyarrow", "scikit-learn", "lightgbm", "torch", "transformers", "tokenizers")
 _RUN_FILES = ("run.json", "predictions.parquet", "training.jsonl")
-_OF_DONE = {"outputs", "sizes", "exit_code"}
+_SIZED = ("sentences", "words", "tokens", "model")
+_OF_DONE = {"outputs", "exit_code"}
 UP_TO_DATE, DONE, FAILED = "up to date", "done", "failed"
 
 
@@ -96,13 +97,13 @@ def run_recipe(
             code = int(plan.record["exit_code"])
             results.append(StageResult(stage.name, UP_TO_DATE, code, 0.0, _shown(stage)))
             continue
-        progress(f"{about}: {plan.reason or 'asked for'}")
+        progress(f"{about}: {plan.reason or 'forced'}")
         results.append(_run(stage, plan, quiet=quiet, divert=divert))
         last = results[-1]
         if last.status == FAILED:
             earlier = f"; {number - 1} earlier stages are done" if number > 1 else ""
             progress(f"{about}: failed with exit code {last.exit_code}{earlier}. "
-                     "Put it right and run the same command again.")  # fmt: skip
+                     "Correct it and run the same command again.")  # fmt: skip
             break
         progress(f"{about}: done in {duration_text(last.seconds)}")
     return Done(tuple(results))
@@ -126,39 +127,27 @@ def shell_lines(stages: Sequence[Stage]) -> list[str]:
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file, or of what tells the content of a folder.
+    """SHA-256 of a file, or of what identifies the content of a folder.
 
-    Of a dataset that is its manifest, which holds the hashes of all its files; of a run what it
-    says and predicts; of any other folder all its files.
+    For a dataset that is its manifest, which contains the hashes of all files, for a run
+    ``run.json``, the predictions and the training log; of shards and models only the sizes. Of any
+    other folder all files are hashed. Other files in datasets and runs may come and go: indexes,
+    logs, figures.
     """
     if path.is_file():
         return fsio.file_sha256(path)
-    manifest = path / "_embedkit" / "manifest.json"
-    if manifest.is_file():
-        return fsio.file_sha256(manifest)
     files = sorted(p for p in path.rglob("*") if p.is_file())
-    if (path / "run.json").is_file():
-        files = [path / name for name in _RUN_FILES if (path / name).is_file()]
+    kept = {path / "_embedkit" / "manifest.json"} & set(files)
+    if not kept:
+        kept = {path / name for name in _RUN_FILES} & set(files)
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.relative_to(path)}\0{fsio.file_sha256(file)}\n".encode())
+        name = file.relative_to(path)
+        if file in kept or not kept:
+            digest.update(f"{name}\0{fsio.file_sha256(file)}\n".encode())
+        elif name.parts[0] in _SIZED:
+            digest.update(f"{name}\0{file.stat().st_size}\n".encode())
     return digest.hexdigest()
-
-
-def _unread(path: Path) -> dict[str, int]:
-    """Sizes of the files that :func:`content_hash` leaves out: a dataset's shards, a run's models.
-
-    What else lies in such a folder (indexes, logs, figures) may come and go.
-    """
-    if not path.is_dir():
-        return {}
-    is_run = (path / "run.json").is_file()
-    if not is_run and not (path / "_embedkit" / "manifest.json").is_file():
-        return {}
-    folders = [f for f in path.iterdir() if f.is_dir() and f.name != "_embedkit"]
-    files = [file for folder in ([path / "model"] if is_run else folders)
-             for file in folder.rglob("*") if file.is_file()]  # fmt: skip
-    return {str(file.relative_to(path)): file.stat().st_size for file in sorted(files)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +197,6 @@ def _lost(stage: Stage, record: Mapping[str, Any]) -> str:
             return f"{name} is missing"
         if content_hash(path) != known:
             return f"{name} is no longer what was made"
-        sizes = _unread(path)
-        for inner, size in record["sizes"].get(name, {}).items():
-            if sizes.get(inner) != size:
-                return f"{name}/{inner} is {'damaged' if inner in sizes else 'missing'}"
     return ""
 
 
@@ -228,12 +213,10 @@ def _run(stage: Stage, plan: _Plan, *, quiet: bool, divert: bool) -> StageResult
         if plan.record.get("status") == DONE and not _lost(stage, plan.record):
             _write_record(stage, plan.record)  # a mistyped setting has undone nothing
         return StageResult(stage.name, FAILED, code, seconds, _shown(stage))
-    there = {name: path for name in stage.outputs if (path := stage.folder / name).exists()}
-    made = {name: content_hash(path) for name, path in there.items()}
-    sizes = {name: _unread(path) for name, path in there.items()}
+    made = {name: content_hash(path) for name in stage.outputs
+            if (path := stage.folder / name).exists()}  # fmt: skip
     _write_record(stage, {"status": DONE, "made_from": plan.made_from, "outputs": made,
-                          "sizes": sizes, "exit_code": code,
-                          "seconds": round(seconds, 3)})  # fmt: skip
+                          "exit_code": code, "seconds": round(seconds, 3)})  # fmt: skip
     return StageResult(stage.name, DONE, code, seconds, _shown(stage))
 
 

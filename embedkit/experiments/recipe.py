@@ -34,7 +34,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,9 @@ def read_recipe(
     """
     try:
         text = path.read_text("utf-8")
+        content = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
-    try:
-        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {first_line(error)}.") from error
     return _Reader(path, content, key_lines(text), commands).stages(settings)
@@ -126,118 +125,103 @@ def key_lines(text: str) -> dict[Key, int]:
     lines = text.splitlines()
     at = 0
     while at < len(lines):
-        line = lines[at].strip()
-        if not line or line.startswith("#"):
-            at += 1
-            continue
         end = at + 1
         while (parsed := _parsed("\n".join(lines[at:end]))) is None and end < len(lines):
             end += 1
-        key = _deepest(parsed or {})
-        if line.startswith("["):
-            table = key
-            found[table] = at + 1
-        else:
-            found[(*table, *key)] = at + 1
+        if parsed:
+            key = _deepest(parsed)
+            if lines[at].lstrip().startswith("["):
+                table = key
+            else:
+                key = (*table, *key)
+            found[key] = at + 1
         at = end
     return found
 
 
 class _Reader:
     def __init__(
-        self,
-        path: Path,
-        content: dict[str, Any],
-        lines: Mapping[Key, int],
+        self, path: Path, content: dict[str, Any], lines: Mapping[Key, int],
         commands: Mapping[str, click.Command],
-    ) -> None:
-        self._path, self._content, self._lines = path, content, lines
-        self._commands = commands
+    ) -> None:  # fmt: skip
+        self._path, self._content, self._lines, self._commands = path, content, lines, commands
         self._set: dict[str, Any] = {}
         self._defaults: dict[str, Any] = {}
         self._heads: set[Key] = set()
 
     def stages(self, settings: Sequence[str]) -> tuple[Stage, ...]:
         tables = self._tables()
-        values = self._content.get(_SET, {})
-        if not isinstance(values, dict):
-            raise self._error((_SET,), f"{_SET} is a table: [set], then one value in a line.")
+        values, self._defaults = self._table(_SET), self._table(_DEFAULTS)
         for setting in settings:
             _override(setting, tables, values, self._path)
         for name, value in values.items():
             if isinstance(value, dict):
                 raise self._error((_SET, name), f"[{_SET}] holds values, not tables.")
-            self._set[name] = self._filled(value, (_SET, name))
-        self._defaults = self._checked_defaults({key[0] for key in tables})
-        stages = {key: self._stage(key, table) for key, table in tables.items()}
-        self._check_outputs(stages)
-        return tuple(stages.values())
-
-    def _check_outputs(self, stages: Mapping[Key, Stage]) -> None:
-        """No stage may replace what another one makes; several may make parts of one folder."""
+            self._set[name] = self._filled(value, (_SET, name), self._set)
+        self._check_defaults({command for command, *_ in tables})
         makers: dict[Path, str] = {}
-        for key, stage in stages.items():
+        stages = []
+        for key, table in tables.items():
+            stage = self._stage(key, table)
+            stages.append(stage)
             for name in set(stage.outputs) & set(stage.arguments):
                 maker = makers.setdefault((stage.folder / name).resolve(), stage.name)
                 if maker != stage.name:
                     raise self._error(key, f"it would replace {name}, which {maker} makes.")
+        return tuple(stages)
+
+    def _table(self, name: str) -> dict[str, Any]:
+        table = self._content.get(name, {})
+        if not isinstance(table, dict):
+            raise self._error((name,), f"{name} is a table: [{name}], then one value in a line.")
+        return table
 
     def _tables(self) -> dict[Key, dict[str, Any]]:
         """Options of every stage, in the order of the file."""
-        found: dict[Key, dict[str, Any]] = {}
+        tables: dict[Key, dict[str, Any]] = {}
         for command, table in self._content.items():
             if command in (_SET, _DEFAULTS) or (command in _TITLES and isinstance(table, str)):
                 continue
-            if command not in self._commands:
-                raise self._error(
-                    (command,), f"there is no command {command!r}."
-                    f"{did_you_mean(command, [*self._commands, _SET, _DEFAULTS])}"
-                )  # fmt: skip
+            self._check_name((command,), command, self._commands, "there is no command")
             if not isinstance(table, dict):
                 raise self._error((command,), f"a stage is a table: [{command}].")
             named = {name: inner for name, inner in table.items() if isinstance(inner, dict)}
             options = {name: value for name, value in table.items() if name not in named}
             if options or (command,) in self._lines:
-                found[command,] = options
-            found |= {(command, name): inner for name, inner in named.items()}
-        if not found:
+                tables[command,] = options
+            tables |= {(command, name): inner for name, inner in named.items()}
+        if not tables:
             raise UsageError(f"{self._path} has no stage. Write one, such as [extract].")
-        self._heads = set(found)
-        return dict(sorted(found.items(), key=lambda item: self._line(item[0])))
+        self._heads = set(tables)
+        return dict(sorted(tables.items(), key=lambda item: self._line(item[0])))
 
-    def _checked_defaults(self, used: set[str]) -> dict[str, Any]:
-        """``[defaults]``, each of which some stage has."""
-        defaults = self._content.get(_DEFAULTS, {})
-        if not isinstance(defaults, dict):
-            raise self._error((_DEFAULTS,), "defaults is a table: [defaults].")
+    def _check_defaults(self, used: set[str]) -> None:
         known = {name for command in used for name in _parameters(self._commands[command])}
-        for name, value in defaults.items():
-            if isinstance(value, dict) and name not in self._commands:
-                raise self._error(
-                    (_DEFAULTS, name),
-                    f"there is no command {name!r}.{did_you_mean(name, self._commands)}",
-                )
-            if not isinstance(value, dict) and name not in known:
-                raise self._error(
-                    (_DEFAULTS, name),
-                    f"no stage has an option {name!r}.{did_you_mean(name, known)}",
-                )
-        return defaults
+        for name, value in self._defaults.items():
+            if isinstance(value, dict):
+                self._check_name((_DEFAULTS, name), name, self._commands, "there is no command")
+            else:
+                self._check_name((_DEFAULTS, name), name, known, "no stage has an option")
+
+    def _check_name(self, key: Key, name: str, known: Collection[str], message: str) -> None:
+        if name not in known:
+            near = did_you_mean(name, [*known, *((_SET, _DEFAULTS) if len(key) == 1 else ())])
+            raise self._error(key, f"{message} {name!r}.{near}")
 
     def _options(self, key: Key, own: Mapping[str, Any]) -> Iterator[tuple[str, Any, Key]]:
-        """Name, value and place in the file of every option of a stage, defaults first."""
-        known = _parameters(self._commands[key[0]])
-        common = {n: v for n, v in self._defaults.items() if n in known and not isinstance(v, dict)}
-        of_command = self._defaults.get(key[0], {})
+        """Name, value and key in the file of every option of a stage, defaults first."""
+        known, defaults = _parameters(self._commands[key[0]]), self._defaults
+        common = {n: v for n, v in defaults.items() if n in known and not isinstance(v, dict)}
+        of_command = defaults.get(key[0], {})
         if not isinstance(of_command, dict):  # an option that is called as a command is
             of_command = {}
-        merged: dict[str, tuple[Any, Key]] = {
-            name: (value, (_DEFAULTS, name)) for name, value in common.items()
-        }
-        merged |= {n: (value, (_DEFAULTS, key[0], n)) for n, value in of_command.items()}
-        merged |= {name: (value, (*key, name)) for name, value in own.items()}
-        for name, (value, place) in merged.items():
-            yield name, self._filled(value, place, stage=key[-1]), place
+        found: dict[str, tuple[Any, Key]] = {}
+        for table, where in ((common, (_DEFAULTS,)), (of_command, (_DEFAULTS, key[0])), (own, key)):
+            found |= {name: (value, (*where, name)) for name, value in table.items()}
+        for name, (value, place) in found.items():
+            if name != _MAKES:
+                self._check_name(place, name, known, f"embedkit {key[0]} has no option")
+            yield name, self._filled(value, place, {_STAGE: key[-1], **self._set}), place
 
     def _stage(self, key: Key, table: Mapping[str, Any]) -> Stage:
         command = self._commands[key[0]]
@@ -247,20 +231,14 @@ class _Reader:
         values: list[str] = []
         outputs: list[str] = []
         for name, value, place in self._options(key, table):
-            if name == _MAKES:
-                outputs.append(str(value))
-                continue
-            if name not in known:
-                raise self._error(
-                    place, f"embedkit {key[0]} has no option {name!r}."
-                    f"{did_you_mean(name, known)}"
-                )  # fmt: skip
             if value in ("", []):
                 continue
-            words = self._words(known[name], name, value, place)
-            (arguments if isinstance(known[name], click.Argument) else options).extend(words)
             items = [str(v) for v in (value if isinstance(value, list) else [value])]
-            (outputs if name in OUTPUTS else values).extend(items)
+            (outputs if name in (*OUTPUTS, _MAKES) else values).extend(items)
+            if name != _MAKES:
+                words = self._words(known[name], name, value, place)
+                argument = isinstance(known[name], click.Argument)
+                (arguments if argument else options).extend(words)
         made = (*arguments, *options)
         self._check(key, command, made, known)
         overwrite = "overwrite" in known and "--overwrite" not in options
@@ -269,65 +247,56 @@ class _Reader:
             tuple(outputs), overwrite,
         )  # fmt: skip
 
-    def _filled(self, value: Any, place: Key, *, stage: str | None = None) -> Any:
+    def _filled(self, value: Any, place: Key, known: Mapping[str, Any]) -> Any:
         """A value with the names in braces replaced; one that is a name alone keeps its type."""
         if isinstance(value, list):
-            return [self._filled(item, place, stage=stage) for item in value]
+            return [self._filled(item, place, known) for item in value]
         if not isinstance(value, str):
             return value
-        known = self._set if stage is None else {_STAGE: stage, **self._set}
         for name in _PLACE.findall(value):
             if name not in known:
-                raise self._error(
-                    place, f"{{{name}}} is not in [{_SET}] above.{did_you_mean(name, known)}"
-                )
+                near = did_you_mean(name, known)
+                raise self._error(place, f"{{{name}}} is not in [{_SET}] above.{near}")
         whole = _PLACE.fullmatch(value)
-        if whole:
-            return known[whole[1]]
-        return _PLACE.sub(lambda match: str(known[match[1]]), value)
+        return known[whole[1]] if whole else _PLACE.sub(lambda m: str(known[m[1]]), value)
 
     def _words(self, known: click.Parameter, name: str, value: Any, place: Key) -> list[str]:
-        """What stands on the command line for an option."""
-        if isinstance(known, click.Argument):
-            items = value if isinstance(value, list) else [value]
-            if known.nargs == 1 and len(items) != 1:
-                raise self._error(place, f"{name}: expected one value, not {len(items)}.")
-            return [self._word(known, name, item, place) for item in items]
-        option = max(known.opts, key=len)
-        flag = bool(getattr(known, "is_flag", False))
+        """The words of an argument or option on the command line."""
+        items = value if isinstance(value, list) else [value]
+        flag = isinstance(known, click.Option) and known.is_flag
         optional = not flag and isinstance(getattr(known, "flag_value", None), str)
+        option = max(known.opts, key=len)
         if flag or (optional and isinstance(value, bool)):
             if not isinstance(value, bool):
-                raise self._error(place, f"{name}: expected true or false, not {_toml(value)}.")
-            off = known.secondary_opts
-            return [option] if value else list(off[:1])
+                raise self._error(place, f"{name}: expected true or false, not {value!r}.")
+            return [option] if value else list(known.secondary_opts[:1])
+        for item in items:
+            self._check_type(known, name, item, place)
+        if isinstance(known, click.Argument):
+            if known.nargs == 1 and len(items) != 1:
+                raise self._error(place, f"{name}: expected one value, not {len(items)}.")
+            return [str(item) for item in items]
         if isinstance(value, list) and known.multiple:
-            return [w for item in value for w in (option, self._word(known, name, item, place))]
-        items = value if isinstance(value, list) else [value]
-        word = ",".join(self._word(known, name, item, place) for item in items)
-        return [f"{option}={word}"] if optional or word.startswith("-") else [option, word]
+            return [word for item in items for word in (option, str(item))]
+        text = ",".join(map(str, items))
+        return [f"{option}={text}"] if optional or text.startswith("-") else [option, text]
 
-    def _word(self, known: click.Parameter, name: str, value: Any, place: Key) -> str:
-        """One value as text, of the type that the option has."""
-        expected = None
+    def _check_type(self, known: click.Parameter, name: str, value: Any, place: Key) -> None:
+        kinds: tuple[type, ...] = (str, int, float)
+        expected = "text"
         if isinstance(known.type, click.types.IntParamType):
-            expected = None if type(value) is int else "an integer"
+            kinds, expected = (int,), "an integer"
         elif isinstance(known.type, click.types.FloatParamType):
-            expected = None if type(value) in (int, float) else "a number"
-        elif type(value) not in (str, int, float):
-            expected = "text"
-        if expected:
-            raise self._error(place, f"{name}: expected {expected}, not {_toml(value)}.")
-        return str(value)
+            kinds, expected = (int, float), "a number"
+        if type(value) not in kinds:
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise self._error(place, f"{name}: expected {expected}, not {shown}.")
 
     def _check(
-        self,
-        key: Key,
-        command: click.Command,
-        arguments: Sequence[str],
+        self, key: Key, command: click.Command, arguments: Sequence[str],
         known: Mapping[str, click.Parameter],
-    ) -> None:
-        """Let the command itself judge its options, without running it."""
+    ) -> None:  # fmt: skip
+        """Let the command itself parse its options, without running it."""
         try:
             command.make_context(command.name, list(arguments)).close()
         except click.UsageError as error:
@@ -340,7 +309,7 @@ class _Reader:
             raise self._error((given or [key])[0], message) from error
 
     def _line(self, key: Key) -> int:
-        """Of a key, or of what it stands in."""
+        """The line of a key, or of the table that it is in."""
         while key and key not in self._lines:
             key = key[:-1]
         return self._lines.get(key, 1)
@@ -354,43 +323,34 @@ class _Reader:
 def _override(
     setting: str, tables: Mapping[Key, dict[str, Any]], values: dict[str, Any], path: Path
 ) -> None:
-    """Apply one ``--set KEY=VALUE`` to a stage's options or to ``[set]``."""
+    """Apply one ``--set KEY=VALUE`` to a stage, to all stages of a command or to ``[set]``."""
     name, equals, text = setting.partition("=")
-    name = name.strip()
-    if not equals or not name:
+    *stage, option = name.strip().split(".")
+    if not equals or not option:
         raise UsageError(f"--set {setting}: expected KEY=VALUE.")
-    *stage, option = name.split(".")
-    value = _value(text)
-    if not stage:
-        if name not in values:
-            raise UsageError(
-                f"--set {setting}: [{_SET}] of {path} has no {name!r}; it has "
-                f"{', '.join(values) or 'nothing'}.{did_you_mean(name, values)}"
-            )
-        values[name] = value
-        return
-    of_command = [key for key in tables if key[:1] == tuple(stage)]
-    if tuple(stage) not in tables and of_command:  # one value for all stages of a command
-        for key in of_command:
-            tables[key][option] = value
-        return
-    if tuple(stage) not in tables:
-        known = [".".join(key) for key in tables]
+    if stage:
+        what, wanted, known = "stage ", ".".join(stage), [".".join(key) for key in tables]
+        targets = [table for key, table in tables.items() if ".".join(key) == wanted]
+        targets = targets or [table for key, table in tables.items() if key[0] == wanted]
+    else:
+        what, wanted, known = f"[{_SET}] value ", option, list(values)
+        targets = [values] if option in values else []
+    if not targets:
         raise UsageError(
-            f"--set {setting}: {path} has no stage {'.'.join(stage)!r}; it has "
-            f"{', '.join(known)}.{did_you_mean('.'.join(stage), known)}"
+            f"--set {setting}: {path} has no {what}{wanted!r}; it has "
+            f"{', '.join(known) or 'nothing'}.{did_you_mean(wanted, known)}"
         )
-    tables[tuple(stage)][option] = value
+    for table in targets:
+        table[option] = _value(text)
 
 
 def _value(text: str) -> Any:
     """A number, truth value or list as in TOML; everything else is text."""
     try:
-        value = tomllib.loads(f"value = {text}")
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    found = value["value"] if len(value) == 1 else text
-    return found if isinstance(found, str | int | float | list) else text
+    return value if isinstance(value, str | int | float | list) else text
 
 
 def _parameters(command: click.Command) -> dict[str, click.Parameter]:
@@ -412,18 +372,10 @@ def _parsed(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _deepest(parsed: Mapping[str, Any]) -> Key:
+def _deepest(value: Any) -> Key:
     """The one key of a single TOML statement, with its dots."""
-    return tuple(_descend(parsed))
-
-
-def _descend(value: Any) -> Iterator[str]:
+    key: list[str] = []
     while isinstance(value, dict) and len(value) == 1:
         name, value = next(iter(value.items()))
-        yield name
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value)
+        key.append(name)
+    return tuple(key)

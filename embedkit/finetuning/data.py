@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
-from embedkit.dataset.record_keys import source_of, whole_text
+from embedkit.dataset.record_keys import source_of, text_key, whole_text
 from embedkit.dataset.store import is_dataset, load
 from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.splits import Labelled
@@ -62,14 +62,14 @@ class TextData:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def whole_texts(self) -> list[str]:
-        """Return ``n`` texts, those of a pair joined."""
+    def text_keys(self) -> list[int]:
+        """Return ``n`` keys of the texts, those of a pair joined."""
         seconds: Sequence[str | None] = self.pairs or [None] * len(self)
-        return [whole_text(a, b) for a, b in zip(self.texts, seconds, strict=True)]
+        return [text_key(whole_text(a, b)) for a, b in zip(self.texts, seconds, strict=True)]
 
     def labelled(self) -> Labelled:
         """Return the records as a split needs them."""
-        return Labelled(self.source, self.row, self.labels, self.whole_texts(), None)
+        return Labelled(self.source, self.row, self.labels, self.text_keys(), None)
 
 
 def read_texts(source: str | Path, reading: CorpusOptions | None = None) -> TextData:
@@ -144,7 +144,7 @@ def _from_plan(plan: CorpusPlan) -> TextData:
 
 def _from_dataset(path: Path, reading: CorpusOptions) -> TextData:
     data = load(path)
-    settings = data.manifest.job["input"]
+    settings = asdict(data.manifest.job.input)
     given = [name for name in reading.given if name != "label" or reading.label != settings[name]]
     if given:
         raise UsageError(
@@ -152,7 +152,7 @@ def _from_dataset(path: Path, reading: CorpusOptions) -> TextData:
             f"options of its own (label column {settings['label']!r}). Give the corpus file to "
             "read it with others."
         )
-    if not data.manifest.job["storage"]["text"]:
+    if not data.manifest.job.storage.text:
         raise UsageError(f"{path} was made with store_text=False. Give the corpus file itself.")
     pairs = settings["text_pair"] is not None
     return TextData(

@@ -17,7 +17,7 @@ from embedkit.corpus import CorpusOptions
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, find_checkpoint, quiet_transformers
 from embedkit.encoding.device import choose_device
 from embedkit.encoding.precision import choose_precision
-from embedkit.encoding.tokenization import choose_max_length, load_tokenizer
+from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData, read_more_texts, read_texts
 from embedkit.finetuning.options import TrainingOptions
@@ -118,7 +118,7 @@ def finetune(
         test_target = target_like(target, more.labels, rows=more.row, name=more.name)
         test_index = np.arange(len(more))
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    tokenizer = load_tokenizer(checkpoint, notify=logger.warning)
+    tokenizer = load_tokenizer(checkpoint)
     length = choose_max_length(checkpoint, tokenizer, options.max_length)
     check_folds(target, chosen)
     run = FoldsOfRun(

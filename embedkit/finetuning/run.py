@@ -23,6 +23,7 @@ import transformers
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.classifiers.test_set import count_seen
+from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
@@ -47,7 +48,12 @@ from embedkit.runs.content import (
 from embedkit.runs.figures import draw_run, draw_training
 from embedkit.runs.folder import UNFINISHED, path_from, versions, write_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import Predictions, reported_scores, write_predictions
+from embedkit.runs.predictions import (
+    Predictions,
+    class_scores,
+    reported_scores,
+    write_predictions,
+)
 from embedkit.runs.split_files import TEST, Split
 from embedkit.runs.targets import Target
 from embedkit.types import Int64, ProgressCallback
@@ -167,7 +173,7 @@ class FoldsOfRun:
     def _encoder(self) -> PlainModel:
         plain = load_model(
             self.checkpoint, pad_id=self.tokenizer.pad_id, device=torch.device("cpu"),
-            dtype=torch.float32, notify=logger.warning,
+            dtype=torch.float32,
         )  # fmt: skip
         if self.options.head == "pooler" and pooler_layer(plain) is None:
             logger.warning(
@@ -258,17 +264,18 @@ class FoldsOfRun:
         found = [
             Predictions.of_fold(
                 self.split.fold(repeat, fold)[1], np.array(result["proba"]), row=data.row,
-                ids=data.ids, target=self.target, fold=fold, repeat=repeat, threshold=threshold,
+                ids=data.ids, target=self.target, fold=fold, group=self.split.group, repeat=repeat,
+                threshold=threshold,
             )
             for (repeat, fold), result, threshold
             in zip(self._folds(), results, thresholds, strict=True)
         ]  # fmt: skip
         if len(self.test_index):
             mean = np.mean([result["test_proba"] for result in results], axis=0)
-            data = self.test_data
+            data, group = self.test_data, self.split.group
             found.append(Predictions.of_fold(
                 self.test_index, mean, row=data.row, ids=data.ids, target=self.test_target,
-                fold=TEST, threshold=final,
+                fold=TEST, group=group if data is self.data else None, threshold=final,
             ))  # fmt: skip
         predictions = Predictions.joined(found)
         write_predictions(folder, predictions)
@@ -302,7 +309,8 @@ class FoldsOfRun:
         options, test, texts = self.options, self.test_data, self._texts
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
         max_length = settings.pop("max_length")
-        beta = None if options.threshold is None else Threshold.parse(options.threshold).beta
+        asked = settings.pop("threshold")
+        parsed = Threshold(0.5, None) if asked is None else Threshold.parse(asked)
         on_gpu = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_memory_bytes()
         return FinetuneRun(
@@ -321,6 +329,7 @@ class FoldsOfRun:
             views=(),
             classes=self.target.classes,
             threshold=final,
+            threshold_metric=parsed.metric,
             thresholds=tuple(thresholds),
             models=tuple(_name(*fold) for fold in self._folds()),
             epochs=tuple(result["epoch"] for result in results),
@@ -335,9 +344,10 @@ class FoldsOfRun:
             records=RecordCounts(folds=len(self.split.in_folds), test=len(predictions.test)),
             test_set=None if test is self.data else TestSetContent(
                 source=test.source, rejected=sum(test.rejected.values()),
-                seen_texts=count_seen(test.whole_texts(), self.data.whole_texts()),
+                seen_texts=count_seen(test.text_keys(), self.data.text_keys()),
             ),
-            scores=reported_scores(predictions, seed=options.seed, beta=beta),
+            scores=reported_scores(predictions, seed=options.seed, beta=parsed.beta),
+            per_class=class_scores(predictions),
             cost=Cost(
                 fit_seconds=sum(result["fit_seconds"] for result in results),
                 predict_seconds=sum(result["predict_seconds"] for result in results),
@@ -355,10 +365,10 @@ class FoldsOfRun:
             fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
             path=path_from(folder, Path(data.name)),
             source=data.source,
-            model={
-                "type": checkpoint.model_type, "n_layers": checkpoint.n_layers,
-                "width": checkpoint.width, "sha256": identity["model"],
-            },
+            model=ModelSettings(
+                type=checkpoint.model_type, n_layers=checkpoint.n_layers, width=checkpoint.width,
+                sha256=identity["model"],
+            ),
             unicode=data.reading["unicode"],
             pairs=data.pairs is not None,
             reading=data.reading,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.display import without_nan
 from embedkit.runs.metrics import Score
 from embedkit.runs.split_files import Split, SplitSettings
@@ -15,6 +16,7 @@ __all__ = [
     "KINDS",
     "Agreement",
     "Checkpoint",
+    "ClassScore",
     "Cost",
     "DatasetContent",
     "FinetuneRun",
@@ -35,7 +37,7 @@ __all__ = [
     "as_json",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,23 @@ class DatasetContent:
     fingerprint: str
     source: tuple[str, ...]
     path: str
-    model: dict[str, Any]
+    model: ModelSettings
     names: Names
     unicode: str
     pairs: bool
-    vectors: dict[str, Any] | None = None
+    vectors: VectorOptions | None = None
     storage: str | None = None
     reading: dict[str, Any] | None = None
     rejected: dict[str, int] | None = None
+
+    @property
+    def vector_settings(self) -> VectorSettings:
+        """Everything that shaped a vector, of a run on vectors."""
+        assert self.vectors is not None
+        assert self.storage is not None
+        return VectorSettings.of(
+            self.vectors, model=self.model, unicode=self.unicode, storage=self.storage
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +152,17 @@ class ReportedScore(Score):
     """A score with its interval, and that of the majority class (of values: of the mean)."""
 
     majority: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """Scores of one class: its label, and the number of records that have it (``support``)."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +276,11 @@ class PredictionRun(_FittedRun):
         views: the views side by side; empty where the run reads texts.
         classes: labels by class number; empty for a regression.
         threshold: probability from which the second of two classes is predicted, or ``None``.
+        threshold_metric: metric that it was chosen by; ``None`` if it was given, or there is none.
         records: number of records in folds and in the test set.
         test_set: a test set of its own, or ``None``.
         scores: by subset (``cross_validation``, ``test``) and metric.
+        per_class: by subset and class; empty for a regression.
     """
 
     features: str
@@ -267,6 +291,8 @@ class PredictionRun(_FittedRun):
     records: RecordCounts
     test_set: TestSetContent | None
     scores: dict[str, dict[str, ReportedScore]]
+    per_class: dict[str, tuple[ClassScore, ...]] = field(default_factory=dict)
+    threshold_metric: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from embedkit import fsio
 from embedkit.display import visible
 from embedkit.encoding.views import split_view
 from embedkit.runs.content import Agreement, ProbeRun
+from embedkit.runs.metrics import BINS, calibration_bins
 from embedkit.runs.predictions import Predictions
 
 __all__ = [
@@ -31,7 +32,6 @@ _FONTS_OF = {"ko": ("Noto Sans CJK", "NanumGothic", "Apple SD Gothic"),
 _EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
 _BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
 _SHOWN_CLASSES = 20
-_BINS = 10
 
 
 def draw_run(folder: Path, predictions: Predictions) -> None:
@@ -103,7 +103,9 @@ def draw_confusion(axis: Any, predictions: Predictions, *, limit: int, size: int
 def draw_reliability(
     axis: Any, predictions: Predictions, *, reference: bool = False, **line: Any
 ) -> list[tuple[float, float, int]]:
-    """Draw how often the predicted class is right against its probability, in ten bins.
+    """Draw how often the predicted class is right against its probability.
+
+    The bins are those of the calibration error, :data:`~embedkit.runs.metrics.BINS` from 0 to 1.
 
     Args:
         axis: of the plot.
@@ -118,14 +120,13 @@ def draw_reliability(
 
     proba = predictions.proba
     confidence, right = proba.max(1), proba.argmax(1) == predictions.y
-    edges = np.linspace(1 / proba.shape[1], 1, _BINS + 1)
-    bins = np.clip(np.digitize(confidence, edges) - 1, 0, _BINS - 1)
-    counts = np.bincount(bins, minlength=_BINS)
+    bins = calibration_bins(confidence)
+    counts = np.bincount(bins, minlength=BINS)
     filled = counts > 0
-    means = np.bincount(bins, confidence, _BINS)[filled] / counts[filled]
-    fractions = np.bincount(bins, right, _BINS)[filled] / counts[filled]
+    means = np.bincount(bins, confidence, BINS)[filled] / counts[filled]
+    fractions = np.bincount(bins, right, BINS)[filled] / counts[filled]
     if reference:
-        axis.plot([edges[0], 1], [edges[0], 1], color=_GREY, linewidth=1)
+        axis.plot([1 / proba.shape[1], 1], [1 / proba.shape[1], 1], color=_GREY, linewidth=1)
     display = CalibrationDisplay(fractions, means, confidence, estimator_name="records")
     display.plot(ax=axis, ref_line=False).line_.set(**{"marker": "o", **line})
     _plain_axis(axis, "probability of the predicted class", "fraction of right predictions")

@@ -24,6 +24,7 @@ from typing import Any
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.dataset.jobs import difference
+from embedkit.decoding import decode
 from embedkit.errors import (
     DamagedError,
     EncodeError,
@@ -32,7 +33,6 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.runs.content import FORMAT_VERSION, KINDS, Run, as_json
-from embedkit.runs.decoding import decode
 
 __all__ = ["UNFINISHED", "check_free", "is_run", "new_run", "path_from",
            "read_run", "resumable_run", "versions", "write_run"]  # fmt: skip

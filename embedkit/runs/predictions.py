@@ -1,6 +1,6 @@
 """Predictions for held-out records, and ``predictions.parquet``.
 
-    row, id, repeat, fold, y_true, y_pred, proba_<class> …     of a regression without proba_
+    row, id, group, repeat, fold, y_true, y_pred, proba_<class> …   of a regression without proba_
 
 Every way to a run (estimators on vectors, fine-tuned encoders, blends) ends in the same record, so
 that scores and files are the same for all of them.
@@ -20,20 +20,26 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.errors import DamagedError
-from embedkit.runs.content import ReportedScore
-from embedkit.runs.metrics import Score, classification_scores, regression_scores
+from embedkit.runs.content import ClassScore, ReportedScore
+from embedkit.runs.metrics import Metric, beta_of, classification_metrics, regression_metrics
+from embedkit.runs.resampling import scored
 from embedkit.runs.split_files import TEST
 from embedkit.runs.targets import Target, class_prior
 from embedkit.types import Float64, Int64
 
 __all__ = [
     "Predictions",
+    "class_scores",
     "decide",
     "fold_names",
+    "metrics_of",
     "read_predictions",
     "reported_scores",
     "write_predictions",
 ]
+
+_FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
+_ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +51,7 @@ class Predictions:
     Attributes:
         row: ``(m,)`` record numbers.
         ids: ``m`` ids.
+        group: ``(m,)`` sampling unit: records that the split keeps together have the same.
         fold: ``(m,)`` fold that the record was held out in, ``-1`` for the test set.
         repeat: ``(m,)`` number of the repeat.
         y: ``(m,)`` class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test
@@ -52,16 +59,21 @@ class Predictions:
         proba: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
         y_pred: ``(m,)`` predicted class numbers, or the values of a regression.
         classes: labels by class number; empty for a regression.
+        inner: predictions for the training records of each fold, by models that saw neither them
+            nor the fold; their ``fold`` is the fold left out. ``None`` where there are none.
+            :meth:`take` and :meth:`with_proba` leave them out.
     """
 
     row: Int64
     ids: tuple[str, ...]
+    group: Int64
     fold: Int64
     repeat: Int64
     y: NDArray[Any]
     proba: Float64
     y_pred: NDArray[Any]
     classes: tuple[str, ...]
+    inner: Predictions | None = None
 
     @classmethod
     def of_fold(
@@ -73,8 +85,10 @@ class Predictions:
         ids: Sequence[str] | NDArray[np.str_],
         target: Target,
         fold: int,
+        group: Int64 | None = None,
         repeat: int = 0,
         threshold: float | None = None,
+        inner: Predictions | None = None,
     ) -> Predictions:
         """Return the predictions of one fold, or of the test set.
 
@@ -85,37 +99,44 @@ class Predictions:
             ids: ``n`` ids.
             target: true labels; its ``y`` may be empty where they are not known.
             fold: number of the fold; ``-1`` for the test set.
+            group: ``(n,)`` groups of the split; by default each record is its own.
             repeat: number of the repeat.
             threshold: as for :func:`decide`.
+            inner: predictions for the training records of the fold, where there are any.
         """
         unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
         return cls(
             row=row[index],
             ids=tuple(str(ids[i]) for i in index),
+            group=(row if group is None else group)[index],
             fold=np.full(len(index), fold),
             repeat=np.full(len(index), repeat),
             y=target.y[index] if len(target.y) else unknown,
             proba=proba,
             y_pred=decide(proba, threshold=threshold),
             classes=target.classes,
+            inner=inner,
         )
 
     @classmethod
     def joined(cls, subsets: Sequence[Predictions]) -> Predictions:
         """Return several subsets as one, in order."""
-        names = ("row", "fold", "repeat", "y", "proba", "y_pred")
-        found = {n: np.concatenate([getattr(s, n) for s in subsets]) for n in names}
+        found = {n: np.concatenate([getattr(s, n) for s in subsets]) for n in _ARRAYS}
         ids = tuple(identifier for subset in subsets for identifier in subset.ids)
-        return cls(**found, ids=ids, classes=subsets[0].classes)._ordered()
+        inner = [subset.inner for subset in subsets if subset.inner is not None]
+        return cls(
+            **found, ids=ids, classes=subsets[0].classes,
+            inner=cls.joined(inner) if inner else None,
+        )._ordered()  # fmt: skip
 
     def _ordered(self) -> Predictions:
-        return self.take(np.lexsort((self.row, self.repeat, self.fold == TEST)))
+        order = np.lexsort((self.row, self.repeat, self.fold == TEST))
+        return replace(self.take(order), inner=self.inner)
 
     def take(self, index: Int64) -> Predictions:
         """Return some of the predictions."""
-        names = ("row", "fold", "repeat", "y", "proba", "y_pred")
         return Predictions(
-            **{name: getattr(self, name)[index] for name in names},
+            **{name: getattr(self, name)[index] for name in _ARRAYS},
             ids=tuple(self.ids[i] for i in index),
             classes=self.classes,
         )
@@ -153,7 +174,8 @@ class Predictions:
 
     def with_proba(self, proba: Float64, y_pred: NDArray[Any] | None = None) -> Predictions:
         """Return other predictions for the same records."""
-        return replace(self, proba=proba, y_pred=decide(proba) if y_pred is None else y_pred)
+        y_pred = decide(proba) if y_pred is None else y_pred
+        return replace(self, proba=proba, y_pred=y_pred, inner=None)
 
     def majority(self) -> Predictions:
         """Return the baseline: class frequencies (or the mean) of each fold's training records."""
@@ -176,6 +198,27 @@ def decide(proba: Float64, *, threshold: float | None = None) -> NDArray[Any]:
     return np.asarray(proba[:, 1] >= threshold, np.int64)
 
 
+def metrics_of(
+    p: Predictions, *, beta: float | None = None, baseline: bool = False
+) -> dict[str, Metric]:
+    """Return the metrics of predictions as functions of weights.
+
+    Args:
+        p: the predictions, whose labels are known.
+        beta: also F-beta of the second of two classes.
+        baseline: whether these are the majority's. Its F-beta is that of predicting the second
+            class for every record, the best that is possible without looking; predicting it for
+            none scores 0.
+    """
+    if not p.classes:
+        return regression_metrics(p.y, p.proba)
+    found = classification_metrics(p.y, p.proba, p.y_pred, beta=beta)
+    if baseline and len(p.classes) == 2:
+        positive = classification_metrics(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
+        found |= {name: positive[name] for name in found if beta_of(name)}
+    return found
+
+
 def reported_scores(
     predictions: Predictions, *, seed: int, beta: float | None = None
 ) -> dict[str, dict[str, ReportedScore]]:
@@ -183,38 +226,64 @@ def reported_scores(
 
     Args:
         predictions: of all folds, and of the test set where there is one.
-        seed: of the bootstrap.
+        seed: of the bootstrap, which draws whole groups.
         beta: also F-beta of the second of two classes.
     """
-    subsets = {"cross_validation": predictions.out_of_fold, "test": predictions.scored_test}
     baseline = predictions.majority()
     found = {}
-    for name, index in subsets.items():
-        if len(index):
-            ours = _scores(predictions.take(index), seed=seed, beta=beta)
-            theirs = _scores(baseline.take(index), seed=seed, beta=beta, samples=0)
-            found[name] = {
-                metric: ReportedScore(**asdict(score), majority=theirs[metric].value)
-                for metric, score in ours.items()
-            }
+    for name, index in _scored_subsets(predictions).items():
+        ours, theirs = predictions.take(index), baseline.take(index)
+        majority = metrics_of(theirs, beta=beta, baseline=True)
+        scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
+        found[name] = {
+            metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
+            for metric, score in scores.items()
+        }
     return found
 
 
-def _scores(p: Predictions, *, seed: int, beta: float | None, **more: int) -> dict[str, Score]:
-    record = p.row if p.repeat.any() else None  # once each is the usual case
-    if not p.classes:
-        return regression_scores(p.y, p.proba, seed=seed, record=record, **more)
-    return classification_scores(
-        p.y, p.proba, p.y_pred, seed=seed, beta=beta, record=record, **more
-    )
+def class_scores(predictions: Predictions) -> dict[str, tuple[ClassScore, ...]]:
+    """Return precision, recall, F1 and support by subset and class; empty for a regression."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    if not predictions.classes:
+        return {}
+    found = {}
+    for name, index in _scored_subsets(predictions).items():
+        columns = precision_recall_fscore_support(
+            predictions.y[index], predictions.y_pred[index], zero_division=0,
+            labels=range(len(predictions.classes)),
+        )  # fmt: skip
+        found[name] = tuple(
+            ClassScore(label, float(precision), float(recall), float(f1), int(support))
+            for label, precision, recall, f1, support in zip(
+                predictions.classes, *columns, strict=True
+            )
+        )
+    return found
+
+
+def _scored_subsets(predictions: Predictions) -> dict[str, Int64]:
+    subsets = {"cross_validation": predictions.out_of_fold, "test": predictions.scored_test}
+    return {name: index for name, index in subsets.items() if len(index)}
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write ``predictions.parquet`` of a run; the same predictions give the same bytes."""
+    """Write ``predictions.parquet`` of a run, and ``inner_predictions.parquet`` if it has any.
+
+    The same predictions give the same bytes.
+    """
+    fsio.write_parquet(folder / _FILE, _table(predictions))
+    if predictions.inner is not None:
+        fsio.write_parquet(folder / _INNER_FILE, _table(predictions.inner))
+
+
+def _table(predictions: Predictions) -> pa.Table:
     p, names = predictions, predictions.classes
     columns: dict[str, Any] = {
         "row": p.row,
         "id": pa.array(p.ids, pa.string()),
+        "group": p.group,
         "repeat": p.repeat.astype(np.int16),
         "fold": fold_names(p.fold),
     }
@@ -222,10 +291,10 @@ def write_predictions(folder: Path, predictions: Predictions) -> None:
         labels: Mapping[int, str | None] = dict(enumerate(names)) | {-1: None}
         columns["y_true"] = pa.array([labels[int(i)] for i in p.y], pa.string())
         columns["y_pred"] = [names[i] for i in p.y_pred]
-        columns |= {f"proba_{name}": p.proba[:, i] for i, name in enumerate(names)}
+        columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     else:
         columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
-    fsio.write_parquet(folder / "predictions.parquet", pa.table(columns))
+    return pa.table(columns)
 
 
 def fold_names(fold: Int64) -> list[str]:
@@ -234,16 +303,21 @@ def fold_names(fold: Int64) -> list[str]:
 
 
 def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
-    """Read ``predictions.parquet`` of a run.
+    """Read the predictions of a run.
 
     Args:
         folder: of the run.
         classes: labels by class number; empty for a regression.
 
     Raises:
-        DamagedError: the file cannot be read, or lacks a column or label.
+        DamagedError: a file cannot be read, or lacks a column or label.
     """
-    file = folder / "predictions.parquet"
+    found = _read(folder / _FILE, classes)
+    inner = folder / _INNER_FILE
+    return replace(found, inner=_read(inner, classes)) if inner.is_file() else found
+
+
+def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
     try:
         table = pq.read_table(file, page_checksum_verification=True)
         fold = [TEST if f == "test" else int(f) for f in table["fold"].to_pylist()]
@@ -254,6 +328,7 @@ def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
         return Predictions(
             row=table["row"].to_numpy().astype(np.int64),
             ids=tuple(map(str, table["id"].to_pylist())),
+            group=table["group"].to_numpy().astype(np.int64),
             fold=np.array(fold, np.int64),
             repeat=table["repeat"].to_numpy().astype(np.int64),
             y=y,

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.decoding import decode
 from embedkit.errors import DamagedError, MismatchError, UsageError
-from embedkit.runs.decoding import decode
 from embedkit.types import Int64
 
 __all__ = ["TEST", "Split", "SplitSettings", "align_split", "read_split", "write_split"]
@@ -41,6 +41,8 @@ class SplitSettings:
         grouped: whether the values of a column were kept together.
         allow_duplicates: whether the same text may be in different folds.
         column: column of the corpus that the folds were taken from, or ``None``.
+        unit: what is never divided, and what intervals and tests draw: ``record``, ``text``
+            (records of the same text), ``group``, or ``group and text``.
     """
 
     source: tuple[str, ...]
@@ -52,6 +54,13 @@ class SplitSettings:
     grouped: bool = False
     allow_duplicates: bool = False
     column: str | None = None
+    unit: str = "record"
+
+    @property
+    def unit_text(self) -> str:
+        """The units in the plural, for a sentence."""
+        return {"record": "records", "text": "distinct texts", "group": "groups",
+                "group and text": "groups of records, equal texts together"}[self.unit]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ case, width or whitespace only.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,8 @@ from embedkit.dataset.record_keys import (
     check_labelled,
     has_label,
     source_of,
-    stored_texts,
     text_key,
+    text_keys,
     whole_text,
 )
 from embedkit.dataset.store import VectorData, is_dataset, load
@@ -49,8 +51,9 @@ __all__ = [
     "split_by_column",
 ]
 
+logger = logging.getLogger(__name__)
+
 _SMALLEST_TEST = 0.01
-_MANY_VALUES = 20
 _BINS = 10
 
 
@@ -62,14 +65,15 @@ class Labelled:
         source: SHA-256 of the input files, in order.
         row: ``(n,)`` record numbers, ascending.
         labels: as written; ``None`` where there is no label column.
-        texts: the texts; ``None`` if they are not stored.
+        keys: key of the text of every record (:func:`~embedkit.dataset.record_keys.text_key`);
+            ``None`` if they are not known.
         groups: value of the group column for each record, or ``None``.
     """
 
     source: tuple[str, ...]
     row: Int64
     labels: list[str | None] | None
-    texts: list[str] | None
+    keys: Sequence[int] | Int64 | None
     groups: list[str | None] | None
 
 
@@ -139,7 +143,7 @@ def make_split(
     if len(records.row) < folds:
         raise UsageError(f"{len(records.row)} records are too few for {folds} folds.")
     groups = same_text_groups(
-        None if allow_duplicates else records.texts, records.groups, len(records.row)
+        None if allow_duplicates else records.keys, records.groups, len(records.row)
     )
     strata = _strata(records, folds)
     in_test = np.zeros(len(records.row), bool)
@@ -162,9 +166,17 @@ def make_split(
         seed=seed,
         stratified=records.labels is not None,
         grouped=records.groups is not None,
-        allow_duplicates=allow_duplicates,
+        allow_duplicates=allow_duplicates or records.keys is None,
+        unit=_unit(records, allow_duplicates=allow_duplicates),
     )
     return Split(records.row, groups, np.stack(columns, axis=1), settings)
+
+
+def _unit(records: Labelled, *, allow_duplicates: bool = False) -> str:
+    """Return what is kept together, as :class:`SplitSettings` says it."""
+    has_text = records.keys is not None and not allow_duplicates
+    known = {"group": records.groups is not None, "text": has_text}
+    return " and ".join(name for name, given in known.items() if given) or "record"
 
 
 def split_by_column(
@@ -188,7 +200,7 @@ def split_by_column(
     names = np.unique(given[~in_test])
     if not len(names):
         raise UsageError(f"split_column={column!r}: every record is marked test.")
-    groups = same_text_groups(records.texts, records.groups, len(records.row))
+    groups = same_text_groups(records.keys, records.groups, len(records.row))
     result = np.full(len(given), TEST, np.int64)
     shuffled = len(names) == 1
     if shuffled:
@@ -198,7 +210,7 @@ def split_by_column(
         result[~in_test] = np.searchsorted(names, given[~in_test])
     settings = SplitSettings(
         source=records.source, folds=int(result.max()) + 1, repeats=1, seed=seed,
-        stratified=shuffled and records.labels is not None, column=column,
+        stratified=shuffled and records.labels is not None, column=column, unit=_unit(records),
     )  # fmt: skip
     return Split(records.row, groups, result[:, None], settings)
 
@@ -238,7 +250,7 @@ def inner_folds(
 
 
 def same_text_groups(
-    texts: Sequence[str] | None, groups: Sequence[str | None] | None, count: int
+    keys: Sequence[int] | Int64 | None, groups: Sequence[str | None] | None, count: int
 ) -> Int64:
     """Return ``(n,)`` group numbers, equal for records that are connected by texts or groups.
 
@@ -249,14 +261,13 @@ def same_text_groups(
 
     index = np.arange(count)
     edges = []
-    keys = None if texts is None else [text_key(text) for text in texts]
     named = None if groups is None else [
         None if g is None or not has_label(str(g)) else str(g) for g in groups
     ]  # fmt: skip
-    for values in (keys, named):
+    for values in (None if keys is None else list(keys), named):
         if values is None:
             continue
-        first: dict[str, int] = {}
+        first: dict[Any, int] = {}
         edges.append([index[i] if v is None else first.setdefault(v, i)
                       for i, v in enumerate(values)])  # fmt: skip
     if not edges:
@@ -285,17 +296,23 @@ def records_of(data: VectorData, label: str | None = None, group: str | None = N
     Raises:
         UsageError: the label is not the one the dataset was made with, or a column is missing.
     """
-    stored = data.manifest.job["input"]["label"]
+    stored = data.manifest.job.input.label
     if label is not None and label != stored:
         raise UsageError(
             f"label={label!r}: {data.path} was made with the label column {stored!r}. "
             "Split the corpus itself, or extract again with another label."
         )
+    keys = text_keys(data)
+    if keys is None:
+        logger.warning(
+            "%s holds neither texts nor text keys, so records with the same text cannot be kept "
+            "together; scores may be inflated by leakage. Extract it again.", data.path,
+        )  # fmt: skip
     return Labelled(
         source=source_of(data),
         row=data.row,
         labels=data.column("label") if stored else None,
-        texts=stored_texts(data),
+        keys=keys,
         groups=data.column(group) if group else None,
     )
 
@@ -331,7 +348,7 @@ def _records(
         source=tuple(file.sha256 for file in plan.files),
         row=np.array([r.row for r in records], np.int64),
         labels=[r.label for r in records] if plan.label else None,
-        texts=[whole_text(r.text, r.text_pair) for r in records],
+        keys=[text_key(whole_text(r.text, r.text_pair)) for r in records],
         groups=[r.kept[0] for r in records] if group else None,
     )
 
@@ -343,10 +360,10 @@ def _near_fraction(value: float) -> Fraction:
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
-    """``(n,)`` class numbers; tenths of the values of a label with many numeric, rare values.
+    """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds.
 
     Raises:
-        UsageError: a label is missing, there is only one, or one is rarer than there are folds.
+        UsageError: a label is missing, there is only one, or a class is rarer than there are folds.
     """
     if records.labels is None:
         return np.zeros(len(records.row), np.int64)
@@ -356,17 +373,34 @@ def _strata(records: Labelled, folds: int) -> Int64:
     )
     if len(names) == 1:
         raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
-    few = counts.min() < folds
-    if few and len(names) > _MANY_VALUES and (numbers := _numbers(names)) is not None:
-        edges = np.quantile(numbers[classes], np.linspace(0, 1, _BINS + 1)[1:-1])
-        return np.searchsorted(np.unique(edges), numbers[classes], side="right")
-    if few:
-        rare = str(names[np.argmin(counts)])
-        raise UsageError(
-            f"label {rare!r} has {counts.min()} record(s), fewer than the {folds} folds. "
-            "Use fewer folds, or remove the label from the corpus."
-        )
-    return np.asarray(classes, np.int64)
+    if counts.min() >= folds:
+        return np.asarray(classes, np.int64)
+    values = _numbers(names)
+    if len(names) > 2 and values is not None:
+        return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
+    rare = str(names[np.argmin(counts)])
+    raise UsageError(
+        f"label {rare!r} has {counts.min()} record(s), fewer than the {folds} folds. "
+        f"Use {counts.min()} folds or fewer, or leave that class out."
+        if counts.min() > 1 else
+        f"label {rare!r} has 1 record(s), fewer than the {folds} folds, and cannot be both "
+        "trained on and held out. Leave that class out, or join it with another."
+    )  # fmt: skip
+
+
+def _bins(values: NDArray[np.float64], counts: Int64, smallest: int) -> Int64:
+    """Return a bin for each value: neighbours together until a bin has ``smallest`` records."""
+    result = np.empty(len(values), np.int64)
+    number, size = 0, 0
+    order = np.argsort(values)
+    for i in order:
+        if size >= smallest:
+            number, size = number + 1, 0
+        result[i] = number
+        size += counts[i]
+    if size < smallest and number:  # too few are left for a bin of their own
+        result[result == number] = number - 1
+    return result
 
 
 def _numbers(names: NDArray[np.str_]) -> NDArray[np.float64] | None:

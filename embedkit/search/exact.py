@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from embedkit.choices import SEARCH_METRICS, check_choice
-from embedkit.dataset.store import Block, VectorData
+from embedkit.dataset.reader import Block
+from embedkit.dataset.store import VectorData
 from embedkit.errors import UsageError, check_counts
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.search.whitening import Whitening
@@ -131,7 +132,7 @@ class _Scan:
         if not len(self._queries):
             empty = (0, self._k)
             return Neighbours(np.zeros(empty, np.float32), np.zeros(empty, np.int64))
-        blocks = [block for block in self._data.blocks if self._is_wanted(block)]
+        blocks = [block for block in self._data.reader.blocks if self._is_wanted(block)]
         threads = max(1, min(threads, len(blocks)))
         waiting = iter(blocks)  # shared: each thread takes the next row group when it is free
         one_thread = (1,)  # together the threads use the cores that one product would
@@ -170,7 +171,7 @@ class _Scan:
         import faiss
 
         heap = faiss.ResultHeap(len(self._queries), self._k)
-        rows = max((block.rows for block in self._data.blocks), default=0)
+        rows = max((block.rows for block in self._data.reader.blocks), default=0)
         # allocated once for all row groups: allocating it for each costs a tenth of the time
         buffer = np.empty(rows * self._data.width, np.float32)
         tile = np.empty(max(_TILE, rows), np.float32)
@@ -188,7 +189,7 @@ class _Scan:
     def _read(self, block: Block, buffer: Float32) -> tuple[Float32, Int64]:
         """Vectors of the chosen records of a row group as they are compared, and their indices."""
         vectors = buffer[: block.rows * self._data.width].reshape(block.rows, -1)
-        self._data.read_block(block, vectors)
+        self._data.reader.read_block(block, vectors)
         indices = np.arange(block.start, block.stop)
         if self._chosen is not None:
             inside = self._chosen[block.start : block.stop]

@@ -28,7 +28,8 @@ import numpy as np
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
-from embedkit.dataset.store import Block, Layout, VectorData, load
+from embedkit.dataset.reader import Block
+from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import (
     DamagedError,
     MismatchError,
@@ -287,9 +288,9 @@ class _Builder:
 
     def _blocks(self, stage: str) -> Iterator[tuple[Block, Float32]]:
         """Every row group with its vectors as they are added."""
-        for block in self._data.blocks:
+        for block in self._data.reader.blocks:
             vectors = np.empty((block.rows, self._data.width), np.float32)
-            self._data.read_block(block, vectors)
+            self._data.reader.read_block(block, vectors)
             yield block, _prepared(vectors, self._metric, self._whitening)
             self._progress(Progress(stage, block.stop, len(self._data), "records"))
 
@@ -309,7 +310,7 @@ class _Builder:
     def _tune(self, index: Any, held: Int64, kept: Bool, queries: Float32) -> tuple[TunePoint, ...]:
         """Recall and speed of ascending settings, against exact search among the same records."""
         found = nearest(
-            self._data, self._data.vectors_at(held), k=TRUTH_K, metric=self._metric,
+            self._data, self._data.reader.vectors_at(held), k=TRUTH_K, metric=self._metric,
             whitening=self._whitening, chosen=kept, threads=self._threads,
         )  # fmt: skip
         truth = true_neighbours(found, distances=self._metric == "euclid")

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import SEARCH_METRICS, check_choice
-from embedkit.dataset.record_keys import text_key
+from embedkit.dataset.record_keys import text_key, whole_text
 from embedkit.dataset.store import VectorData, load
+from embedkit.dataset.vector_settings import DatasetEncoder, encode_as
 from embedkit.errors import UsageError, check_counts
-from embedkit.runs.reencoding import Reencoder, dataset_content
 from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import load_whitening
@@ -25,7 +25,6 @@ __all__ = ["Answer", "Hit", "QueryEncoder", "Searcher", "read_queries"]
 
 logger = logging.getLogger(__name__)
 
-_QUERIES_AT_ONCE = 4_096
 _MOST_OF_INDEX = 2_048
 
 
@@ -92,18 +91,16 @@ class QueryEncoder:
         device: str = "auto",
         prefix: str | None = None,
     ) -> None:
-        made = dataset_content(data)
-        vectors = dict(made.vectors or {})
-        self._width = data.width
-        self._like_dataset = vectors["on_long"] != "error"
+        made = encode_as(
+            data.manifest, data.views, owner=str(data.path), device=device, model=model
+        )
+        settings = made.settings
+        self._like_dataset = settings.on_long != "error"
         if prefix is not None:
-            vectors["prefix"] = prefix
+            settings = replace(settings, prefix=prefix)
         if not self._like_dataset:  # a long query is no error of the dataset's
-            vectors["on_long"] = "truncate"
-        self._reencoder = Reencoder(
-            replace(made, vectors=vectors), data.views, owner=str(data.path), device=device,
-            model=model,
-        )  # fmt: skip
+            settings = replace(settings, on_long="truncate")
+        self._encode = DatasetEncoder(made.encoder, settings, data.views)
 
     def __call__(self, texts: Sequence[str]) -> Float32:
         """Vectors of query texts, ``(n, width)`` float32, rounded as the dataset stores them.
@@ -115,16 +112,12 @@ class QueryEncoder:
             UsageError: a query is empty.
         """
         _check_texts(texts)
-        parts = [np.zeros((0, self._width), np.float32)]
-        for start in range(0, len(texts), _QUERIES_AT_ONCE):
-            some = list(texts[start : start + _QUERIES_AT_ONCE])
-            self._warn(some)
-            parts.append(self._reencoder.vectors(some))
-        return np.concatenate(parts)
+        self._warn(texts)
+        return self._encode(texts)
 
     def _warn(self, texts: Sequence[str]) -> None:
-        prefix = self._reencoder.tokenized([""])[0]
-        for text, tokens in zip(texts, self._reencoder.tokenized(texts), strict=True):
+        prefix = self._encode.tokenized([""])[0]
+        for text, tokens in zip(texts, self._encode.tokenized(texts), strict=True):
             own = int((~tokens.special).sum() - (~prefix.special).sum())
             unknown = tokens.n_unknown - prefix.n_unknown
             shown = text if len(text) <= 40 else text[:39] + "…"
@@ -199,8 +192,9 @@ class Searcher:
         self._find = finder or self._exact
         self._is_exact = finder is None
         stored = self.data.columns
-        self._columns = [c for c in ("row", "id", "text", "text_pair", "label") if c in stored]
-        self._distinct = not keep_duplicates and "text" in self._columns
+        wanted = ("row", "id", "text", "text_pair", "text_key", "label")
+        self._columns = [name for name in wanted if name in stored]
+        self._distinct = not keep_duplicates and not {"text_key", "text"}.isdisjoint(stored)
 
     def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer]:
         """Find the nearest records of query texts; one answer for each, in order.
@@ -233,7 +227,7 @@ class Searcher:
                 )
         names = [f"row {row}" for row in rows]
         own = dict(enumerate(indices.tolist()))
-        return self._answer(names, self.data.vectors_at(indices), k, own)
+        return self._answer(names, self.data.reader.vectors_at(indices), k, own)
 
     def vectors(self, queries: NDArray[Any], *, k: int = 10) -> list[Answer]:
         """Find the nearest records of vectors ``(width,)`` or ``(n, width)``.
@@ -286,7 +280,7 @@ class Searcher:
     def _records(self, indices: Int64) -> dict[int, dict[str, Any]]:
         """Columns of some records, by index."""
         wanted = np.unique(indices[indices >= 0])
-        columns = self.data.pick(wanted, self._columns)
+        columns = self.data.reader.pick(wanted, self._columns)
         return {
             int(index): {name: columns[name][i] for name in self._columns}
             for i, index in enumerate(wanted)
@@ -314,8 +308,10 @@ class Searcher:
         return hits
 
     @staticmethod
-    def _key(record: dict[str, Any]) -> tuple[str, str]:
-        return text_key(record["text"]), text_key(record.get("text_pair") or "")
+    def _key(record: dict[str, Any]) -> int:
+        if "text_key" in record:
+            return int(record["text_key"])
+        return text_key(whole_text(record["text"], record.get("text_pair")))
 
 
 def _check_texts(texts: Sequence[str]) -> None:

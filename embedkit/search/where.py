@@ -42,7 +42,7 @@ def chosen_records(data: VectorData, condition: str) -> Bool:
     # a condition is an expression of the user's, not a way to other files
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
         for shard in range(data.manifest.n_shards):
-            table = data.read_columns(shard, named or columns[:1])
+            table = data.reader.scalars(named or columns[:1], shard)
             indices = pa.array(np.arange(start, start + table.num_rows))
             table = table.append_column(_INDEX, indices)
             try:

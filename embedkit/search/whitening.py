@@ -2,13 +2,16 @@
 
 The vectors of a raw BERT share a large common component, so that all cosines are high. ``center``
 subtracts the mean; ``whiten`` also scales the principal directions to the same variance (Su et al.,
-2021). The result is stored in ``_embedkit/whitening/`` with the fingerprint of the dataset and is
-fitted again when the fingerprint differs.
+2021). The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004), the more
+the fewer records there are: whitened by the plain covariance of fewer records than dimensions, all
+records would be equally far from each other. The result is stored in ``_embedkit/whitening/`` with
+the fingerprint of the dataset and is fitted again when the fingerprint differs.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from embedkit import fsio
 from embedkit.choices import WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import StorageError, UsageError
-from embedkit.types import Float32
+from embedkit.types import Float32, Float64
 
 __all__ = ["Whitening", "fit_whitening", "load_whitening"]
 
@@ -48,10 +51,10 @@ class Whitening:
 
 
 def fit_whitening(data: VectorData, kind: str) -> Whitening:
-    """Fit a map in one pass over the vectors; memory holds one row group.
+    """Fit a map; memory holds one row group.
 
-    Directions with less than a millionth of the largest variance are rounding noise and are mapped
-    to zero.
+    Directions whose shrunk variance is less than a millionth of the largest are rounding noise and
+    are mapped to zero.
 
     Raises:
         UsageError: the kind is unknown, or there are fewer than two records.
@@ -61,29 +64,37 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         raise UsageError(
             f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
         )
-    width = data.width
-    total = np.zeros(width, np.float64)
-    products = np.zeros((width, width), np.float64)
-    origin: Float32 | None = None
-    for block in data.blocks:
-        vectors = np.empty((block.rows, width), np.float32)
-        data.read_block(block, vectors)
-        if origin is None:  # near the mean, so that the products are of the size of the variance
-            origin = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
-        vectors -= origin
+    total = np.zeros(data.width)
+    for vectors in _blocks(data):
         total += vectors.sum(axis=0, dtype=np.float64)
-        if kind == "whiten":
-            products += (vectors.T @ vectors).astype(np.float64)
-    assert origin is not None
-    moved = total / len(data)
-    mean = (origin + moved).astype(np.float32)
+    mean = (total / len(data)).astype(np.float32)
     if kind == "center":
         return Whitening(kind, mean, None)
-    values, directions = np.linalg.eigh(products / len(data) - np.outer(moved, moved))
+    values, directions = np.linalg.eigh(_shrunk(_blocks(data), mean, len(data)))
     scale = np.zeros_like(values)
     real = values > _SMALLEST * values[-1]
     scale[real] = values[real] ** -0.5
     return Whitening(kind, mean, (directions * scale).astype(np.float32))
+
+
+def _blocks(data: VectorData) -> Iterator[Float32]:
+    for block in data.reader.blocks:
+        vectors = np.empty((block.rows, data.width), np.float32)
+        data.reader.read_block(block, vectors)
+        yield vectors
+
+
+def _shrunk(blocks: Iterable[Float32], mean: Float32, count: int) -> Float64:
+    """Covariance of ``count`` vectors, shrunk as Ledoit and Wolf do: ``(width, width)``."""
+    covariance, fourth = np.zeros((len(mean), len(mean))), 0.0
+    for vectors in blocks:
+        moved = vectors - mean
+        covariance += (moved.T @ moved).astype(np.float64) / count
+        fourth += float((np.einsum("ij,ij->i", moved, moved).astype(np.float64) ** 2).sum()) / count
+    variance, spread = np.trace(covariance) / len(mean), (covariance**2).sum()
+    distance = spread - len(mean) * variance**2
+    shrinkage = 0.0 if distance <= 0 else min(max((fourth - spread) / count / distance, 0.0), 1.0)
+    return np.asarray((1 - shrinkage) * covariance + shrinkage * variance * np.eye(len(mean)))
 
 
 def load_whitening(data: VectorData, kind: str) -> Whitening:
@@ -114,7 +125,7 @@ def _read(file: Path, kind: str, fingerprint: str) -> Whitening | None:
         with safe_open(str(file), framework="numpy") as content:
             if (content.metadata() or {}).get("fingerprint") != fingerprint:
                 return None
-            matrix = content.get_tensor("matrix") if kind == "whiten" else None
+            matrix = content.get_tensor("shrunk") if kind == "whiten" else None
             return Whitening(kind, content.get_tensor("mean"), matrix)
     except (SafetensorError, OSError):
         return None
@@ -125,7 +136,7 @@ def _write(file: Path, fitted: Whitening, fingerprint: str) -> None:
 
     tensors = {"mean": fitted.mean}
     if fitted.matrix is not None:
-        tensors["matrix"] = np.ascontiguousarray(fitted.matrix)
+        tensors["shrunk"] = np.ascontiguousarray(fitted.matrix)
     fsio.make_folder(file.parent)
     data = save(tensors, metadata={"fingerprint": fingerprint})
     fsio.write_durably(file, data, scratch=file.parent)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit.dataset.store import Layout, VectorData, load
-from embedkit.errors import DamagedError, UsageError
+from embedkit.errors import UsageError
 from embedkit.types import Bool, Float32, Int64
 from embedkit.words.matching import find_word
 
@@ -279,43 +278,30 @@ def layer_tables(
     Raises:
         DamagedError: a file cannot be read.
     """
-    for part in Layout(data.path).parts(kind):
-        try:
-            with pq.ParquetFile(part, page_checksum_verification=True) as file:
-                stored = file.schema_arrow.names
-                wanted = [n for n in stored if n in ("row", "start", "end", "text", "segment",
-                                                     "special")]  # fmt: skip
-                wanted += [n for n in stored if n.startswith("layer_")
-                           and (layers is None or n.removeprefix("layer_") in layers)]  # fmt: skip
-                for group in range(file.metadata.num_row_groups):
-                    if rows is not None:
-                        here = file.read_row_group(group, columns=["row"]).column("row")
-                        if not np.isin(here.to_numpy(), rows).any():
-                            continue
-                    yield _layer_table(file.read_row_group(group, columns=wanted), rows)
-        except (ValueError, pa.ArrowException, OSError) as error:
-            raise DamagedError(
-                f"{part} is damaged: {error}. Run embedkit verify {data.path}."
-            ) from error
-
-
-def _layer_table(table: pa.Table, rows: Int64 | None) -> LayerTable:
-    names = table.schema.names
-    chosen = np.ones(table.num_rows, bool)
-    if rows is not None:
-        chosen &= np.isin(table.column("row").to_numpy(), rows)
-    if "segment" in names:
-        chosen &= table.column("segment").to_numpy() == 0
-    if "special" in names:
-        chosen &= ~table.column("special").to_numpy()
-    table = table.filter(pa.array(chosen)).combine_chunks()
-    layers = {}
-    for name in (n for n in names if n.startswith("layer_")):
-        values = pa.concat_arrays(table.column(name).chunks or [pa.array([], table[name].type)])
-        flat = np.asarray(values.flatten().to_numpy(zero_copy_only=False), np.float32)
-        layers[name.removeprefix("layer_")] = flat.reshape(table.num_rows, -1)
-    spans = [table.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
-    return LayerTable(
-        table.column("row").to_numpy(), np.stack(spans, axis=1),
-        table.column("text").to_pylist() if "text" in names else None, layers,
-    )  # fmt: skip
+    stored = list(data.manifest.columns_of(kind))
+    names = stored if layers is None else [f"layer_{name}" for name in layers]
+    table = load(data.path, names, level=kind.removesuffix("s"))
+    wanted = [n for n in ("row", "start", "end", "text", "segment", "special")
+              if n in table.columns]  # fmt: skip
+    for block in table.reader.blocks:
+        columns = table.reader.scalars_of(block, wanted)
+        chosen = np.ones(block.rows, bool)
+        if rows is not None:
+            chosen &= np.isin(columns.column("row").to_numpy(), rows)
+        if "segment" in wanted:
+            chosen &= columns.column("segment").to_numpy() == 0
+        if "special" in wanted:
+            chosen &= ~columns.column("special").to_numpy()
+        if rows is not None and not chosen.any():
+            continue
+        vectors = np.empty((block.rows, table.width), np.float32)
+        table.reader.read_block(block, vectors)
+        vectors, columns = vectors[chosen], columns.filter(pa.array(chosen))
+        edges = np.cumsum([data.manifest.columns_of(kind)[name] for name in names])[:-1]
+        parts = np.split(vectors, edges, axis=1)
+        spans = [columns.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
+        yield LayerTable(
+            columns.column("row").to_numpy(), np.stack(spans, axis=1),
+            columns.column("text").to_pylist() if "text" in wanted else None,
+            {name.removeprefix("layer_"): part for name, part in zip(names, parts, strict=True)},
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""How a command is made: options in, one library call, text or JSON out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from embedkit.cli.messages import quiet_notes
+from embedkit.cli.text import json_text
+
+__all__ = ["Result", "command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command prints, and its exit code.
+
+    Attributes:
+        data: what ``--json`` prints: a dataclass or plain data.
+        text: returns what is printed without ``--json``.
+        code: exit code.
+        asked_for: whether ``--quiet`` prints the text too, because it is what the user asked for.
+        indent: of the JSON; ``None`` for one line.
+        check: called after the JSON, and before the text, which it replaces by raising an error.
+    """
+
+    data: Any
+    text: Callable[[], str]
+    code: int = 0
+    asked_for: bool = False
+    indent: int | None = 1
+    check: Callable[[], None] = lambda: None
+
+
+def command(
+    *examples: str, name: str | None = None
+) -> Callable[[Callable[..., Result | int | None]], click.Command]:
+    """Make a command with ``--json`` and ``--quiet`` of a function that returns its result.
+
+    A function that prints by itself names ``as_json`` or ``quiet`` among its parameters, and
+    returns its exit code.
+
+    Args:
+        examples: lines for the end of the help text.
+        name: by default that of the function.
+    """
+
+    def make(function: Callable[..., Result | int | None]) -> click.Command:
+        known = inspect.signature(function).parameters
+
+        @wraps(function)
+        def run(*, as_json: bool, quiet: bool, **values: Any) -> int:
+            own = {n: v for n, v in (("as_json", as_json), ("quiet", quiet)) if n in known}
+            found = function(**values, **own)
+            if not isinstance(found, Result):
+                return found or 0
+            if as_json:
+                click.echo(json_text(found.data, indent=found.indent))
+            found.check()
+            if not as_json and (found.asked_for or not quiet):
+                click.echo(found.text())
+            return found.code
+
+        lines = "".join(f"\n  {example}" for example in examples)
+        made = click.command(name, epilog=f"\b\nExamples:{lines}\n")(run)
+        made.params += [
+            click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+            click.Option(["-q", "--quiet"], is_flag=True, callback=quiet_notes,
+                         help="Print only results and errors."),
+        ]  # fmt: skip
+        return made
+
+    return make

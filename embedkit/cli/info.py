@@ -1,0 +1,216 @@
+"""Commands that look at what is there: info, verify, tokenize."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.cli.command import Result, command
+from embedkit.cli.extract import tokens_text
+from embedkit.cli.options import FILE, option, options
+from embedkit.cli.text import count_text, ledger_text, table_text
+from embedkit.display import bytes_text, visible
+from embedkit.errors import ModelError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from embedkit.dataset.inspection import DatasetInfo, ModelInfo
+    from embedkit.dataset.verification import Verification
+
+__all__ = ["info", "tokenize", "verify"]
+
+logger = logging.getLogger(__name__)
+
+
+@command(
+    "embedkit info corpus.vectors",
+    "embedkit info runs/logreg",
+    "embedkit info klue/bert-base",
+)
+@click.argument("what")
+@options("--revision", "--offline")
+def info(what: str, revision: str | None, offline: bool) -> Result:
+    """Describe a dataset, a run or a checkpoint.
+
+    WHAT is a folder that extract wrote, a folder that train, probe, finetune or similarity wrote,
+    or the hub id or folder of a checkpoint.
+    """
+    path = Path(what)
+    if path.is_file():
+        raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
+    if (path / "run.json").is_file():
+        from embedkit.cli.run_text import run_info_text
+        from embedkit.runs.content import as_json
+        from embedkit.runs.folder import read_run
+
+        content = read_run(path)
+        return Result(as_json(content), lambda: run_info_text(path, content), asked_for=True)
+    unfinished = not path.is_dir() and path.with_name(path.name + ".incomplete").is_dir()
+    if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
+        from embedkit.dataset.inspection import describe_dataset
+
+        dataset = describe_dataset(path)
+        return Result(_dataset_data(dataset), lambda: _dataset_text(dataset), asked_for=True)
+    from embedkit.dataset.inspection import describe_model
+    from embedkit.encoding.encoder import Encoder
+
+    try:
+        encoder = Encoder.load(what, revision=revision, offline=offline, device="cpu",
+                               precision="fp32", forward="transformers")  # fmt: skip
+    except ModelError as error:
+        raise error if path.is_dir() else _not_found(path, error) from error
+    model = describe_model(encoder)
+    return Result(model, lambda: _model_text(model), asked_for=True)
+
+
+def _not_found(path: Path, error: ModelError) -> ModelError:
+    """The error for a name that is no folder, and no checkpoint that can be had either."""
+    near = ""
+    if path.parent.is_dir():
+        near = did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
+    reason = str(error).removeprefix(f"--model {path}: ")
+    return ModelError(
+        f"{path} is neither a dataset nor a run: there is no such folder.{near} "
+        f"As a checkpoint: {reason}"
+    )
+
+
+def _dataset_text(info: DatasetInfo) -> str:
+    from embedkit.dataset.inspection import atlas_line, open_lines
+
+    manifest = info.manifest
+    totals, names, vectors = manifest.totals, manifest.names, manifest.job.vectors
+    ledger = totals.ledger
+    records = ledger_text(totals.accepted, "embedded", totals.rejected_by_reason,
+                          totals.left_out_by_reason)  # fmt: skip
+    revision = f" at {names.revision}" if names.revision else ""
+    lines = [
+        f"{info.path}: vectors of {', '.join(names.inputs)}",
+        f"  model      {names.model}{revision}, {manifest.n_layers} layers, "
+        f"{manifest.job.model.width} wide, computed in {vectors.precision}",
+        f"  records    {records}",
+        f"  tokens     {tokens_text(manifest)}",
+    ]
+    if unknown := ledger.get("tokens_unknown"):
+        lines.append(f"  unknown    {unknown:,} tokens ({unknown / ledger['tokens_kept']:.1%})")
+    if info.duplicate_texts is not None:
+        lines.append(f"  duplicates {info.duplicate_texts:,} rows repeat an earlier text")
+    lines += [
+        f"  {folder:10} {rows:,} rows, {bytes_text(size)} in {count_text(files, 'file')}"
+        for folder, files, rows, size in info.tables
+    ]
+    views = table_text([
+        {"view": h.name, "width": h.width, "norm": f"{h.norm_mean:.3f}", "min": f"{h.norm_min:.3f}",
+         "max": f"{h.norm_max:.3f}", "zero": h.zeros, "nan": h.not_finite,
+         "cosine": f"{h.anisotropy:.3f}"}
+        for h in info.health
+    ])  # fmt: skip
+    return visible("\n".join([
+        *lines,
+        f"views (norms and mean cosine of two vectors, over {info.health_rows:,} rows):", views,
+        "open it:", *(f"  {line}" for line in open_lines(info.path, manifest).values()),
+        "look at it:", f"  embedkit map {shlex.quote(str(info.path))}",
+        f"  {atlas_line(info.path, manifest)}",
+    ]))  # fmt: skip
+
+
+def _dataset_data(info: DatasetInfo) -> dict[str, Any]:
+    from embedkit.dataset.inspection import atlas_line, open_lines
+
+    return {
+        "path": str(info.path),
+        **asdict(info.manifest),
+        "health": [asdict(h) for h in info.health],
+        "health_rows": info.health_rows,
+        "duplicate_texts": info.duplicate_texts,
+        "open": open_lines(info.path, info.manifest),
+        "atlas": atlas_line(info.path, info.manifest),
+    }
+
+
+def _model_text(model: ModelInfo) -> str:
+    """A checkpoint with its module tree."""
+    pooler = "yes" if model.has_pooler else "no (--pooling pooler is refused)"
+    lines = [
+        f"{model.name}: {model.model_type}, {model.n_layers} layers, {model.width} wide",
+        f"  from       {model.source}: {model.folder}",
+        *([f"  revision   {model.revision}"] if model.revision else []),
+        f"  positions  {model.positions}; texts are cut at {model.max_length} tokens by default",
+        f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
+        f"  pooler     {pooler}",
+        f"  parameters {model.parameters:,}",
+    ]
+    for depth, name, kind, count in model.parts:
+        lines.append(f"    {'  ' * depth}{name} ({kind})".ljust(52) + f"{count:>14,}")
+    return visible("\n".join(lines))
+
+
+@command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")
+@click.argument("out", type=FILE)
+@options(
+    option("--recompute", default=0, type=click.IntRange(min=0), metavar="N",
+           help="Encode N randomly chosen shards again and compare."),
+    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+    "--device",
+)  # fmt: skip
+def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
+    """Check the files of a dataset.
+
+    Checksums, counts, order, finite numbers.
+    """
+    from embedkit.dataset.verification import require_ok
+    from embedkit.dataset.verification import verify as check
+
+    found = check(out, recompute=recompute, model=model, device=device)
+    return Result(
+        found, lambda: _verification_text(found, out), check=lambda: require_ok(found, out)
+    )
+
+
+def _verification_text(found: Verification, out: Path) -> str:
+    text = (
+        f"{out}: {count_text(found.files, 'file')}, {found.rows:,} rows, "
+        f"{found.values:,} numbers: as written"
+    )
+    if found.recomputed_shards:
+        text += (
+            f"\nrecomputed {found.recomputed_rows:,} rows of "
+            f"{count_text(len(found.recomputed_shards), 'shard')}: "
+            f"{found.identical_rows:,} with the same bits, "
+            f"largest relative difference {found.worst:.1e}"
+        )
+    return text
+
+
+@command(
+    'embedkit tokenize "배를 타고 여행을 간다."',
+    "embedkit tokenize --vocab 2000:2010",
+)
+@click.argument("text", required=False)
+@options(
+    option("--pair", help="Second text of a pair."),
+    option("--vocab", metavar="FROM:TO", help="Print a slice of the vocabulary instead."),
+    "--max-length",
+    "--prefix",
+    "checkpoint",
+)
+def tokenize(
+    text: str | None, pair: str | None, vocab: str | None, max_length: int | None, prefix: str,
+    **model: Any,
+) -> Result:  # fmt: skip
+    """Show how a text is tokenized.
+
+    A row for each token: its id, segment, offsets and word.
+    """
+    from embedkit.encoding.vocabulary import tokenize as run
+
+    if (text is None) == (vocab is None):
+        raise UsageError("give either a text or --vocab FROM:TO.")
+    if vocab is not None and pair is not None:
+        raise UsageError("--pair goes with a text, not with --vocab.")
+    rows = run(text, pair, vocab=vocab, max_length=max_length, prefix=prefix, **model)
+    return Result(rows, lambda: table_text(rows), asked_for=True)

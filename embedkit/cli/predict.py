@@ -1,0 +1,151 @@
+"""The command ``predict``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.cli.command import command
+from embedkit.cli.options import FILE, option, options, reading_of
+from embedkit.cli.text import reasons_text
+from embedkit.display import visible
+from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
+
+if TYPE_CHECKING:
+    from embedkit.corpus import CorpusReader
+    from embedkit.predict import Prediction, Predictor
+    from embedkit.prediction_files import PredictedRecord
+
+__all__ = ["predict"]
+
+_CHUNK = 1_024
+
+logger = logging.getLogger(__name__)
+
+
+@command(
+    'embedkit predict runs/logreg --text "재미있어요" --label-names 0=부정,1=긍정',
+    "embedkit predict runs/logreg new.tsv --out predictions.tsv",
+    "embedkit predict runs/logreg -",
+)
+@click.argument("run", type=FILE)
+@click.argument("corpus", required=False)
+@options(
+    option("--text", "single", help="One text, instead of a corpus."),
+    option("--pair", help="Second text of a pair, with --text."),
+    option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
+    "--text-pair", "--id", "--format", "--encoding", "--quoting",
+    option("--out", type=FILE,
+           help="File to write; .tsv, .jsonl or .parquet. [TSV to standard output]"),
+    option("--label-names", help="Readable names, such as 0=negative,1=positive."),
+    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+    "--device",
+)  # fmt: skip
+def predict(
+    run: Path, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
+    label_names: str | None, model: str | None, device: str, as_json: bool, quiet: bool,
+    **settings: Any,
+) -> int:  # fmt: skip
+    """Predict labels of new texts with a run.
+
+    RUN is a folder that train or finetune wrote; CORPUS a file of texts, a dataset extracted with
+    the same settings as that of the run, or - to read lines from standard input.
+    """
+    from embedkit.predict import Predictor, parse_label_names
+    from embedkit.prediction_files import file_format
+
+    if (corpus is None) == (single is None):
+        raise UsageError("give either a corpus, -, or --text.")
+    if pair is not None and single is None:
+        raise UsageError("--pair goes with --text; for a corpus name the column with --text-pair.")
+    if out is not None:
+        if corpus in (None, "-"):
+            raise UsageError("--out is for a corpus; redirect the output of --text and - with >.")
+        file_format(out)
+        if out.exists() and Path(str(corpus)).exists() and out.samefile(str(corpus)):
+            raise OutputExistsError(f"--out {out} is the corpus itself. Choose another file.")
+    predictor = Predictor(
+        run, label_names=parse_label_names(label_names), device=device, model=model
+    )
+    if single is not None:
+        _show(predictor.predict([single], None if pair is None else [pair]), as_json)
+        return 0
+    if corpus == "-":
+        return _predict_lines(predictor, as_json)
+    return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, settings)
+
+
+def _predict_lines(predictor: Predictor, as_json: bool) -> int:
+    """Print the prediction for every line at once, until the input ends or Ctrl-C is pressed."""
+    lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+    try:
+        for line in lines:
+            _show(predictor.predict([line.rstrip("\r\n")]), as_json)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _show(found: Iterable[Prediction], as_json: bool) -> None:
+    for one in found:
+        if as_json:
+            click.echo(json.dumps({"label": one.label, "proba": one.proba},
+                                  ensure_ascii=False))  # fmt: skip
+            continue
+        ordered = sorted(one.proba.items(), key=lambda item: -item[1])
+        tail = "  ".join(f"{visible(name)} {proba:.3f}" for name, proba in ordered)
+        click.echo(visible(one.label) + (f"\t{tail}" if tail else ""))
+
+
+def _predict_corpus(
+    predictor: Predictor, corpus: Path, out: Path | None, as_json: bool, quiet: bool,
+    settings: dict[str, Any],
+) -> int:  # fmt: skip
+    from embedkit.corpus import CorpusReader, InputFile, plan_corpus
+    from embedkit.dataset.store import is_dataset
+    from embedkit.prediction_files import PredictedRecord, write_prediction_file
+
+    reasons = ""
+    if is_dataset(corpus):
+        data, found = predictor.predict_stored(corpus)
+        stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
+        records = (PredictedRecord(*one) for one in stored)
+        count = write_prediction_file(records, predictor.names, out, as_json=as_json)
+        rejected = data.manifest.totals.rejected
+    else:
+        plan = plan_corpus([InputFile.of(corpus)], reading_of(settings))
+        for notice in plan.notices:
+            if not notice.startswith("label column:"):  # the label is what is predicted
+                logger.info("%s", notice)
+        reader = CorpusReader(plan)
+        predicted = _predicted(predictor, reader)
+        count = write_prediction_file(predicted, predictor.names, out, as_json=as_json)
+        rejected, reasons = reader.counts.n_rejected, reasons_text(reader.counts.rejected)
+        if reader.counts.quote_notice:
+            logger.warning("%s", reader.counts.quote_notice)
+    if not quiet:
+        text = f"{count:,} texts predicted, {rejected:,} rejected{reasons}"
+        click.echo(text + (f" → {visible(str(out))}" if out else ""), err=True)
+    return EXIT_REJECTS if rejected else 0
+
+
+def _predicted(predictor: Predictor, reader: CorpusReader) -> Iterator[PredictedRecord]:
+    """The prediction for every record, in chunks that fill batches."""
+    from embedkit.corpus import Record
+    from embedkit.prediction_files import PredictedRecord
+
+    records = (item for item in reader if isinstance(item, Record))
+    while chunk := list(islice(records, _CHUNK)):
+        pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
+        found = predictor.predict([r.text for r in chunk], pairs)
+        yield from (PredictedRecord(r.row, r.id, one) for r, one in zip(chunk, found, strict=True))

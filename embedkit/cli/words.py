@@ -1,0 +1,332 @@
+"""Commands that encode texts to compare them: similarity, words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.choices import MATCHES
+from embedkit.cli.command import Result, command
+from embedkit.cli.options import FILE, LAYERS, names_of, option, options, reading_of
+from embedkit.cli.progress import progress_bar
+from embedkit.cli.text import count_text, number_text, one_line, table_text
+from embedkit.display import visible
+from embedkit.errors import EXIT_REJECTS, UsageError
+
+if TYPE_CHECKING:
+    from embedkit.sts import PairSimilarity
+    from embedkit.words.describe import LayerReport, WordReport
+    from embedkit.words.uses import Use
+    from embedkit.words.wic import MarkedPairs, SenseTest
+
+__all__ = ["similarity", "words"]
+
+_MATRIX = 10
+
+
+@command(
+    "embedkit similarity sts.tsv --text sentence1 --text-pair sentence2 --score score",
+    "embedkit similarity pairs.csv --text a --text-pair b --layers -1 --out pairs",
+)
+@click.argument("corpus", type=FILE)
+@options(
+    option("--text", required=True, help="Column of the first text."),
+    option("--text-pair", required=True, help="Column of the second text."),
+    option("--score", help="Column of the human score."),
+    option("--layers", default="all", help=LAYERS),
+    option("--pooling", default="cls,mean,max",
+           help="cls, mean, max, last_token or pooler; several with commas."),
+    "--special-tokens", "--prefix", "--max-length", "--precision",
+    option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
+    "--overwrite", "--id", "dialect", "--limit", "model",
+)  # fmt: skip
+def similarity(corpus: Path, pooling: str, special_tokens: str, id: str | None, **settings: Any
+               ) -> Result:  # fmt: skip
+    """Compute cosine similarities of text pairs.
+
+    Every layer and pooling is a view. Without --score the cosine of every pair is printed; with it
+    the correlation of every view with the score.
+    """
+    from embedkit.sts import similarity as compare
+
+    columns = {name: settings.pop(name) for name in ("text", "text_pair")}
+    reading = reading_of(settings)
+    with progress_bar() as progress:
+        found = compare(
+            corpus, pooling=pooling, special_tokens=special_tokens == "include", id=id,
+            reading=reading, progress=progress, **columns, **settings,
+        )  # fmt: skip
+    return Result(
+        _similarity_data(found), lambda: _similarity_text(found), asked_for=True,
+        code=EXIT_REJECTS if found.rejected else 0,
+    )  # fmt: skip
+
+
+def _similarity_text(found: PairSimilarity) -> str:
+    """Correlations by layer and pooling; without human scores the cosine of every pair."""
+    from embedkit.encoding.views import split_view
+
+    count = f"{len(found.records):,} pairs"
+    count += f", {found.rejected:,} records rejected" if found.rejected else ""
+    count += f", {found.truncated:,} texts cut" if found.truncated else ""
+    if not found.agreement:
+        table = table_text([
+            {"row": record.row, "id": record.id,
+             **{name: f"{values[i]:.4f}" for name, values in found.cosines.items()}}
+            for i, record in enumerate(found.records)
+        ])  # fmt: skip
+        return f"{table}\n{count}"
+    rows: dict[str, dict[str, str]] = {}
+    poolings: dict[str, None] = {}
+    for one in found.agreement:
+        pooling, layer = split_view(one.view)
+        poolings[pooling] = None
+        known = math.isfinite(one.spearman.value)
+        cell = f"{one.spearman.value:.4f} / {one.pearson.value:.4f}" if known else "-"
+        rows.setdefault(layer or "-", {})[pooling] = cell
+    lines = [
+        f"Spearman / Pearson of the cosine with the score, {count} ({visible(found.model)}):",
+        table_text([{"layer": layer, **{name: cells.get(name, "") for name in poolings}}
+                    for layer, cells in rows.items()]),
+    ]  # fmt: skip
+    scores = [one.spearman for one in found.agreement if math.isfinite(one.spearman.value)]
+    if scores:
+        best = max(scores, key=lambda score: score.value)
+        width = max((score.high - score.low) / 2 for score in scores)
+        lines.append(f"95 % intervals of Spearman: ± {width:.4f} at most; of the highest "
+                     f"{best.low:.4f} to {best.high:.4f}")  # fmt: skip
+    if len(scores) < len(found.agreement):
+        lines.append("-: the cosines of all pairs are equal, so there is no correlation")
+    return "\n".join(lines)
+
+
+def _similarity_data(found: PairSimilarity) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "agreement": [asdict(one) for one in found.agreement],
+        "rejected": found.rejected,
+        "truncated": found.truncated,
+        "pairs": _pairs_data(found, lambda i: {
+            "score": None if found.gold is None else float(found.gold[i]),
+        }),
+    }  # fmt: skip
+
+
+def _pairs_data(
+    found: PairSimilarity | MarkedPairs, more: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Records with further columns, and their cosines."""
+    return [
+        {"row": record.row, "id": record.id, **more(i),
+         "cosine": {name: float(values[i]) for name, values in found.cosines.items()}}
+        for i, record in enumerate(found.records)
+    ]  # fmt: skip
+
+
+@command(
+    "embedkit words homonyms.vectors 배 --layer -1",
+    'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
+    "embedkit words --marked wic_test.tsv --columns SENTENCE1,SENTENCE2 --label ANSWER "
+    "--train wic_train.tsv",
+)
+@click.argument("what", nargs=-1)
+@options(
+    option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
+    option("--match", default="word", type=click.Choice(MATCHES),
+           help="word: whole words, in Hangul with particles; start: longer words too; anywhere: "
+           "any substring."),
+    option("--layer", help="Layer or combination of layers to cluster, such as -1. [the last]"),
+    option("--view", help="The layer, given as a view such as mean_-1."),
+    option("--layers", default="all", help=f"Layers for --text and --marked: {LAYERS}"),
+    option("--clusters", type=click.IntRange(min=1),
+           help="Number of clusters. [chosen by silhouette score]"),
+    option("--sense", help="Column with the known sense of each record."),
+    option("--marked", type=FILE,
+           help="Corpus of word-in-context pairs, with the word marked as [word]."),
+    option("--columns", help="Columns of the two sentences of --marked, separated by a comma."),
+    option("--label", help="Column that is true where the two senses are the same."),
+    option("--train", type=FILE,
+           help="Word-in-context pairs on which the threshold of every layer is fitted."),
+    "--prefix",
+    "--seed",
+    "--id", "dialect", "--limit", "model",
+)  # fmt: skip
+def words(
+    what: tuple[str, ...], texts: tuple[str, ...], marked: Path | None, **settings: Any
+) -> Result:
+    """Compare the uses of a word.
+
+    WHAT is DATASET WORD, or WORD with sentences in --text. With --marked, word-in-context pairs
+    are compared instead. A dataset needs word or token vectors (extract --words or --tokens).
+    """
+    if marked is not None:
+        if what or texts:
+            raise UsageError("--marked FILE goes without WORD and --text.")
+        pairs, test = _compare_marked(marked, settings)
+        left_out = pairs.rejected or pairs.unmarked or pairs.cut
+        return Result(_marked_data(pairs, test), lambda: _marked_text(pairs, test), asked_for=True,
+                      code=EXIT_REJECTS if left_out else 0)  # fmt: skip
+    report = _describe(what, texts, settings)
+    data = {**asdict(report), "cosines": report.cosines.tolist(),
+            "clusters": report.clusters.tolist()}  # fmt: skip
+    return Result(data, lambda: _words_text(report), asked_for=True)
+
+
+def _load_encoder(settings: dict[str, Any]) -> tuple[Any, Any]:
+    """The encoder, and the layers to read."""
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.views import parse_layers
+
+    names = ("model", "revision", "offline", "device")
+    encoder = Encoder.load(**{name: settings[name] for name in names})
+    return encoder, parse_layers(settings["layers"], n_layers=encoder.n_layers)
+
+
+def _compare_marked(marked: Path, settings: dict[str, Any]) -> tuple[MarkedPairs, SenseTest | None]:
+    from embedkit.words.wic import evaluate, marked_pairs
+
+    columns, train, label = (
+        names_of(settings["columns"]) or [],
+        settings["train"],
+        settings["label"],
+    )
+    if len(columns) != 2:
+        raise UsageError("--marked needs --columns FIRST,SECOND, the columns of the sentences.")
+    if train is not None and label is None:
+        raise UsageError("--train needs --label COLUMN, true where the senses are the same.")
+    encoder, layers = _load_encoder(settings)
+    names = ("format", "encoding", "quoting", "no_header", "unicode", "limit", "id")
+    reading = reading_of({name: settings[name] for name in names})
+
+    def read(path: Path) -> MarkedPairs:
+        return marked_pairs(path, encoder, layers, text=columns[0], text_pair=columns[1],
+                            label=label, prefix=settings["prefix"], reading=reading)  # fmt: skip
+
+    pairs = read(marked)
+    return pairs, None if train is None else evaluate(read(train), pairs, seed=settings["seed"])
+
+
+def _describe(what: tuple[str, ...], texts: Sequence[str], settings: dict[str, Any]) -> WordReport:
+    from embedkit.encoding.views import parse_layers, parse_view
+    from embedkit.words.describe import describe_uses
+    from embedkit.words.uses import uses_in_dataset, uses_in_texts
+
+    if len(what) != (1 if texts else 2):
+        raise UsageError("give DATASET WORD, or WORD with sentences in --text, or --marked FILE.")
+    layer, view, match, seed = (settings[name] for name in ("layer", "view", "match", "seed"))
+    if layer is not None and view is not None:
+        raise UsageError("give --layer or --view: both name the layer.")
+    word = what[-1]
+    if texts:
+        encoder, layers = _load_encoder(settings)
+        n_layers = encoder.n_layers
+        found = uses_in_texts(encoder, texts, word, layers, match=match, prefix=settings["prefix"])
+    else:
+        found = uses_in_dataset(what[0], word, match=match, seed=seed)
+        n_layers = found.data.manifest.n_layers if found.data else 0
+    if layer is not None:
+        layer = parse_layers(layer, n_layers=n_layers)[0].name
+    elif view is not None:
+        layer = parse_view(view, n_layers=n_layers).layer.name
+    return describe_uses(
+        found, word, layer=layer, clusters=settings["clusters"],
+        senses=found.senses(settings["sense"]), seed=seed,
+    )  # fmt: skip
+
+
+def _words_text(report: WordReport) -> str:
+    """Uses, their similarity, their clusters, other words, and all layers."""
+    count = f"{count_text(len(report.uses), 'use')} of {visible(report.word)}, layer {report.layer}"
+    if report.skipped:
+        count += f"; {report.skipped:,} more are in parts of texts that were cut"
+    lines = [count]
+    if len(report.uses) <= _MATRIX:
+        lines.append(table_text([
+            {"use": i, **{str(j): f"{cosine:.3f}" for j, cosine in enumerate(report.cosines[i])},
+             "text": _snippet(use)}
+            for i, use in enumerate(report.uses)
+        ]))  # fmt: skip
+    for c, examples in enumerate(report.examples):
+        size = int((report.clusters == c).sum())
+        lines.append(f"cluster {c}: {count_text(size, 'use')}" + _senses_of(report, c))
+        lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in examples]
+        if report.neighbours:
+            near = ", ".join(f"{visible(n.word)} {n.cosine:.2f}" for n in report.neighbours[c])
+            lines.append(f"    near: {near}")
+    rows = [_layer_cells(layer) for layer in report.layers]
+    names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
+    lines.append(table_text([{name: row[name] for name in names} for row in rows]))
+    if report.senses is not None:
+        lines.append(f"same sense: of the nearest other use; majority sense {report.majority:.3f}")
+    return "\n".join(lines)
+
+
+def _layer_cells(layer: LayerReport) -> dict[str, str]:
+    numbers = {
+        "mean cosine": layer.cosine,
+        "in a cluster": layer.within,
+        "between clusters": layer.between,
+        "any two words": layer.others,
+        "same sense": layer.same_sense,
+    }
+    return {"layer": layer.layer} | {n: number_text(v, ".3f") for n, v in numbers.items()}
+
+
+def _senses_of(report: WordReport, cluster: int) -> str:
+    if report.senses is None:
+        return ""
+    senses = zip(report.senses, report.clusters, strict=True)
+    mine = [sense for sense, c in senses if c == cluster and sense is not None]
+    found = sorted(set(mine), key=lambda sense: (-mine.count(sense), sense))
+    return " (" + ", ".join(f"{visible(s)} {mine.count(s)}" for s in found) + ")"
+
+
+def _snippet(use: Use, around: int = 30) -> str:
+    """The word in brackets, with some text around it."""
+    left, right = use.text[: use.start], use.text[use.end :]
+    left = "…" * (len(left) > around) + left[-around:] if left else ""
+    right = right[:around] + "…" * (len(right) > around)
+    return visible(one_line(f"{left}[{use.text[use.start : use.end]}]{right}"))
+
+
+def _marked_text(pairs: MarkedPairs, test: SenseTest | None) -> str:
+    """Accuracy by layer, or the cosine of every pair at every layer."""
+    left = f"{pairs.unmarked} unmarked, {pairs.cut} cut off, {pairs.rejected} rejected"
+    if test is None:
+        table = table_text([
+            {"row": record.row, "words": " / ".join(pairs.words[i]),
+             **{name: f"{values[i]:.3f}" for name, values in pairs.cosines.items()}}
+            for i, record in enumerate(pairs.records)
+        ])  # fmt: skip
+        return f"{table}\n{len(pairs.records):,} pairs; {left}"
+    table = table_text([
+        {"layer": one.layer, "threshold": f"{one.threshold:.4f}", "train": f"{one.train:.4f}",
+         "test": f"{one.test.value:.4f}",
+         "95 % interval": f"{one.test.low:.4f} to {one.test.high:.4f}",
+         "": "best on train" if one.layer == test.chosen else ""}
+        for one in test.layers
+    ])  # fmt: skip
+    return "\n".join([
+        f"accuracy of 'same sense' on {test.n_test:,} pairs ({left}); thresholds from "
+        f"{test.n_train:,} other pairs",
+        table,
+        f"majority {test.majority:.4f}; report the layer that is best on train, not the highest",
+    ])  # fmt: skip
+
+
+def _marked_data(pairs: MarkedPairs, test: SenseTest | None) -> dict[str, Any]:
+    return {
+        "test": None if test is None else asdict(test),
+        "unmarked": pairs.unmarked,
+        "cut": pairs.cut,
+        "rejected": pairs.rejected,
+        "pairs": _pairs_data(pairs, lambda i: {
+            "words": list(pairs.words[i]),
+            "same": None if pairs.same is None else bool(pairs.same[i]),
+        }),
+    }  # fmt: skip

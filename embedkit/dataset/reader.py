@@ -1,0 +1,232 @@
+"""Reading the shards of one table: vectors into matrices, other columns as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedkit.dataset.manifest import Layout, Manifest
+from embedkit.dataset.parquet_pages import copy_vectors
+from embedkit.errors import DamagedError, UsageError
+from embedkit.types import Float32, Int64
+
+__all__ = ["Block", "TableReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A row group of a shard, the smallest part that is read at once.
+
+    Attributes:
+        shard: number of the shard.
+        group: number of the row group in it.
+        start: index of its first row among the rows of the table.
+        rows: number of its rows.
+        metadata: footer of the shard's file.
+    """
+
+    shard: int
+    group: int
+    start: int
+    rows: int
+    metadata: pq.FileMetaData
+
+    @property
+    def stop(self) -> int:
+        """Index after its last row."""
+        return self.start + self.rows
+
+
+class TableReader:
+    """Reads one table of a dataset; threads may share it.
+
+    Args:
+        path: the dataset.
+        manifest: its manifest.
+        table: ``sentences``, ``words`` or ``tokens``.
+        views: the vector columns that are read, side by side.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
+        self._layout, self._manifest, self._table = Layout(path), manifest, table
+        widths = manifest.columns_of(table)
+        self._widths = {name: widths[name] for name in views}
+        self._vectors = frozenset(widths)
+        self.width = sum(self._widths.values())
+
+    def __len__(self) -> int:
+        return sum(self._rows(number) for number in range(self._manifest.n_shards))
+
+    def fill(self, matrix: Float32) -> None:
+        """Read all vectors into ``(n, width)`` float32."""
+        start = 0
+        for number in range(self._manifest.n_shards):
+            stop = start + self._rows(number)
+            self._fill(number, matrix[start:stop])
+            start = stop
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The row groups of all shards in order."""
+        found = []
+        start = 0
+        for number in range(self._manifest.n_shards):
+            with self._damage(number):
+                metadata = pq.read_metadata(self._part(number))
+            self._check_rows(number, metadata.num_rows)
+            for group in range(metadata.num_row_groups):
+                rows = metadata.row_group(group).num_rows
+                found.append(Block(number, group, start, rows, metadata))
+                start += rows
+        return found
+
+    def read_block(self, block: Block, target: Float32) -> None:
+        """Read the vectors of one row group in the caller's own thread.
+
+        Args:
+            block: one of :attr:`blocks`.
+            target: ``(block.rows, width)`` float32 to be filled.
+        """
+        columns = self._columns_of(target)
+        with self._damage(block.shard):
+            part, groups = self._part(block.shard), [block.group]
+            if copy_vectors(part, block.metadata, columns, groups=groups, threads=1):
+                return
+            _copy(self.scalars_of(block, list(columns)), columns)
+
+    def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
+        """Columns of one row group."""
+        with self._damage(block.shard), self._open(block.shard) as file:
+            return file.read_row_group(block.group, columns=list(names), use_threads=False)
+
+    def scalars(self, names: Sequence[str], shard: int) -> pa.Table:
+        """Columns of one shard.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        for name in names:
+            if name not in self.columns:
+                raise UsageError(
+                    f"{self._layout.root} has no column {name!r}; it has "
+                    f"{', '.join(self.columns)}. Extract again with --label, --keep or without "
+                    "--no-text."
+                )
+        with self._damage(shard), self._open(shard) as file:
+            table = file.read(columns=list(names))
+        self._check_rows(shard, table.num_rows)
+        return table
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of all rows; errors as for :meth:`scalars`."""
+        shards = range(self._manifest.n_shards)
+        return pa.chunked_array(
+            [chunk for n in shards for chunk in self.scalars([name], n).column(name).chunks]
+        )
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns that are not vectors."""
+        with self._damage(0), self._open(0) as file:
+            return [name for name in file.schema_arrow.names if name not in self._vectors]
+
+    def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Columns that are not vectors, of some rows only; their row groups are read.
+
+        Args:
+            indices: ``(m,)`` positions among the rows of the table, in any order.
+            names: the columns.
+
+        Returns:
+            ``m`` Python values for each column, in the order of ``indices``.
+        """
+        values: dict[str, list[Any]] = {name: [None] * len(indices) for name in names}
+        for block, mine in self._by_block(indices):
+            table = self.scalars_of(block, names).take(indices[mine] - block.start)
+            for name in names:
+                for at, value in zip(mine, table.column(name).to_pylist(), strict=True):
+                    values[name][at] = value
+        return values
+
+    def vectors_at(self, indices: Int64) -> Float32:
+        """Vectors of some rows, ``(m, width)`` float32; memory holds one row group beside them.
+
+        Args:
+            indices: ``(m,)`` positions among the rows of the table, in any order.
+        """
+        vectors = np.empty((len(indices), self.width), np.float32)
+        for block, mine in self._by_block(indices):
+            whole = np.empty((block.rows, self.width), np.float32)
+            self.read_block(block, whole)
+            vectors[mine] = whole[indices[mine] - block.start]
+        return vectors
+
+    def _by_block(self, indices: Int64) -> Iterator[tuple[Block, NDArray[np.int64]]]:
+        """Row groups that hold some rows, each with the numbers of those it holds."""
+        starts = np.array([block.start for block in self.blocks], np.int64)
+        owner = np.searchsorted(starts, indices, side="right") - 1
+        for number in np.unique(owner):
+            yield self.blocks[int(number)], np.flatnonzero(owner == number)
+
+    def _fill(self, number: int, matrix: Float32) -> None:
+        """Read the vectors of a shard into ``(rows, width)``."""
+        columns = self._columns_of(matrix)
+        with self._damage(number), self._open(number) as file:
+            self._check_rows(number, file.metadata.num_rows)
+            if not copy_vectors(self._part(number), file.metadata, columns):
+                _copy(file.read(columns=list(columns)), columns)
+
+    def _columns_of(self, matrix: Float32) -> dict[str, Float32]:
+        """The part of the matrix that each view fills."""
+        columns = {}
+        left = 0
+        for name, width in self._widths.items():
+            columns[name] = matrix[:, left : left + width]
+            left += width
+        return columns
+
+    def _rows(self, number: int) -> int:
+        return self._manifest.files[f"{self._table}/{self._part(number).name}"].rows
+
+    def _check_rows(self, number: int, rows: int) -> None:
+        with self._damage(number):
+            if rows != self._rows(number):
+                raise ValueError(f"{rows} rows, {self._rows(number)} were written")
+
+    def _part(self, number: int) -> Path:
+        return self._layout.part(self._table, number)
+
+    def _open(self, number: int) -> pq.ParquetFile:
+        with self._damage(number):
+            return pq.ParquetFile(self._part(number), page_checksum_verification=True)
+
+    @contextmanager
+    def _damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (UsageError, DamagedError):
+            raise
+        except (ValueError, pa.ArrowException, OSError) as error:
+            raise DamagedError(
+                f"{self._part(number)} is damaged: {error}. Run embedkit verify "
+                f"{self._layout.root}."
+            ) from error
+
+
+def _copy(table: pa.Table, columns: dict[str, Float32]) -> None:
+    """Copy vector columns into matrices."""
+    for name, matrix in columns.items():
+        start = 0
+        for chunk in table.column(name).chunks:
+            values = chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+            matrix[start : start + len(chunk)] = values
+            start += len(chunk)

@@ -1,0 +1,271 @@
+"""What shapes the vectors of a dataset, and the function that encodes new texts in the same way."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.dataset.schema import cast_for_storage
+from embedkit.encoding.views import parse_view
+from embedkit.errors import MismatchError
+from embedkit.types import Float32
+
+if TYPE_CHECKING:
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
+
+__all__ = [
+    "DatasetEncoder",
+    "ModelSettings",
+    "VectorOptions",
+    "VectorSettings",
+    "encode_as",
+    "normal_form",
+]
+
+_TEXTS_AT_ONCE = 4_096
+_SHAPING = (
+    "unicode", "special_tokens", "normalize", "max_length", "on_long", "stride", "prefix",
+    "precision", "storage",
+)  # fmt: skip
+"""Settings that two datasets must have in common for their sentence vectors to be comparable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """A checkpoint by its shape and the SHA-256 of its files."""
+
+    type: str
+    n_layers: int
+    width: int
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorOptions:
+    """Which vectors are made, and how.
+
+    Attributes:
+        views: width of every sentence view, by column name.
+        token_layers: width of every layer of word and token vectors, by name.
+        words: how sub-tokens become words, or ``None``.
+        tokens: whether there are token vectors.
+        special_tokens: whether ``mean`` and ``max`` count special tokens.
+        normalize: whether sentence vectors are scaled to length 1.
+        max_length: tokens per sequence.
+        on_long: ``truncate``, ``window`` or ``error``.
+        stride: tokens that neighbouring windows share.
+        prefix: put before every text.
+        precision: that the encoder computes in.
+        batch_tokens: tokens per batch.
+    """
+
+    views: dict[str, int]
+    token_layers: dict[str, int]
+    words: str | None
+    tokens: bool
+    special_tokens: bool
+    normalize: bool
+    max_length: int
+    on_long: str
+    stride: int
+    prefix: str
+    precision: str
+    batch_tokens: int
+
+    @property
+    def tokenizer(self) -> TokenizerSettings:
+        """Lengths, windows and prefix."""
+        from embedkit.encoding.tokenization import TokenizerSettings
+
+        return TokenizerSettings(self.max_length, self.on_long, self.stride, self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSettings(VectorOptions):
+    """Everything that shapes a vector of a dataset.
+
+    Attributes:
+        model: the checkpoint.
+        unicode: normal form of the texts: ``none``, ``nfc`` or ``nfkc``.
+        storage: one of :data:`embedkit.choices.STORAGES`, to which vectors are rounded.
+    """
+
+    model: ModelSettings
+    unicode: str
+    storage: str
+
+    @classmethod
+    def of(
+        cls, options: VectorOptions, *, model: ModelSettings, unicode: str, storage: str
+    ) -> VectorSettings:
+        """Return the settings that a manifest or ``run.json`` holds in several places."""
+        own: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(VectorOptions)}
+        return cls(**own, model=model, unicode=unicode, storage=storage)
+
+    def as_stored(self, vectors: Float32, *, name: str, rows: Any) -> NDArray[Any]:
+        """Return sentence vectors as they are stored: scaled if asked for, and rounded.
+
+        Args:
+            vectors: ``(n, width)`` float32.
+            name: the column, for messages.
+            rows: ``(n,)`` record numbers, for messages.
+
+        Raises:
+            EncodeError: a value is NaN or infinite after the rounding.
+        """
+        from embedkit.encoding.encoder import l2_normalize
+
+        if self.normalize:
+            vectors = l2_normalize(vectors)
+        return cast_for_storage(vectors, self.storage, name=name, rows=rows)
+
+    def differences(self, other: VectorSettings) -> list[str]:
+        """Return what shapes sentence vectors otherwise than in ``other``, one phrase each."""
+        found = [
+            f"{name} is {getattr(self, name)!r}, expected {getattr(other, name)!r}"
+            for name in _SHAPING
+            if getattr(self, name) != getattr(other, name)
+        ]
+        if self.model.type != other.model.type:
+            found.append(f"the model is a {self.model.type}, expected a {other.model.type}")
+        elif files := _different_files(self.model.sha256, other.model.sha256):
+            found.append(f"{files} of the model differ")
+        return found
+
+
+class CheckpointNames(Protocol):
+    """Where a checkpoint was found."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+
+class Made(Protocol):
+    """What knows how vectors were made: a manifest, or the dataset of a run."""
+
+    @property
+    def vector_settings(self) -> VectorSettings: ...
+
+    @property
+    def names(self) -> CheckpointNames: ...
+
+
+class DatasetEncoder:
+    """Encodes new texts as those of a dataset were encoded; made by :func:`encode_as`.
+
+    Args:
+        encoder: the checkpoint.
+        settings: how the dataset was made.
+        views: names of sentence views, which are put side by side.
+    """
+
+    def __init__(self, encoder: Encoder, settings: VectorSettings, views: Sequence[str]) -> None:
+        self.encoder, self.settings = encoder, settings
+        self._views = [parse_view(name, n_layers=encoder.n_layers) for name in views]
+
+    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
+        """``(n, width)`` float32: the views side by side, as the dataset would have stored them.
+
+        Args:
+            texts: ``n`` texts.
+            pairs: ``n`` second texts, for a dataset of pairs.
+
+        Raises:
+            TypeError: a single string was given.
+        """
+        if isinstance(texts, str) or isinstance(pairs, str):
+            raise TypeError("a single string was given; expected a list of texts.")
+        width = sum(view.layer.width(self.encoder.width) for view in self._views)
+        parts = [np.zeros((0, width), np.float32)]
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            some = slice(start, start + _TEXTS_AT_ONCE)
+            found = self.views(texts[some], None if pairs is None else pairs[some])
+            parts.append(np.concatenate(list(found.values()), axis=1))
+        return np.concatenate(parts)
+
+    def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
+        """``(n, width)`` float32 by name of the view; all texts at once, as one shard."""
+        shard = self.encoder.encode_shard(
+            self.tokenized(texts, pairs), views=self._views,
+            special_tokens=self.settings.special_tokens,
+        )  # fmt: skip
+        rows = np.arange(len(texts))
+        return {
+            view.name: self.settings.as_stored(
+                shard.views[view.name], name=view.name, rows=rows
+            ).astype(np.float32)
+            for view in self._views
+        }
+
+    def tokenized(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> list[TokenizedText]:
+        """Return texts as the dataset's were tokenized."""
+        form = self.settings.unicode
+        return self.encoder.tokenizer.encode(
+            [normal_form(text, form) for text in texts],
+            None if pairs is None else [normal_form(text, form) for text in pairs],
+            settings=self.settings.tokenizer,
+        )
+
+
+def encode_as(
+    made: Made,
+    views: Sequence[str],
+    *,
+    owner: str = "the dataset",
+    device: str = "auto",
+    model: str | None = None,
+) -> DatasetEncoder:
+    """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
+
+    Args:
+        made: manifest of the dataset, or what a run knows of it.
+        views: names of sentence views, which are put side by side.
+        owner: of the vectors, for messages.
+        device: where to encode.
+        model: hub id or folder of the checkpoint, if it is not under the name it had.
+
+    Raises:
+        MismatchError: the checkpoint is not the one that made the dataset.
+
+    Example:
+        >>> data = embedkit.load("vectors", view="mean_-1")                # doctest: +SKIP
+        >>> encode = encode_as(data.manifest, data.views)                  # doctest: +SKIP
+        >>> float(np.abs(encode(data.text) - data.X).max())                # doctest: +SKIP
+        0.0
+    """
+    from embedkit.encoding.encoder import Encoder
+
+    settings = made.vector_settings
+    encoder = Encoder.load(
+        model or made.names.model, revision=None if model else made.names.revision, device=device,
+        precision=settings.precision, max_length=settings.max_length,
+        batch_tokens=settings.batch_tokens,
+    )  # fmt: skip
+    if files := _different_files(settings.model.sha256, encoder.checkpoint.sha256):
+        raise MismatchError(
+            f"{encoder.checkpoint.name} is not the checkpoint that {owner} was made with: {files} "
+            "differ. Pass the right one as model=."
+        )
+    return DatasetEncoder(encoder, settings, views)
+
+
+def normal_form(text: str, form: str) -> str:
+    """Return a text in a normal form: ``none``, ``nfc`` or ``nfkc``."""
+    if form == "none":
+        return text
+    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
+
+
+def _different_files(one: dict[str, str], two: dict[str, str]) -> str:
+    return ", ".join(sorted(n for n in one.keys() | two.keys() if one.get(n) != two.get(n)))

@@ -1,0 +1,235 @@
+"""Checkpoint → its tokenizer, loaded without surprises; and what it makes of a text."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from embedkit.encoding.checkpoint import (
+    DEFAULT_MODEL,
+    Checkpoint,
+    find_checkpoint,
+    quiet_transformers,
+)
+from embedkit.encoding.families import FAMILIES
+from embedkit.encoding.tables import token_vectors
+from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
+from embedkit.errors import ModelError, UsageError, check_counts, first_line
+
+__all__ = ["choose_max_length", "load_tokenizer", "tokenize"]
+
+logger = logging.getLogger(__name__)
+
+_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+_WORDPIECE_TOKENIZERS = ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer")
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
+    """Load the tokenizer of a checkpoint.
+
+    Raises:
+        ModelError: it has none, or one that needs a package that is not installed.
+    """
+    quiet_transformers()
+    from transformers import AutoConfig, AutoTokenizer
+
+    # without any of these, transformers makes up a tokenizer without any word
+    if not any(any(checkpoint.folder.glob(name)) for name in _FILES):
+        raise ModelError(
+            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
+            "vocab.txt or a SentencePiece model."
+        )
+    options = _casing(checkpoint)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(checkpoint.folder),
+            config=AutoConfig.for_model(**checkpoint.config),
+            local_files_only=True,
+            trust_remote_code=False,
+            **options,
+        )
+    except ImportError as error:
+        raise ModelError(
+            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
+            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
+        ) from error
+    except Exception as error:  # the loader raises what its many formats raise
+        raise ModelError(
+            f"{checkpoint.name}: no tokenizer can be loaded from {checkpoint.folder} "
+            f"({first_line(error)})."
+        ) from error
+    _check_vocabulary(tokenizer, checkpoint)
+    if "AutoTokenizer" in (checkpoint.side_json("tokenizer_config.json").get("auto_map") or {}):
+        logger.warning(
+            f"{checkpoint.name} brings code for its tokenizer, which is not run; "
+            f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
+            "embedkit tokenize"
+        )
+    pad = tokenizer.pad_token_id
+    return TextTokenizer(
+        tokenizer,
+        pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
+        type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
+    )
+
+
+def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
+    """Tokens per sequence: what was asked, else what the checkpoint states.
+
+    Raises:
+        UsageError: no token was asked for, or more than the model has positions for.
+    """
+    if asked is None:
+        return checkpoint.default_max_length(tokenizer.limit)
+    check_counts(max_length=asked)
+    if asked > checkpoint.positions:
+        raise UsageError(
+            f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
+            f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
+        )
+    return asked
+
+
+def tokenize(
+    text: str | None = None,
+    pair: str | None = None,
+    *,
+    vocab: str | None = None,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    offline: bool = False,
+    max_length: int | None = None,
+    prefix: str = "",
+) -> list[dict[str, Any]]:
+    """What the model sees of a text, one record per token; a warning is logged if it is cut.
+
+    The weights are not loaded.
+
+    Args:
+        text: the text.
+        pair: its pair.
+        vocab: instead of a text, entries of the vocabulary to list, such as ``20000:20020``.
+        model: hub id or folder of a checkpoint.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: never ask the hub.
+        max_length: tokens per text; by default what the checkpoint states.
+        prefix: put before the text.
+
+    Raises:
+        ModelError: there is no such checkpoint or tokenizer.
+        UsageError: the length cannot be had; or the slice cannot be read or is outside of the
+            vocabulary.
+    """
+    checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+    tokenizer = load_tokenizer(checkpoint)
+    if text is None:
+        return _entries(tokenizer, vocab or "")
+    length = choose_max_length(checkpoint, tokenizer, max_length)
+    (found,) = tokenizer.encode(
+        [text], None if pair is None else [pair],
+        settings=TokenizerSettings(length, prefix=prefix), offsets=True,
+    )  # fmt: skip
+    if found.cut:
+        logger.warning(
+            f"the text has {found.n_tokens} tokens; it is cut at {length}, and the model does not "
+            f"see the other {found.n_tokens - found.n_kept}"
+        )
+    table, types = token_vectors([found], {}, tokenizer), found.windows[0].type_ids
+    sources = {0: text, 1: pair or "", -1: ""}
+    return [
+        {
+            "pos": i, "token": table.token[i], "id": int(table.token_id[i]),
+            "segment": int(types[i]), "start": int(table.start[i]), "end": int(table.end[i]),
+            "word": int(table.word[i]),
+            "text": sources[int(table.segment[i])][table.start[i] : table.end[i]],
+        }
+        for i in range(len(table))
+    ]  # fmt: skip
+
+
+def _entries(tokenizer: TextTokenizer, vocab: str) -> list[dict[str, Any]]:
+    start, colon, stop = vocab.partition(":")
+    size = len(tokenizer.hf)
+    if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
+        raise UsageError(f"vocab={vocab!r}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
+    ids = range(int(start), int(stop))
+    return [{"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)]
+
+
+def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Raise a :class:`ModelError` if the tokenizer is not that of the model."""
+    known = tokenizer.get_vocab()
+    if set(known) <= set(tokenizer.all_special_tokens):
+        raise ModelError(
+            f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
+            f"model in {checkpoint.folder}. Give a folder with tokenizer.json or vocab.txt."
+        )
+    rows = checkpoint.config.get("vocab_size")
+    if rows and max(known.values()) >= rows:
+        raise ModelError(
+            f"{checkpoint.name}: the tokenizer has ids up to {max(known.values())}, but the model "
+            f"has only {rows} embeddings. They do not belong together."
+        )
+
+
+def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
+    """Case and accents where ``tokenizer_config.json`` does not state how they are treated.
+
+    Transformers would lower-case, and take Hangul apart, whatever ``tokenizer.json`` states; so
+    that is passed on. In a folder with ``vocab.txt`` alone, ``tokenizer_config.json`` decides,
+    then ``config.json``, then the vocabulary.
+    """
+    stated = checkpoint.side_json("tokenizer_config.json")
+    entries = checkpoint.folder / "vocab.txt"
+    if not FAMILIES[checkpoint.model_type].wordpiece:
+        return {}
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        options = {} if "do_lower_case" in stated else _casing_of_normalizer(checkpoint, stated)
+        if options in ({}, {"do_lower_case": True}):
+            return options
+        why = "tokenizer.json states"
+    else:
+        options = {
+            key: bool(source[key])
+            for source in (checkpoint.config, stated)
+            for key in ("do_lower_case", "strip_accents")
+            if source.get(key) is not None
+        }
+        if not entries.is_file():
+            return {}
+        if "do_lower_case" in options:
+            return options
+        options = _casing_of_entries(entries.read_text("utf-8").split("\n")) | options
+        why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
+    case = "lower-cases" if options["do_lower_case"] else "keeps case"
+    logger.warning(
+        f"{checkpoint.name} does not state how its tokenizer treats case; it {case}, as {why}"
+    )
+    return options
+
+
+def _casing_of_normalizer(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
+    """Case and accents as ``tokenizer.json`` treats them."""
+    kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+    within = checkpoint.side_json("tokenizer.json").get("normalizer")
+    if kind not in _WORDPIECE_TOKENIZERS or not isinstance(within, dict):
+        return {}
+    if within.get("type") != "BertNormalizer" or not isinstance(within.get("lowercase"), bool):
+        return {}
+    options = {"do_lower_case": within["lowercase"]}
+    if isinstance(within.get("strip_accents"), bool):
+        options["strip_accents"] = within["strip_accents"]
+    return options
+
+
+def _casing_of_entries(entries: list[str]) -> dict[str, bool]:
+    """Case and accents as a vocabulary shows them.
+
+    A tokenizer that lower-cases could never produce its upper-case entries, and one that strips
+    accents takes precomposed Hangul and kana apart.
+    """
+    words = [e for e in entries if not (e.startswith("[") and e.endswith("]"))]
+    if any(e != e.lower() for e in words):
+        return {"do_lower_case": False}
+    whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
+    return {"do_lower_case": True, "strip_accents": not whole}

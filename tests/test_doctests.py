@@ -1,0 +1,91 @@
+"""The examples of docstrings give what they show."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from tests.processes import ROOT
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "embedkit").rglob("*.py")
+    if ">>>" in path.read_text("utf-8")
+)
+"""Modules with examples."""
+
+WITHOUT = {
+    "Encoder", "Predictor", "Searcher", "build_index", "compare", "finetune", "load", "probe",
+    "similarity", "split", "train", "verify",
+}  # fmt: skip
+"""What ``embedkit`` exports without an example; the set can only shrink."""
+
+NOT_RUN: dict[str, str] = {}
+"""Docstrings with examples that are not run, and why."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What examples name: corpus.tsv, vectors (its dataset), split.parquet, runs/logreg."""
+    folder = tmp_path_factory.mktemp("examples")
+    rows = [
+        f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
+    ]
+    (folder / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        embedkit.extract("corpus.tsv", out="vectors", layers="all", pooling=["cls", "mean"],
+                         words="mean", tokens=True)  # fmt: skip
+        embedkit.split("vectors", out="split.parquet", folds=2)
+        embedkit.train("vectors", split="split.parquet", out="runs/logreg")
+    return folder
+
+
+def examples_of(module: str) -> list[doctest.DocTest]:
+    found = doctest.DocTestFinder().find(importlib.import_module(module), module)
+    return [test for test in found if test.examples]
+
+
+CASES = [test for module in MODULES for test in examples_of(module)]
+
+
+@pytest.mark.parametrize("test", CASES, ids=lambda test: test.name.removeprefix("embedkit."))
+def test_examples(
+    test: doctest.DocTest, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = [e.source for e in test.examples if e.options.get(doctest.SKIP)]
+    assert bool(skipped) == (test.name in NOT_RUN), skipped
+    monkeypatch.chdir(shutil.copytree(files, tmp_path / "here"))
+    printed: list[str] = []
+    globs: dict[str, Any] = {**test.globs, "embedkit": embedkit, "np": np}
+    test.globs = globs
+    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=printed.append)
+    assert not printed, "".join(printed)
+
+
+def test_every_example_is_found() -> None:
+    """The finder sees what the files hold: none is in a docstring that nobody can ask for."""
+    for module in MODULES:
+        path = inspect.getsourcefile(importlib.import_module(module))
+        assert path is not None
+        count = Path(path).read_text("utf-8").count(">>> ")
+        assert sum(len(test.examples) for test in examples_of(module)) == count, module
+
+
+def test_what_is_exported_has_an_example() -> None:
+    without = set()
+    for name in set(embedkit.__all__) - {"__version__", "errors"}:
+        thing = getattr(embedkit, name)
+        docs = [inspect.getdoc(thing) or ""]
+        if inspect.isclass(thing):
+            docs += [inspect.getdoc(m) or "" for n, m in vars(thing).items() if n[0] != "_"]
+        without |= set() if any(">>> " in doc for doc in docs) else {name}
+    assert without == WITHOUT

@@ -1,0 +1,255 @@
+"""Intervals and paired tests: what they draw, how they are corrected, and their edges."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from embedkit.runs.metrics import classification_metrics, classification_scores, regression_metrics
+from embedkit.runs.resampling import (
+    bootstrap_weights,
+    corrected_resampled_t,
+    difference_interval,
+    holm,
+    interval,
+    mcnemar,
+    paired_tests,
+    resample,
+    unit_count,
+)
+
+# units
+
+
+def test_whole_units_are_drawn() -> None:
+    unit = np.array([7, 7, 3, 3, 3, 9])
+    weights = np.concatenate(list(bootstrap_weights(unit, seed=0, samples=300)))
+    assert weights.shape == (300, 6)
+    for one in (7, 3, 9):
+        assert (np.ptp(weights[:, unit == one], axis=1) == 0).all()
+    assert (weights[:, [0, 2, 5]].sum(1) == 3).all()
+    assert weights.mean(0) == pytest.approx(1, abs=0.15)
+
+
+def test_more_samples_begin_with_the_same_ones() -> None:
+    few, many = (
+        np.concatenate(list(bootstrap_weights(np.arange(50), seed=4, samples=s))) for s in (70, 200)
+    )
+    assert np.array_equal(few, many[:70])
+
+
+def test_copies_of_a_unit_are_no_more_units() -> None:
+    """Copying every record, within its unit, changes neither interval nor test."""
+    random = np.random.default_rng(0)
+    y, proba = random.integers(2, size=80), random.dirichlet([1, 1], size=80)
+    once = classification_scores(y, proba, proba.argmax(1), unit=np.arange(80))
+    four = classification_scores(*(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))),
+                                 unit=np.repeat(np.arange(80), 4))  # fmt: skip
+    alone = classification_scores(*(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))))
+    for name in ("accuracy", "log_loss", "roc_auc", "average_precision", "macro_f1", "mcc"):
+        assert four[name].low == pytest.approx(once[name].low), name
+        assert four[name].high == pytest.approx(once[name].high), name
+        half = (alone[name].high - alone[name].low) / (once[name].high - once[name].low)
+        assert half == pytest.approx(0.5, abs=0.07), name
+
+
+def test_one_large_unit_counts_for_little() -> None:
+    assert unit_count(np.arange(30)) == 30
+    assert unit_count(np.repeat(np.arange(30), 5)) == 30
+    assert unit_count(np.array([0] * 100 + [1, 2, 3])) == pytest.approx(103**2 / (100**2 + 3))
+    assert unit_count(np.arange(9), np.arange(9) < 2) == 2
+    assert unit_count(np.arange(9), np.zeros(9, bool)) == 0
+
+
+# intervals
+
+
+@pytest.mark.parametrize(("right", "of"), [(30, 30), (0, 30), (200, 200)])
+def test_at_the_edge_the_interval_is_wilsons(right: int, of: int) -> None:
+    y = np.ones(of, int)
+    predicted = (np.arange(of) < right).astype(int)
+    found = classification_scores(y, np.eye(2)[predicted], predicted)["accuracy"]
+    wanted = stats.binomtest(right, of).proportion_ci(method="wilson")
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
+def test_at_the_edge_units_count() -> None:
+    y = np.ones(40, int)
+    found = classification_scores(y, np.eye(2)[y], y, unit=np.arange(40) // 4)["accuracy"]
+    assert found.low == pytest.approx(stats.binomtest(10, 10).proportion_ci(method="wilson").low)
+
+
+@pytest.mark.parametrize("scale", ["fraction", "correlation", "error", "explained", "distance"])
+@given(st.floats(-0.999, 0.999), st.floats(0, 0.5))
+def test_intervals_stay_in_range(scale: str, value: float, spread: float) -> None:
+    value = abs(value) if scale in ("fraction", "error", "distance") else value
+    drawn = value + spread * np.linspace(-2, 2, 41)
+    low, high = interval(value, drawn, scale=scale, units=20)
+    assert low <= value <= high
+    assert low >= {"fraction": 0, "correlation": -1, "explained": -np.inf}.get(scale, 0)
+    assert high <= {"fraction": 1, "correlation": 1, "explained": 1}.get(scale, np.inf)
+
+
+def test_few_units_lengthen_intervals_as_students_t_does() -> None:
+    """Of the mean of a few normal values, the interval is that of the t distribution."""
+    values = np.random.default_rng(1).normal(size=8)
+    drawn = np.concatenate([w @ values / 8 for w in
+                            bootstrap_weights(np.arange(8), seed=0, samples=20_000)])  # fmt: skip
+    low, high = difference_interval(values.mean(), drawn, units=8)
+    wanted = stats.t.interval(0.95, 7, values.mean(), values.std(ddof=1) / np.sqrt(8))
+    assert (low, high) == pytest.approx(wanted, abs=0.02)
+
+
+def test_a_correlation_is_ranked_anew_in_every_sample() -> None:
+    random = np.random.default_rng(0)
+    y = random.normal(size=60).round(1)
+    predicted = (y + random.normal(size=60)).round(1)  # ties
+    metrics = regression_metrics(y, predicted)
+    weights = next(bootstrap_weights(np.arange(60), seed=0, samples=20))
+    for name, wanted in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
+        for found, row in zip(metrics[name](weights), weights.astype(int), strict=True):
+            drawn = np.repeat(y, row), np.repeat(predicted, row)
+            assert found == pytest.approx(wanted(*drawn).statistic)
+
+
+# paired tests
+
+
+def differing(gap: float, n: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]:
+    random = np.random.default_rng(seed)
+    y = random.integers(2, size=n)
+    outputs = []
+    for strength in (1.0, 1.0 + gap):
+        odds = strength * (2 * y - 1) + random.normal(size=n)
+        outputs.append(1 / (1 + np.exp(-2 * odds)))  # calibrated for strength 1
+    return y, *(np.stack([1 - p, p], axis=1) for p in outputs)
+
+
+def p_of(name: str, y: np.ndarray, *outputs: np.ndarray, unit: np.ndarray | None = None) -> float:
+    metrics = {k: classification_metrics(y, p, p.argmax(1), beta=2)[name]
+               for k, p in enumerate(outputs)}  # fmt: skip
+    unit = np.arange(len(y)) if unit is None else unit
+    drawn = resample(metrics, unit, seed=0, samples=1_000)
+    values = np.array([m.value(len(y)) for m in metrics.values()])
+    found, _ = paired_tests(values, np.stack([drawn[k] for k in metrics], axis=1), [(0, 1)],
+                            units=unit_count(unit))  # fmt: skip
+    return float(found[0])
+
+
+@pytest.mark.parametrize("name", ["log_loss", "brier", "roc_auc", "average_precision", "f2"])
+def test_the_metric_itself_is_tested(name: str) -> None:
+    """A run that is overconfident, or ranks better, with nearly the decisions of another."""
+    y, one, other = differing(0.0)
+    assert p_of(name, y, one, other) > 0.05
+    y, one, other = differing(1.0)
+    assert p_of(name, y, one, other) < 0.01
+    odds = 6 * np.log(one[:, 1] / one[:, 0])  # the same decisions and ranking
+    loud = np.stack([1 / (1 + np.exp(odds)), 1 / (1 + np.exp(-odds))], axis=1)
+    assert (p_of(name, y, one, loud) < 0.01) == (name in ("log_loss", "brier"))
+
+
+def test_of_independent_records_accuracy_is_tested_as_by_a_sign_test() -> None:
+    y, one, other = differing(0.3, n=300, seed=2)
+    right = [(p.argmax(1) == y) for p in (one, other)]
+    exact = mcnemar(int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum()))
+    assert p_of("accuracy", y, one, other) == pytest.approx(exact, abs=0.05)
+
+
+def test_groups_make_a_test_less_sure() -> None:
+    y, one, other = differing(0.25, n=60)
+    copies = [np.repeat(v, 10, axis=0) for v in (y, one, other)]
+    grouped = p_of("log_loss", *copies, unit=np.repeat(np.arange(60), 10))
+    assert grouped == pytest.approx(p_of("log_loss", y, one, other), abs=0.05)
+    assert p_of("log_loss", *copies) < grouped / 5
+
+
+def test_methods_that_are_the_same_do_not_differ() -> None:
+    y, one, _ = differing(0.0)
+    assert p_of("log_loss", y, one, one) == 1
+
+
+def test_so_few_units_cannot_be_sure() -> None:
+    values, drawn = np.array([1.0, 0.0]), np.zeros((500, 2))
+    for units in (2, 3, 5):
+        p, corrected = paired_tests(values, drawn, [(0, 1)], units=units)
+        assert p[0] == corrected[0] == pytest.approx(2.0 ** (1 - units))
+
+
+def test_undefined_scores_are_not_tested() -> None:
+    values = np.array([0.4, np.nan, 0.5])
+    drawn = np.stack([np.linspace(0.3, 0.5, 99), np.full(99, np.nan), np.full(99, 0.5)], axis=1)
+    p, corrected = paired_tests(values, drawn, [(0, 1), (0, 2)], units=99)
+    assert np.isnan(p[0])
+    assert np.isnan(corrected[0])
+    assert 0 < p[1] == corrected[1] < 1
+    assert all(np.isnan(found).all() for found in paired_tests(values, drawn, [(0, 1)], units=99))
+    assert all(len(found) == 0 for found in paired_tests(values, drawn, [], units=99))
+
+
+@given(st.integers(0, 10**6))
+def test_the_correction_lies_between_none_and_bonferroni(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    drawn = random.normal(size=(400, 5)) + random.normal(size=(400, 1))
+    values = random.normal(size=5) * 2
+    pairs = [(a, b) for a in range(5) for b in range(a)]
+    p, corrected = paired_tests(values, drawn, pairs, units=1_000)
+    assert (corrected >= p).all()
+    assert (corrected <= np.minimum(1, len(pairs) * p) + 0.05).all()  # up to the tails' noise
+
+
+def test_the_correction_knows_that_tests_are_correlated() -> None:
+    """Nine tests of nearly the same thing are corrected for like one."""
+    random = np.random.default_rng(0)
+    shared = random.normal(size=2_000)
+    drawn = np.stack([shared + 0.01 * random.normal(size=2_000) for _ in range(9)], axis=1)
+    drawn = np.concatenate([drawn, np.zeros((2_000, 1))], axis=1)
+    values = np.append(np.full(9, 2.2), 0)
+    _, corrected = paired_tests(values, drawn, [(k, 9) for k in range(9)], units=2_000)
+    assert (corrected < 0.05).all()
+    assert holm([2 * stats.norm.sf(2.2)] * 9)[0] > 0.2
+
+
+# repeats
+
+
+def test_of_nadeau_and_bengio() -> None:
+    """By hand: the variance is 1/n + test/train of that of the differences."""
+    found = np.array([0.02, 0.05, 0.01, 0.04, -0.01, 0.03])
+    t = found.mean() / np.sqrt((1 / 6 + 0.2 / 0.8) * found.var(ddof=1))
+    wanted = 2 * stats.t.sf(t, 5)
+    assert corrected_resampled_t(found, test_fraction=0.2) == pytest.approx(wanted)
+    assert corrected_resampled_t(-found, test_fraction=0.2) == pytest.approx(wanted)
+    assert corrected_resampled_t(found, test_fraction=0.2) > stats.ttest_1samp(found, 0).pvalue
+    assert corrected_resampled_t(np.zeros(5), test_fraction=0.2) == 1
+    assert corrected_resampled_t(np.full(5, 0.1), test_fraction=0.2) == 0
+    assert np.isnan(corrected_resampled_t(np.array([0.1, np.nan]), test_fraction=0.2))
+
+
+# McNemar and Holm
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_sign_test(b: int, c: int) -> None:
+    n, k = b + c, min(b, c)
+    tail = sum(comb(n, i) for i in range(k + 1)) / 2**n
+    assert mcnemar(b, c) == pytest.approx(1.0 if b == c else min(1.0, 2 * tail))
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_nothing_and_bonferroni(p: list[float]) -> None:
+    corrected = holm(p)
+    for one, more in zip(p, corrected, strict=True):
+        assert one <= more <= min(1.0, len(p) * one) + 1e-12
+    order = np.argsort(p, kind="stable")
+    assert np.all(np.diff(np.array(corrected)[order]) >= 0)
