@@ -23,7 +23,7 @@ MODULES = sorted(
 """Modules with examples."""
 
 WITHOUT = {
-    "Encoder", "Predictor", "Searcher", "build_index", "compare", "finetune", "load", "probe",
+    "Encoder", "Predictor", "Searcher", "build_index", "compare", "load", "probe",
     "similarity", "split", "train", "verify",
 }  # fmt: skip
 """What ``embedkit`` exports without an example; the set can only shrink."""
