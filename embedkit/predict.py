@@ -55,6 +55,11 @@ class Predictor:
         UsageError: there is no such run, it holds no model, or a label has no such name.
         DamagedError: a file of the run cannot be read.
         MismatchError: the checkpoint found is not the one that made the vectors.
+
+    Example:
+        >>> predictor = embedkit.Predictor("runs/logreg", label_names={"1": "river"})
+        >>> predictor.predict(["the river bank of town 20"])[0].label
+        'river'
     """
 
     def __init__(

@@ -122,6 +122,12 @@ def similarity(
     Raises:
         UsageError: a column or setting cannot be used, a score is not a number, or all are equal.
         OutputExistsError: ``out`` exists already.
+
+    Example:
+        >>> found = embedkit.similarity("corpus.tsv", text="text", text_pair="text", layers="-1",
+        ...                             pooling="mean")
+        >>> {name: round(float(values.min()), 3) for name, values in found.cosines.items()}
+        {'mean_6': 1.0}
     """
     from embedkit.encoding.encoder import Encoder
 

@@ -68,7 +68,7 @@ def write_fake_run(
     (folder / "model" / "weights").write_bytes(b"x" * 1_000)
     fields: dict[str, Any] = {
         "estimator": "logreg", "features": "vectors", "task": "classification", "settings": {},
-        "best_params": None, "threshold": None, "test_set": None, "scores": {},
+        "choices": (), "threshold": None, "test_set": None, "scores": {},
         "views": ("mean_2",), "classes": tuple(classes),
         "records": RecordCounts(folds=n, test=0),
         "dataset": DatasetContent(

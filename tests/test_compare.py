@@ -540,7 +540,7 @@ def test_a_probe_is_no_row(tmp_path: Path) -> None:
     _, _, _ = random_runs(tmp_path / "p", ["probe"], n=50)
     score = {"value": 0.9, "low": 0.8, "high": 1.0}
     edit_run(tmp_path / "p/probe", kind="probe", metric="accuracy", majority=0.5, views=[],
-             nested=score, random_weights={})  # fmt: skip
+             nested=score, random_weights={}, cka=())  # fmt: skip
     compared = compare([path, tmp_path / "p/probe"])
     assert [run.name for run in compared.runs.probes] == ["probe"]
     assert [row.name for row in compared.table.rows if row.path] == ["a"]

@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
+from embedkit.classifiers.scaling import CommonScaler
 from embedkit.errors import UsageError, check_counts
 
-__all__ = ["TABLE", "Estimator", "EstimatorSettings", "build_estimator", "param_grid"]
-
-_NEIGHBORS = 15
+__all__ = [
+    "SCALINGS",
+    "TABLE",
+    "Estimator",
+    "EstimatorSettings",
+    "build_estimator",
+    "build_features",
+    "parameter_of",
+    "scalings_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class EstimatorSettings:
         pca: number of principal components, or ``None``.
         class_weight: ``balanced`` or ``None``.
         seed: random state of every step.
-        threads: threads of one fit, for LightGBM.
+        metric: what tuning optimises; by default log-loss, or the squared error.
     """
 
     estimator: str = "logreg"
@@ -42,7 +50,7 @@ class EstimatorSettings:
     pca: int | None = None
     class_weight: str | None = None
     seed: int = 0
-    threads: int = 1
+    metric: str | None = None
 
     @property
     def row(self) -> Estimator:
@@ -71,18 +79,10 @@ class EstimatorSettings:
                 )
         if self.pca is not None and tfidf:
             raise UsageError(f"pca={self.pca} needs vectors; features='tfidf' gives sparse ones.")
-        check_counts(pca=self.pca, threads=self.threads)
+        check_counts(pca=self.pca)
         if self.row.dense and tfidf:
             raise UsageError(
                 f"estimator={self.estimator!r} needs vectors; take another for features='tfidf'."
-            )
-
-    def check_count(self, records: int) -> None:
-        """Raise a :class:`UsageError` if there are too few training records."""
-        if records < self.row.min_records:
-            raise UsageError(
-                f"estimator={self.estimator!r} needs {self.row.min_records} training records or "
-                f"more; there are {records}. Take another estimator."
             )
 
 
@@ -91,80 +91,127 @@ class Estimator:
     """One kind of estimator.
 
     Attributes:
-        classifier: settings → unfitted classifier with ``predict_proba``.
+        classifier: settings → unfitted classifier.
         regressor: settings → unfitted regressor; ``None``: there is none.
-        grid: values that tuning tries, by parameter.
-        calibrated: the classifier is wrapped by :func:`_calibrated`; the grid is that of the inner
-            estimator.
-        class_weights: whether the classifier takes ``class_weight``.
+        parameter: the parameter that tuning chooses.
+        values: its values, from strong to weak regularisation.
+        default: its value without tuning.
+        scalings: keys of :data:`SCALINGS` that tuning chooses from; the first without tuning.
+        calibrated: the classifier has no probabilities; a sigmoid on its scores, fitted in inner
+            folds, gives them.
+        scaled_target: the regressor depends on unit and zero of the target, which is therefore
+            standardised on the training records.
+        warm: a fit may start from the coefficients of the value before.
+        rounds: early stopping in the inner folds chooses the number of trees.
+        class_weights: whether the classifier takes weights.
         dense: whether the features must be dense.
-        scaled: whether vectors are standardised first.
         min_records: fewest training records.
-        bounded: parameter of the grid that cannot be larger than the number of training records.
+        bounded: whether the parameter cannot be larger than the number of training records.
         types: types that a saved model holds beyond those that skops trusts by itself.
         check: raises a ValueError for a model read from a file that would not be safe to apply.
     """
 
     classifier: Callable[[EstimatorSettings], Any]
     regressor: Callable[[EstimatorSettings], Any] | None
-    grid: Mapping[str, tuple[Any, ...]]
+    parameter: str
+    values: tuple[Any, ...]
+    default: Any
+    scalings: tuple[str, ...] = ("rows", "common")
     calibrated: bool = False
+    scaled_target: bool = False
+    warm: bool = False
+    rounds: bool = False
     class_weights: bool = False
     dense: bool = False
-    scaled: bool = True
     min_records: int = 1
-    bounded: str | None = None
+    bounded: bool = False
     types: tuple[str, ...] = ()
     check: Callable[[Any], None] | None = None
-    booster: bool = False
 
 
-def build_estimator(settings: EstimatorSettings) -> Any:
-    """Return an unfitted scikit-learn pipeline.
+def _scale_common() -> list[tuple[str, Any]]:
+    return [("scale", CommonScaler())]
+
+
+def _scale_rows() -> list[tuple[str, Any]]:
+    from sklearn.preprocessing import Normalizer
+
+    return [("rows", Normalizer()), ("scale", CommonScaler())]
+
+
+def _scale_columns() -> list[tuple[str, Any]]:
+    from sklearn.preprocessing import StandardScaler
+
+    return [("scale", StandardScaler())]
+
+
+SCALINGS: Mapping[str, Callable[[], list[tuple[str, Any]]]] = {
+    "common": _scale_common,  # centred, one factor for all columns
+    "rows": _scale_rows,  # each vector to length 1, then the same
+    "columns": _scale_columns,  # each column to variance 1
+    "none": list,
+}
+"""Steps in front of an estimator, by name.
+
+One factor for all columns keeps the proportions between the directions, in which encoders store
+what they know; a unit variance for each column lifts those that hold noise.
+"""
+
+
+def scalings_of(settings: EstimatorSettings) -> tuple[str, ...]:
+    """Return the names of :data:`SCALINGS` to choose from; TF-IDF rows have length 1 already."""
+    return settings.row.scalings if settings.features == "vectors" else ("none",)
+
+
+def parameter_of(settings: EstimatorSettings) -> str:
+    """Return the name of the tuned parameter for ``set_params`` of :func:`build_estimator`."""
+    wrapped = settings.task == "regression" and settings.row.scaled_target
+    return ("regressor__" if wrapped else "") + settings.row.parameter
+
+
+def build_features(settings: EstimatorSettings, scaling: str | None = None) -> Any:
+    """Return the unfitted steps in front of the estimator as a scikit-learn pipeline.
 
     Its input is ``(n, width)`` float32, or a list of texts for ``tfidf``.
 
-    Raises:
-        UsageError: a setting is unknown, or two of them cannot be combined.
+    Args:
+        settings: of the pipeline.
+        scaling: a key of :data:`SCALINGS`; by default the estimator's first.
     """
     from sklearn.pipeline import Pipeline
 
     settings.check()
-    row = settings.row
-    steps: list[tuple[str, Any]] = []
+    steps = SCALINGS[scaling or scalings_of(settings)[0]]()
     if settings.features == "tfidf":
         steps.append(("tfidf", _tfidf()))
-    else:
-        from sklearn.preprocessing import StandardScaler
+    if settings.pca is not None:
+        from sklearn.decomposition import PCA
 
-        if row.scaled:
-            steps.append(("scale", StandardScaler()))
-        if settings.pca is not None:
-            from sklearn.decomposition import PCA
-
-            steps.append(("pca", PCA(settings.pca, random_state=settings.seed)))
-    build = row.classifier if settings.task == "classification" else row.regressor
-    assert build is not None  # checked above
-    return Pipeline([*steps, ("estimator", build(settings))])
+        steps.append(("pca", PCA(settings.pca, random_state=settings.seed)))
+    return Pipeline(steps or [("nothing", "passthrough")])
 
 
-def param_grid(
-    settings: EstimatorSettings, *, records: int | None = None
-) -> dict[str, tuple[Any, ...]]:
-    """Return the values that tuning tries, by parameter of :func:`build_estimator`'s pipeline.
+def build_estimator(settings: EstimatorSettings, value: Any = None) -> Any:
+    """Return the unfitted estimator, without calibration.
 
     Args:
         settings: of the pipeline.
-        records: number of training records; no more neighbors than these are tried.
+        value: of the parameter that tuning chooses; by default the row's.
+
+    Raises:
+        UsageError: a setting is unknown, or two of them cannot be combined.
     """
+    settings.check()
     row = settings.row
-    inner = row.calibrated and settings.task == "classification"
-    prefix = "estimator__estimator__" if inner else "estimator__"
-    grid = {prefix + name: values for name, values in row.grid.items()}
-    if row.bounded is not None and records is not None:
-        name = prefix + row.bounded
-        grid[name] = tuple(value for value in grid[name] if value <= records) or (1,)
-    return grid
+    build = row.classifier if settings.task == "classification" else row.regressor
+    assert build is not None  # checked above
+    estimator = build(settings)
+    if settings.task == "regression" and row.scaled_target:
+        from sklearn.compose import TransformedTargetRegressor
+        from sklearn.preprocessing import StandardScaler
+
+        estimator = TransformedTargetRegressor(estimator, transformer=StandardScaler())
+    return estimator.set_params(**{parameter_of(settings): row.default if value is None else value})
 
 
 def _tfidf() -> Any:
@@ -179,64 +226,46 @@ def _tfidf() -> Any:
     ])  # fmt: skip
 
 
-def _calibrated(classifier: Any) -> Any:
-    """A classifier without probabilities, with a sigmoid on its scores fitted in inner folds."""
-    from sklearn.calibration import CalibratedClassifierCV
-
-    return CalibratedClassifierCV(classifier, method="sigmoid", cv=3, ensemble=False)
-
-
 def _logreg(s: EstimatorSettings) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(max_iter=1_000, class_weight=s.class_weight, random_state=s.seed)
-
-
-def _svm_c(s: EstimatorSettings) -> float:
-    """Rows of TF-IDF have length 1, scaled vectors are far longer and need more regularisation."""
-    return 0.1 if s.features == "tfidf" else 0.01
+    return LogisticRegression(max_iter=1_000, random_state=s.seed)
 
 
 def _svm_classifier(s: EstimatorSettings) -> Any:
     from sklearn.svm import LinearSVC
 
-    return _calibrated(LinearSVC(C=_svm_c(s), class_weight=s.class_weight, random_state=s.seed))
+    return LinearSVC(random_state=s.seed)
 
 
 def _svm_regressor(s: EstimatorSettings) -> Any:
     from sklearn.svm import LinearSVR
 
-    return LinearSVR(C=_svm_c(s), random_state=s.seed)
-
-
-def _ridge_alpha(s: EstimatorSettings) -> float:
-    return 5.0 if s.features == "tfidf" else 100.0
+    return LinearSVR(random_state=s.seed, max_iter=10_000)
 
 
 def _ridge_classifier(s: EstimatorSettings) -> Any:
     from sklearn.linear_model import RidgeClassifier
 
-    return _calibrated(
-        RidgeClassifier(alpha=_ridge_alpha(s), class_weight=s.class_weight, random_state=s.seed)
-    )
+    return RidgeClassifier(random_state=s.seed)
 
 
 def _ridge_regressor(s: EstimatorSettings) -> Any:
     from sklearn.linear_model import Ridge
 
-    return Ridge(alpha=_ridge_alpha(s), random_state=s.seed)
+    return Ridge(random_state=s.seed)
 
 
 def _knn_classifier(_: EstimatorSettings) -> Any:
     from sklearn.neighbors import KNeighborsClassifier
 
-    return KNeighborsClassifier(_NEIGHBORS, weights="distance")
+    return KNeighborsClassifier(weights="distance")
 
 
 def _knn_regressor(_: EstimatorSettings) -> Any:
     from sklearn.neighbors import KNeighborsRegressor
 
-    return KNeighborsRegressor(_NEIGHBORS, weights="distance")
+    return KNeighborsRegressor(weights="distance")
 
 
 def _mlp_classifier(s: EstimatorSettings) -> Any:
@@ -251,21 +280,17 @@ def _mlp_regressor(s: EstimatorSettings) -> Any:
     return MLPRegressor(hidden_layer_sizes=(128,), early_stopping=True, random_state=s.seed)
 
 
-def _forest(s: EstimatorSettings) -> dict[str, Any]:
-    # one thread: several add up their probabilities in any order, which changes the last bits
-    return {"n_estimators": 200, "min_samples_leaf": 3, "random_state": s.seed}
-
-
 def _extra_trees_classifier(s: EstimatorSettings) -> Any:
     from sklearn.ensemble import ExtraTreesClassifier
 
-    return ExtraTreesClassifier(class_weight=s.class_weight, **_forest(s))
+    # one thread: several add up their probabilities in any order, which changes the last bits
+    return ExtraTreesClassifier(n_estimators=200, random_state=s.seed)
 
 
 def _extra_trees_regressor(s: EstimatorSettings) -> Any:
     from sklearn.ensemble import ExtraTreesRegressor
 
-    return ExtraTreesRegressor(max_features="sqrt", **_forest(s))
+    return ExtraTreesRegressor(n_estimators=200, max_features="sqrt", random_state=s.seed)
 
 
 def _check_trees(pipeline: Any) -> None:
@@ -309,17 +334,16 @@ def _trees_in(root: Any) -> Iterator[Any]:
 
 def _boosting(s: EstimatorSettings) -> dict[str, Any]:
     return {
-        "n_estimators": 200, "learning_rate": 0.06, "num_leaves": 15, "colsample_bytree": 0.5,
-        "subsample": 0.8, "subsample_freq": 1, "min_child_samples": 20, "verbose": -1,
-        "deterministic": True, "force_row_wise": True, "random_state": s.seed,
-        "n_jobs": s.threads,
+        "n_estimators": 100, "learning_rate": 0.05, "colsample_bytree": 0.2, "subsample": 0.8,
+        "subsample_freq": 1, "min_child_samples": 10, "reg_lambda": 1.0, "verbose": -1,
+        "deterministic": True, "force_row_wise": True, "random_state": s.seed, "n_jobs": 1,
     }  # fmt: skip
 
 
 def _lightgbm_classifier(s: EstimatorSettings) -> Any:
     from lightgbm import LGBMClassifier
 
-    return LGBMClassifier(class_weight=s.class_weight, **_boosting(s))
+    return LGBMClassifier(**_boosting(s))
 
 
 def _lightgbm_regressor(s: EstimatorSettings) -> Any:
@@ -332,38 +356,51 @@ _CALIBRATION_TYPES = (
     "sklearn.calibration._CalibratedClassifier",
     "sklearn.calibration._SigmoidCalibration",
 )
+_SCALER_TYPES = ("embedkit.classifiers.scaling.CommonScaler",)
 
 TABLE: Mapping[str, Estimator] = {
     "logreg": Estimator(
         _logreg,
         None,
-        grid={"C": (0.001, 0.01, 0.1, 1.0, 10.0)},
+        parameter="C",
+        values=(0.01, 0.1, 1.0, 10.0, 100.0, 1_000.0),
+        default=1.0,
+        warm=True,
         class_weights=True,
+        types=_SCALER_TYPES,
     ),
     "svm": Estimator(
         _svm_classifier,
         _svm_regressor,
-        grid={"C": (0.001, 0.01, 0.1, 1.0)},
+        parameter="C",
+        values=(0.003, 0.03, 0.3, 3.0, 30.0),
+        default=0.3,
         calibrated=True,
+        scaled_target=True,
         class_weights=True,
-        types=_CALIBRATION_TYPES,
+        types=(*_SCALER_TYPES, *_CALIBRATION_TYPES),
     ),
     "ridge": Estimator(
         _ridge_classifier,
         _ridge_regressor,
-        grid={"alpha": (1.0, 10.0, 100.0, 1_000.0, 10_000.0)},
+        parameter="alpha",
+        values=(100.0, 10.0, 1.0, 0.1, 0.01),
+        default=1.0,
         calibrated=True,
         class_weights=True,
-        types=_CALIBRATION_TYPES,
+        types=(*_SCALER_TYPES, *_CALIBRATION_TYPES),
     ),
     "knn": Estimator(
         _knn_classifier,
         _knn_regressor,
-        grid={"n_neighbors": (5, 15, 45, 135)},
+        parameter="n_neighbors",
+        values=(135, 45, 15, 5),
+        default=15,
         dense=True,
-        min_records=_NEIGHBORS,
-        bounded="n_neighbors",
+        min_records=15,
+        bounded=True,
         types=(
+            *_SCALER_TYPES,
             "sklearn.metrics._dist_metrics.EuclideanDistance32",
             "sklearn.metrics._dist_metrics.EuclideanDistance64",
             "sklearn.neighbors._kd_tree.KDTree",
@@ -373,24 +410,33 @@ TABLE: Mapping[str, Estimator] = {
     "mlp": Estimator(
         _mlp_classifier,
         _mlp_regressor,
-        grid={"alpha": (1e-4, 1e-2, 1.0)},
+        parameter="alpha",
+        values=(1.0, 1e-2, 1e-4),
+        default=1e-4,
+        scalings=("columns",),
+        scaled_target=True,
         types=("sklearn.neural_network._stochastic_optimizers.AdamOptimizer",),
     ),
     "extra_trees": Estimator(
         _extra_trees_classifier,
         _extra_trees_regressor,
-        grid={"min_samples_leaf": (1, 3, 10)},
+        parameter="min_samples_leaf",
+        values=(3,),
+        default=3,
+        scalings=("none",),  # trees do not depend on the scale
         class_weights=True,
-        scaled=False,
         types=("sklearn.tree._tree.Tree",),
         check=_check_trees,
     ),
     "lightgbm": Estimator(
         _lightgbm_classifier,
         _lightgbm_regressor,
-        grid={"num_leaves": (7, 15, 31), "learning_rate": (0.03, 0.1)},
+        parameter="num_leaves",
+        values=(15,),
+        default=15,
+        scalings=("none",),
+        rounds=True,
         class_weights=True,
-        scaled=False,  # trees do not depend on the scale
     ),
 }
 """Every estimator by name; the keys are :data:`~embedkit.choices.ESTIMATORS`."""

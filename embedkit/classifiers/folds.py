@@ -1,31 +1,51 @@
-"""Fit an estimator on some records, predict others; cross-validation under a split.
+"""Cross-validation under a split: fit on the other folds, predict each fold.
 
-Everything that is fitted (scale, components, vocabulary, tuned parameters, thresholds) is fitted on
-the training records of a fold; held-out records are only predicted.
+Everything that is fitted (scaling, components, vocabulary, parameters, thresholds) is fitted on the
+training records of a fold; held-out records are only predicted.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.classifiers.estimators import EstimatorSettings, build_estimator, param_grid
-from embedkit.errors import UsageError, first_line
+from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.tuning import Choice, Fitted, fit, predict_proba, take
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.split_files import Split
-from embedkit.runs.splits import inner_folds
 from embedkit.runs.targets import Target, check_folds
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["INNER_FOLDS", "cross_validate", "fit", "predict_proba", "take"]
+__all__ = ["CrossValidation", "cross_validate", "side_by_side"]
 
-INNER_FOLDS = 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CrossValidation:
+    """Results of a cross-validation.
+
+    Attributes:
+        predictions: of every held-out record, once per repeat.
+        choices: scaling and parameter by repeat and fold.
+        final: the pipeline fitted on the records of all folds.
+        fit_seconds: seconds that the folds took to fit, each counted by itself.
+        predict_seconds: seconds to predict the held-out records.
+    """
+
+    predictions: Predictions
+    choices: tuple[Choice, ...]
+    final: Fitted
+    fit_seconds: float
+    predict_seconds: float
 
 
 def cross_validate(
@@ -36,10 +56,11 @@ def cross_validate(
     *,
     ids: Sequence[str] | NDArray[np.str_] | None = None,
     threshold: Threshold | None = None,
-    tune: bool = False,
+    tune: bool = True,
+    threads: int | None = None,
     progress: ProgressCallback = no_progress,
-) -> tuple[Predictions, dict[str, float]]:
-    """Fit on the other folds, predict each fold; every record is held out once per repeat.
+) -> CrossValidation:
+    """Fit and predict every fold, several at the same time, and fit the records of all folds.
 
     Args:
         features: ``(n, width)`` float32, or a list of texts.
@@ -47,132 +68,105 @@ def cross_validate(
         split: the folds.
         settings: of the estimator.
         ids: ids of the records; by default their row numbers.
-        threshold: how one of two classes is decided on; ``None``: the likelier one.
-        tune: choose parameters in inner folds.
-        progress: receives the number of folds that are done.
-
-    Returns:
-        The predictions, and ``fit_seconds`` and ``predict_seconds``.
+        threshold: how one of two classes is decided on; ``None``: the likelier one. One that is
+            chosen by a metric is chosen on predictions of inner folds.
+        tune: choose scaling and parameter in inner folds.
+        threads: number of fits at the same time; by default one for each core. It changes nothing
+            in the results.
+        progress: receives the number of fits that are done.
     """
     check_folds(target, split)
     ids = [str(row) for row in split.row] if ids is None else ids
-    found: list[Predictions] = []
-    cost = {"fit_seconds": 0.0, "predict_seconds": 0.0}
-    for repeat in range(split.repeats):
-        for fold in range(split.n_folds):
-            train, test = split.fold(repeat, fold)
-            where: dict[str, Any] = {"row": split.row, "ids": ids, "group": split.group,
-                                     "target": target, "fold": fold, "repeat": repeat}  # fmt: skip
-            started = time.perf_counter()
-            estimator = fit(features, target, split, train, settings, tune=tune)
-            inner, chosen = None, None if threshold is None else threshold.value
-            if tune or (threshold is not None and chosen is None):
-                proba = inner_proba(features, target, split, train, settings, tune=tune)
-                inner = Predictions.of_fold(train, proba, **where)
-                if threshold is not None:
-                    chosen = threshold.choose(inner.y, inner.proba[:, 1])
-            fitted = time.perf_counter()
-            proba = predict_proba(estimator, take(features, test), target)
-            cost["fit_seconds"] += fitted - started
-            cost["predict_seconds"] += time.perf_counter() - fitted
-            found.append(Predictions.of_fold(test, proba, threshold=chosen, inner=inner, **where))
-            done, total = len(found), split.repeats * split.n_folds
-            progress(Progress("fitting", done, total, "folds", done))
-    return Predictions.joined(found), cost
+    folds = [(r, f) for r in range(split.repeats) for f in range(split.n_folds)]
+    subsets = [split.fold(repeat, fold) for repeat, fold in folds]
+    held_out = tune or (threshold is not None and threshold.value is None)
+    one = partial(_one_fold, features, target, split, settings, tune=tune, held_out=held_out)
+    nobody = np.empty(0, np.int64)
+    *fitted, final = side_by_side(
+        [partial(one, *subset) for subset in [*subsets, (split.in_folds, nobody)]],
+        threads=threads, progress=progress,
+    )  # fmt: skip
+    predictions = []
+    for (repeat, fold), (train, test), result in zip(folds, subsets, fitted, strict=True):
+        where: dict[str, Any] = {"row": split.row, "ids": ids, "group": split.group,
+                                 "target": target, "fold": fold, "repeat": repeat}  # fmt: skip
+        inner, cut = None, None if threshold is None else threshold.value
+        if result.fitted.inner is not None:
+            inner = Predictions.of_fold(train, result.fitted.inner, **where)
+            if threshold is not None:
+                cut = threshold.choose(inner.y, inner.proba[:, 1])
+        predictions.append(
+            Predictions.of_fold(test, result.proba, threshold=cut, inner=inner, **where)
+        )
+    return CrossValidation(
+        Predictions.joined(predictions),
+        tuple(result.fitted.choice for result in fitted),
+        final.fitted,
+        sum(result.fit_seconds for result in fitted),
+        sum(result.predict_seconds for result in fitted),
+    )
 
 
-def fit(
-    features: Any,
-    target: Target,
-    split: Split,
-    train: Int64,
-    settings: EstimatorSettings,
+def side_by_side(
+    tasks: Iterable[Callable[[], T]],
     *,
-    tune: bool,
-) -> Any:
-    """Return a pipeline fitted on the records ``train`` alone.
+    threads: int | None = None,
+    progress: ProgressCallback = no_progress,
+) -> list[T]:
+    """Return the results of several fits that run at the same time, each with one BLAS thread.
 
-    Raises:
-        UsageError: the estimator cannot be fitted on these records.
+    Vectors of a few hundred columns are too small for products of several threads, which wait for
+    each other longer than they compute; whole fits are independent.
+
+    Args:
+        tasks: the fits.
+        threads: how many at the same time; by default one for each core.
+        progress: receives the number of fits that are done.
     """
-    settings.check_count(len(train))
-    pipeline = build_estimator(settings)
-    X, y = take(features, train), target.y[train]
-    with _fit_errors(settings, len(train)):
-        if not tune:
-            return pipeline.fit(X, y)
-        from sklearn.model_selection import GridSearchCV
+    from joblib import Parallel, delayed
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
 
-        inner = _inner(target, split, train, settings)
-        fewest = min(len(inner_train) for inner_train, _ in inner)
-        grid = param_grid(settings, records=fewest)
-        search = GridSearchCV(pipeline, grid, scoring=_tuning_score(target), cv=inner)
-        return search.fit(X, y).best_estimator_
+    def one(task: Callable[[], T]) -> T:
+        with threadpool_limits(1):  # OpenMP counts threads for each thread that calls it
+            return task()
+
+    waiting = list(tasks)
+    found: list[T] = []
+    with threadpool_limits(1), warnings.catch_warnings():
+        # the weak end of a path may not converge; its inner score says what that is worth
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        run = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
+        for result in run(delayed(one)(task) for task in waiting):
+            found.append(result)
+            done = len(found)
+            progress(Progress("fitting", done, len(waiting), "fits", done))
+    return found
 
 
-def inner_proba(
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    fitted: Fitted
+    proba: Float64
+    fit_seconds: float
+    predict_seconds: float
+
+
+def _one_fold(
     features: Any,
     target: Target,
     split: Split,
-    train: Int64,
     settings: EstimatorSettings,
+    train: Int64,
+    test: Int64,
     *,
     tune: bool,
-) -> Float64:
-    """Return predictions for the records ``train``, each held out in one of their inner folds."""
-    proba = np.empty((len(train), len(target.classes)) if target.classes else len(train))
-    for inner_train, inner_test in _inner(target, split, train, settings):
-        estimator = fit(features, target, split, train[inner_train], settings, tune=tune)
-        X = take(features, train[inner_test])
-        proba[inner_test] = predict_proba(estimator, X, target)
-    return proba
-
-
-def predict_proba(estimator: Any, X: Any, target: Target) -> Float64:
-    """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
-    if not target.classes:
-        return np.asarray(estimator.predict(X), np.float64)
-    found = np.asarray(estimator.predict_proba(X), np.float64)
-    if found.shape[1] == len(target.classes):
-        return found
-    whole = np.zeros((len(found), len(target.classes)))
-    whole[:, estimator.classes_] = found  # inner training records may lack a rare class
-    return whole
-
-
-def take(features: Any, index: Int64) -> Any:
-    """Return some records of a matrix or of a list of texts."""
-    if isinstance(features, np.ndarray):
-        return features[index]
-    return [features[i] for i in index]
-
-
-def _inner(
-    target: Target, split: Split, train: Int64, settings: EstimatorSettings
-) -> list[tuple[Int64, Int64]]:
-    return inner_folds(target.strata[train], split.group[train], INNER_FOLDS, seed=settings.seed)
-
-
-def _tuning_score(target: Target) -> Callable[[Any, Any, NDArray[Any]], float]:
-    """What tuning maximises: the log-likelihood, or the negative mean squared error."""
-
-    def score(estimator: Any, X: Any, y: NDArray[Any]) -> float:
-        proba = predict_proba(estimator, X, target)
-        if not target.classes:
-            return -float(((y - proba) ** 2).mean())
-        true = proba[np.arange(len(y)), y]
-        return float(np.log(np.maximum(true, np.finfo(np.float64).eps)).mean())
-
-    return score
-
-
-@contextmanager
-def _fit_errors(settings: EstimatorSettings, count: int) -> Iterator[None]:
-    """Turn scikit-learn's error about records that it cannot be fitted on into a UsageError."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(
-            f"estimator={settings.estimator!r} cannot be fitted on {count} training records: "
-            f"{first_line(error)}."
-        ) from error
+    held_out: bool,
+) -> _Fold:
+    started = time.perf_counter()
+    fitted = fit(features, target, split, train, settings, tune=tune, held_out=held_out)
+    trained = time.perf_counter()
+    proba = np.empty((0, len(target.classes)) if target.classes else 0)
+    if len(test):
+        proba = predict_proba(fitted.pipeline, take(features, test), target)
+    return _Fold(fitted, proba, trained - started, time.perf_counter() - trained)

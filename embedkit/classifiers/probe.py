@@ -7,30 +7,36 @@ is chosen in inner folds of the training records and then scored on the held-out
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from embedkit.choices import check_choice
+from embedkit.classifiers.codelength import online_codelength
+from embedkit.classifiers.controls import control_task, encode_at_random, linear_cka
 from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.folds import INNER_FOLDS, fit, predict_proba
+from embedkit.classifiers.folds import side_by_side
 from embedkit.classifiers.train import split_for, target_of
-from embedkit.dataset.record_keys import stored_texts
+from embedkit.classifiers.tuning import Fitted, fit, predict_proba
 from embedkit.dataset.store import VectorData, load
-from embedkit.dataset.vector_settings import DatasetEncoder
 from embedkit.errors import UsageError, check_counts, check_seed
-from embedkit.runs.content import Cost, ProbeRun, SplitContent, ViewScore
+from embedkit.runs.content import Cost, CurvePoint, ProbeRun, SplitContent, ViewScore
 from embedkit.runs.folder import new_run, versions, write_run
-from embedkit.runs.metrics import SAMPLES, Score, classification_scores, regression_scores
+from embedkit.runs.metrics import beta_of, check_metric, classification_scores, regression_scores
 from embedkit.runs.reencoding import dataset_content
+from embedkit.runs.resampling import SAMPLES, Score
 from embedkit.runs.split_files import Split
-from embedkit.runs.splits import inner_folds
 from embedkit.runs.targets import Target, check_folds, class_prior
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 __all__ = ["ProbeResult", "probe"]
+
+_CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
+_CKA_RECORDS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,18 @@ class ProbeResult:
     content: ProbeRun
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is computed beside the scores."""
+
+    metric: str
+    shuffles: int
+    random_encoders: int
+    codelength: bool
+    learning_curve: bool
+    threads: int | None
+
+
 def probe(
     dataset: str | Path,
     *,
@@ -55,7 +73,12 @@ def probe(
     task: str = "classification",
     split: str | Path | None = None,
     folds: int = 5,
+    metric: str | None = None,
+    shuffles: int = 3,
     control: str | None = None,
+    encoders: int = 3,
+    codelength: bool = False,
+    learning_curve: bool = False,
     seed: int = 0,
     threads: int | None = None,
     overwrite: bool = False,
@@ -63,30 +86,44 @@ def probe(
 ) -> ProbeResult:
     """Score every stored view under the same folds.
 
+    Scaling and regularisation are chosen for every view in inner folds of the training records.
+
     Args:
         dataset: folder that ``extract`` wrote, with a label column.
-        out: folder for the table and the figure.
+        out: folder for the table and the figures.
         view: name of a stored view, or several in a list; by default all.
         estimator: one of :data:`~embedkit.choices.ESTIMATORS`, fitted on each view.
-        task: ``classification`` (scored by accuracy) or ``regression`` (by R²).
+        task: ``classification`` or ``regression``.
         split: file that ``embedkit split`` wrote; of several repeats, the first is used.
         folds: number of folds where no split is given.
-        control: ``random-weights`` also encodes the texts by the same architecture with random
-            weights.
-        seed: of folds, shuffled labels and estimators.
-        threads: number of fits at the same time; by default the number of cores.
+        metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
+            ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,
+            ``r2``, ``spearman``. By default accuracy or R² is shown, while tuning goes by log-loss
+            or the squared error.
+        shuffles: number of control tasks, each with other random labels.
+        control: ``random-weights`` also encodes the texts by the same architecture, never trained.
+        encoders: number of such encoders, each with other weights.
+        codelength: also compute the minimum description length by online coding.
+        learning_curve: also score fits on 10 to 100 % of the training records.
+        seed: of folds, control tasks and estimators.
+        threads: number of fits at the same time; by default one for each core.
         overwrite: replace an earlier probe.
         progress: receives the number of fits that are done.
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
+
+    Example:
+        >>> result = embedkit.probe("vectors", view=["mean_0", "mean_6"], folds=2, out="runs/probe")
+        >>> [view.name for view in result.content.views]
+        ['mean_0', 'mean_6']
     """
     started = time.perf_counter()
     wanted = [view] if isinstance(view, str) else view
-    settings = EstimatorSettings(estimator, "vectors", task, seed=seed)
+    settings = EstimatorSettings(estimator, "vectors", task, seed=seed, metric=metric)
     settings.check()
     check_seed(seed)
-    check_counts(threads=threads)
+    check_counts(threads=threads, shuffles=shuffles, encoders=encoders)
     if control is not None:
         check_choice(("random-weights",), control=control)
     data = load(dataset)
@@ -94,19 +131,41 @@ def probe(
         load(dataset, name).views[0] for name in wanted
     ]  # fmt: skip
     target = target_of(data, task)
+    if metric is not None:
+        check_metric(metric, classes=len(target.classes))
+    if codelength and not target.classes:
+        raise UsageError("codelength=True needs classes; leave it out for task='regression'.")
     chosen = split_for(data, split, folds=folds, seed=seed)
-    work = _Probe(data, target, chosen, settings, names, threads, progress)
+    check_folds(target, chosen, repeats=1)
+    options = _Options(
+        metric or ("accuracy" if target.classes else "r2"), shuffles,
+        encoders if control else 0, codelength, learning_curve, threads,
+    )  # fmt: skip
+    work = _Probe(data, target, chosen, settings, names, options, progress)
     with new_run(Path(out), overwrite=overwrite) as folder:
         from embedkit.runs.figures import draw_probe
 
-        content = work.run(folder, control == "random-weights", started)
+        content = work.run(folder, started)
         draw_probe(folder, content)
         write_run(folder, content)
     return ProbeResult(Path(out), content)
 
 
+@dataclass(frozen=True, slots=True)
+class _FoldResult:
+    """One view and fold: the fit, and predictions of the held-out records.
+
+    ``shuffled`` has one array for each control task, ``curve`` one for each size of training.
+    """
+
+    fitted: Fitted
+    proba: Float64
+    shuffled: tuple[Float64, ...]
+    curve: tuple[Float64, ...]
+
+
 class _Probe:
-    """All fits of one probe; each is one view, one fold, one set of labels."""
+    """All fits of one probe."""
 
     def __init__(
         self,
@@ -115,152 +174,142 @@ class _Probe:
         split: Split,
         settings: EstimatorSettings,
         names: list[str],
-        threads: int | None,
+        options: _Options,
         progress: ProgressCallback,
     ) -> None:
         self._data, self._target, self._split = data, target, split
-        self._settings, self._names, self._threads = settings, names, threads
+        self._settings, self._names, self._options = settings, names, options
         self._progress = progress
-        self._done = 0
-        self._metric = "accuracy" if target.classes else "r2"
-        random = np.random.default_rng(settings.seed)
-        shuffled = target.y.copy()
-        shuffled[split.in_folds] = random.permutation(target.y[split.in_folds])
-        self._shuffled = Target(shuffled, target.classes)
         self._folds = [split.fold(0, fold) for fold in range(split.n_folds)]
-        check_folds(target, split, repeats=1)
+        self._controls = [
+            control_task(target, split, settings.seed + number)
+            for number in range(options.shuffles)
+        ]
 
-    def run(self, folder: Path, random_weights: bool, started: float) -> ProbeRun:
-        fitted = {name: self._fits(load(self._data.path, name).X, inner=True)
-                  for name in self._names}  # fmt: skip
-        chosen = [self._names[int(np.argmax([fitted[n].inner[f] for n in self._names]))]
-                  for f in range(len(self._folds))]  # fmt: skip
+    def run(self, folder: Path, started: float) -> ProbeRun:
+        """Fit everything and return the content of the run."""
+        results: dict[str, list[_FoldResult]] = {}
+        bits: dict[str, float | None] = {}
+        sampled: list[Float32] = []
+        rows = np.arange(len(self._data))
+        if len(rows) > _CKA_RECORDS:
+            random = np.random.default_rng(self._settings.seed)
+            rows = np.sort(random.choice(rows, _CKA_RECORDS, replace=False))
+        for number, name in enumerate(self._names):
+            X = load(self._data.path, name).X
+            results[name], bits[name] = self._fit_view(X)
+            sampled.append(X[rows])
+            self._progress(Progress("fitting", number + 1, len(self._names), "views", number + 1))
+        best = [max(self._names, key=lambda n: results[n][f].fitted.choice.score)
+                for f in range(len(self._folds))]  # fmt: skip
         views = tuple(
-            ViewScore(
-                name,
-                self._score(fitted[name].folds),
-                self._score(fitted[name].shuffled, samples=0).value,
-                chosen.count(name),
-            )
+            self._view_score(name, results[name], bits[name], best.count(name))
             for name in self._names
         )
-        y, classes = self._target.y, self._target.classes
-        majority = [class_prior(y[train], classes, len(test)) for train, test in self._folds]
         settings = asdict(self._settings)
-        del settings["features"]
+        for name in ("features", "metric"):
+            del settings[name]
+        y, classes = self._target.y, self._target.classes
+        prior = [class_prior(y[train], classes, len(test)) for train, test in self._folds]
         return ProbeRun(
             estimator=settings.pop("estimator"),
             task=settings.pop("task"),
             settings=settings,
             dataset=dataset_content(self._data, folder),
             split=SplitContent.of(self._split),
-            metric=self._metric,
-            majority=self._score(majority, samples=0).value,
+            metric=self._options.metric,
+            majority=self._score(prior, samples=0).value,
             views=views,
-            nested=self._score([fitted[name].folds[f] for f, name in enumerate(chosen)]),
-            random_weights=self._random_weights() if random_weights else {},
+            nested=self._score([results[name][f].proba for f, name in enumerate(best)]),
+            random_weights=self._random_encoders(),
+            cka=tuple(tuple(map(float, row)) for row in linear_cka(sampled)),
             cost=Cost(seconds=time.perf_counter() - started),
             versions=versions(),
         )
 
-    def _fits(self, X: Float32, *, inner: bool) -> _Fitted:
-        """Every fit of one view, several at the same time."""
-        from joblib import Parallel, delayed
-        from threadpoolctl import threadpool_limits
+    def _fit_view(self, X: Float32) -> tuple[list[_FoldResult], float | None]:
+        """Every fold of one view, several at the same time, and its description length."""
+        tasks = [partial(self._fit_fold, X, train, test) for train, test in self._folds]
+        if not self._options.codelength:
+            return side_by_side(tasks, threads=self._options.threads), None
+        code = partial(online_codelength, X, self._target, self._split, self._settings)
+        both: list[Callable[[], Any]] = [code, *tasks]  # several types: mypy cannot tell them apart
+        bits, *found = side_by_side(both, threads=self._options.threads)
+        return found, bits
 
-        tasks = []
-        for train, test in self._folds:
-            tasks.append((self._target, train, test))
-            if inner:
-                tasks.append((self._shuffled, train, test))
-                folds = inner_folds(self._target.strata[train], self._split.group[train],
-                                    INNER_FOLDS, seed=self._settings.seed)  # fmt: skip
-                tasks += [(self._target, train[a], train[b]) for a, b in folds]
-        with threadpool_limits(1):  # or the first fit to end would set the others' threads free
-            found = Parallel(n_jobs=self._threads or -1, prefer="threads")(
-                delayed(_one_fit)(X, target, self._split, train, test, self._settings)
-                for target, train, test in tasks
+    def _fit_fold(self, X: Float32, train: Int64, test: Int64) -> _FoldResult:
+        split, settings, target = self._split, self._settings, self._target
+        fitted = fit(X, target, split, train, settings, tune=True)
+        shuffled, curve = [], []
+        for control in self._controls:  # the same probe: scaling and parameter as for the task
+            again = fit(X, control, split, train, settings, tune=False, choice=fitted.choice)
+            shuffled.append(predict_proba(again.pipeline, X[test], control))
+        if self._options.learning_curve:
+            order = np.random.default_rng(settings.seed).permutation(train)
+            for fraction in _CURVE[:-1]:
+                few = np.sort(order[: max(1, round(fraction * len(train)))])
+                again = fit(X, target, split, few, settings, tune=True)
+                curve.append(predict_proba(again.pipeline, X[test], target))
+        proba = predict_proba(fitted.pipeline, X[test], target)
+        return _FoldResult(fitted, proba, tuple(shuffled), (*curve, proba))
+
+    def _view_score(
+        self, name: str, found: Sequence[_FoldResult], bits: float | None, chosen: int
+    ) -> ViewScore:
+        score = self._score([fold.proba for fold in found])
+        controls = np.array([
+            self._score([fold.shuffled[i] for fold in found], target=control, samples=0).value
+            for i, control in enumerate(self._controls)
+        ])  # fmt: skip
+        sizes = np.mean([len(train) for train, _ in self._folds])
+        curve = tuple(
+            CurvePoint(
+                records=round(fraction * sizes),
+                score=self._score([fold.curve[i] for fold in found], samples=0).value,
             )
-        self._done += len(tasks)
-        total = len(tasks) * len(self._names)
-        self._progress(Progress("fitting", self._done, max(total, self._done), "fits", self._done))
-        if not inner:
-            return _Fitted(found, [], [])
-        step = 2 + INNER_FOLDS
-        scores = []
-        for start in range(0, len(tasks), step):
-            inner_tests = [tasks[start + 2 + i][2] for i in range(INNER_FOLDS)]
-            proba = np.concatenate(found[start + 2 : start + step])
-            scores.append(self._inner_score(np.concatenate(inner_tests), proba))
-        return _Fitted(found[::step], found[1::step], scores)
+            for i, fraction in enumerate(_CURVE if self._options.learning_curve else ())
+        )
+        labels = len(self._split.in_folds) * np.log2(max(2, len(self._target.classes)))
+        return ViewScore(
+            name=name,
+            score=score,
+            control=float(controls.mean()),
+            control_sd=float(controls.std(ddof=1)) if len(controls) > 1 else float("nan"),
+            selectivity=score.value - float(controls.mean()),
+            chosen=chosen,
+            codelength=bits,
+            compression=None if bits is None else float(labels / bits),
+            curve=curve,
+        )
 
-    def _inner_score(self, index: Int64, proba: Float64) -> float:
-        y = self._target.y[index]
-        if self._target.classes:
-            return float((proba.argmax(1) == y).mean())
-        return -float(((y - proba) ** 2).mean())
-
-    def _score(self, folds: Sequence[Float64], samples: int = SAMPLES) -> Score:
+    def _score(
+        self, folds: Sequence[Float64], *, target: Target | None = None, samples: int = SAMPLES
+    ) -> Score:
         index = np.concatenate([test for _, test in self._folds])
         order = np.argsort(index)
-        proba, y = np.concatenate(folds)[order], self._target.y[index[order]]
-        seed = self._settings.seed
-        if not self._target.classes:
-            return regression_scores(y, proba, seed=seed, samples=samples)[self._metric]
-        scores = classification_scores(y, proba, proba.argmax(1), seed=seed, samples=samples)
-        return scores[self._metric]
+        proba, y = np.concatenate(folds)[order], (target or self._target).y[index[order]]
+        options: dict[str, Any] = {"seed": self._settings.seed, "samples": samples,
+                                   "unit": self._split.group[index[order]]}  # fmt: skip
+        metric = self._options.metric
+        if self._target.classes:
+            scores = classification_scores(
+                y, proba, proba.argmax(1), beta=beta_of(metric), only=[metric], **options
+            )
+        else:
+            scores = regression_scores(y, proba, only=[metric], **options)
+        return scores[metric]
 
-    def _random_weights(self) -> dict[str, float]:
-        """Scores of the same views by the same architecture with random weights."""
-        vectors = _encode_at_random(self._data, self._names, self._settings.seed)
-        return {
-            name: self._score(self._fits(X, inner=False).folds, samples=0).value
-            for name, X in vectors.items()
-        }
+    def _random_encoders(self) -> dict[str, tuple[float, ...]]:
+        """Scores of the same views by encoders of the same architecture, never trained."""
+        found: dict[str, list[float]] = {}
+        for number in range(self._options.random_encoders):
+            seed = self._settings.seed + number
+            for name, X in encode_at_random(self._data, self._names, seed).items():
+                tasks = [partial(self._fit_plain, X, *fold) for fold in self._folds]
+                folds = side_by_side(tasks, threads=self._options.threads)
+                found.setdefault(name, []).append(self._score(folds, samples=0).value)
+        return {name: tuple(scores) for name, scores in found.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    """Predictions of a view for the held-out records of each fold, and its inner scores."""
-
-    folds: list[Float64]
-    shuffled: list[Float64]
-    inner: list[float]
-
-
-def _one_fit(
-    X: Float32, target: Target, split: Split, train: Int64, test: Int64,
-    settings: EstimatorSettings,
-) -> Float64:  # fmt: skip
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):  # of this thread; the fits run side by side
-        return predict_proba(fit(X, target, split, train, settings, tune=False), X[test], target)
-
-
-def _encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[str, Float32]:
-    import torch
-
-    from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.model import PlainModel
-
-    texts = stored_texts(data)
-    if texts is None or data.manifest.job.input.text_pair:
-        raise UsageError(
-            "control='random-weights' encodes the stored texts again, and this dataset has none "
-            "or has pairs."
-        )
-    names_, vectors = data.manifest.names, data.manifest.vector_settings
-    encoder = Encoder.load(
-        names_.model, revision=names_.revision, max_length=vectors.max_length, precision="fp32",
-        forward="transformers",
-    )  # fmt: skip
-    assert isinstance(encoder.model, PlainModel)
-    torch.manual_seed(seed)
-    for module in encoder.model.module.modules():
-        if hasattr(module, "weight") and not isinstance(module, torch.nn.LayerNorm):
-            torch.nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                torch.nn.init.zeros_(module.bias)
-    wanted = [n for n in names if n != "pooler"]
-    return DatasetEncoder(encoder, vectors, wanted).views(texts)
+    def _fit_plain(self, X: Float32, train: Int64, test: Int64) -> Float64:
+        fitted = fit(X, self._target, self._split, train, self._settings, tune=True)
+        return predict_proba(fitted.pipeline, X[test], self._target)

@@ -10,23 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.classifiers.estimators import EstimatorSettings, param_grid
-from embedkit.classifiers.folds import cross_validate, fit, predict_proba, take
+from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.folds import CrossValidation, cross_validate
 from embedkit.classifiers.saved import save_model
 from embedkit.classifiers.test_set import TestSet, load_test_set
+from embedkit.classifiers.tuning import predict_proba, take
 from embedkit.dataset.record_keys import source_of, stored_texts
 from embedkit.dataset.store import VectorData, load
-from embedkit.errors import UsageError, check_seed
+from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.machine import peak_memory_bytes
 from embedkit.runs.content import (
     Cost,
+    EstimatorChoice,
     RecordCounts,
     SplitContent,
     TestSetContent,
     TrainRun,
 )
 from embedkit.runs.folder import new_run, versions, write_run
-from embedkit.runs.metrics import Threshold
+from embedkit.runs.metrics import Threshold, check_metric
 from embedkit.runs.predictions import (
     Predictions,
     class_scores,
@@ -71,10 +73,11 @@ def train(
     test: str | Path | None = None,
     threshold: str | None = None,
     pca: int | None = None,
-    tune: bool = False,
+    tune: bool = True,
+    metric: str | None = None,
     class_weight: str | None = None,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> TrainResult:
@@ -94,24 +97,33 @@ def train(
         threshold: of two classes, the probability from which the second one is predicted: a
             number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
         pca: number of principal components, fitted in every fold.
-        tune: choose parameters in inner folds of the training records.
+        tune: choose scaling and regularisation in inner folds of the training records.
+        metric: what tuning optimises; by default log-loss, in a regression the squared error.
         class_weight: ``balanced`` gives every class the same weight.
         seed: of folds, estimators and bootstrap.
-        threads: threads of one fit, for LightGBM.
+        threads: number of fits at the same time; by default one for each core.
         overwrite: replace a run.
-        progress: receives the number of folds that are done.
+        progress: receives the number of fits that are done.
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
         MismatchError: the split belongs to other data, or the test set was made with other
             settings.
         OutputExistsError: the folder exists.
+
+    Example:
+        >>> result = embedkit.train("vectors", split="split.parquet", view="cls_6", out="runs/cls")
+        >>> result.content.estimator, result.content.views
+        ('logreg', ('cls_6',))
     """
-    settings = EstimatorSettings(estimator, features, task, pca, class_weight, seed, threads)
+    settings = EstimatorSettings(estimator, features, task, pca, class_weight, seed, metric)
     settings.check()
     check_seed(seed)
+    check_counts(threads=threads)
     data = load(dataset, view)
     target = target_of(data, task)
+    if metric is not None:
+        check_metric(metric, classes=len(target.classes))
     decision = _threshold(threshold, target)
     if split_column is None:
         chosen = split_for(data, split, folds=folds, seed=seed)
@@ -127,9 +139,13 @@ def train(
                 "without one."
             )
         test_set = load_test_set(Path(test), data, target, texts_only=features == "tfidf")
-    work = _Training(data, target, chosen, settings, decision, tune=tune, progress=progress)
+    work = _Training(data, target, chosen, settings, decision, tune=tune)
     with new_run(Path(out), overwrite=overwrite) as folder:
-        content = work.run(folder, test_set)
+        found = cross_validate(
+            _features(data, settings), target, chosen, settings, ids=data.ids, threshold=decision,
+            tune=tune, threads=threads, progress=progress,
+        )  # fmt: skip
+        content = work.finish(folder, found, test_set)
     return TrainResult(Path(out), content)
 
 
@@ -186,38 +202,30 @@ class _Training:
         threshold: Threshold | None,
         *,
         tune: bool,
-        progress: ProgressCallback,
     ) -> None:
         self._data, self._target, self._split = data, target, split
         self._settings, self._threshold, self._tune = settings, threshold, tune
-        self._progress = progress
 
-    def run(self, folder: Path, test_set: TestSet | None) -> TrainRun:
-        """Fit, predict and write everything into the folder."""
+    def finish(self, folder: Path, found: CrossValidation, test_set: TestSet | None) -> TrainRun:
+        """Predict the test set, and write everything into the folder."""
         from embedkit.runs.figures import draw_run
 
-        target, split = self._target, self._split
-        features = _features(self._data, self._settings)
-        predictions, cost = cross_validate(
-            features, target, split, self._settings, ids=self._data.ids,
-            threshold=self._threshold, tune=self._tune, progress=self._progress,
-        )  # fmt: skip
-        pipeline = fit(features, target, split, split.in_folds, self._settings, tune=self._tune)
+        predictions, pipeline = found.predictions, found.final.pipeline
         threshold = None
         if self._threshold is not None:
             threshold = self._threshold.choose(predictions.y, predictions.proba[:, 1])
-        found = self._predict_test(pipeline, features, test_set, threshold)
-        if found is not None:
-            predictions = Predictions.joined([predictions, found])
+        tested = self._predict_test(pipeline, test_set, threshold)
+        if tested is not None:
+            predictions = Predictions.joined([predictions, tested])
         write_predictions(folder, predictions)
         save_model(folder, pipeline)
         draw_run(folder, predictions)
-        content = self._content(folder, pipeline, predictions, test_set, threshold, cost)
+        content = self._content(folder, found, predictions, test_set, threshold)
         write_run(folder, content)
         return content
 
     def _predict_test(
-        self, pipeline: Any, features: Any, test_set: TestSet | None, threshold: float | None
+        self, pipeline: Any, test_set: TestSet | None, threshold: float | None
     ) -> Predictions | None:
         """Predictions of the test set: one of its own, or that of the split."""
         if test_set is not None:
@@ -229,7 +237,8 @@ class _Training:
         index = self._split.test
         if not len(index):
             return None
-        proba = predict_proba(pipeline, take(features, index), self._target)
+        features = take(_features(self._data, self._settings), index)
+        proba = predict_proba(pipeline, features, self._target)
         return Predictions.of_fold(
             index, proba, row=self._data.row, ids=self._data.ids, target=self._target, fold=TEST,
             group=self._split.group, threshold=threshold,
@@ -238,11 +247,10 @@ class _Training:
     def _content(
         self,
         folder: Path,
-        pipeline: Any,
+        found: CrossValidation,
         predictions: Predictions,
         test_set: TestSet | None,
         threshold: float | None,
-        cost: dict[str, float],
     ) -> TrainRun:
         settings = asdict(self._settings)
         beta = self._threshold.beta if self._threshold else None
@@ -251,8 +259,7 @@ class _Training:
             features=settings.pop("features"),
             task=settings.pop("task"),
             settings=settings,
-            best_params={name: pipeline.get_params()[name] for name in param_grid(self._settings)}
-            if self._tune else None,
+            choices=self._choices(found),
             views=tuple(self._data.views) if self._settings.features == "vectors" else (),
             classes=self._target.classes,
             threshold=threshold,
@@ -266,12 +273,26 @@ class _Training:
             scores=reported_scores(predictions, seed=self._settings.seed, beta=beta),
             per_class=class_scores(predictions),
             cost=Cost(
-                **cost,
+                fit_seconds=found.fit_seconds,
+                predict_seconds=found.predict_seconds,
                 peak_memory_bytes=peak_memory_bytes(),
-                parameters=_parameters(pipeline),
+                parameters=_parameters(found.final.pipeline),
                 device="cpu",
             ),
             versions=versions(),
+        )  # fmt: skip
+
+    def _choices(self, found: CrossValidation) -> tuple[EstimatorChoice, ...]:
+        folds = [(r, f) for r in range(self._split.repeats) for f in range(self._split.n_folds)]
+        named = zip([*folds, (None, None)], [*found.choices, found.final.choice], strict=True)
+        return tuple(
+            EstimatorChoice(
+                repeat=repeat, fold=fold, scaling=choice.scaling,
+                parameters={self._settings.row.parameter: choice.value}
+                | ({} if choice.rounds is None else {"n_estimators": choice.rounds}),
+                at_edge=choice.at_edge,
+            )
+            for (repeat, fold), choice in named
         )  # fmt: skip
 
 

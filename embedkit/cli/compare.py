@@ -99,14 +99,13 @@ def _blocks(table: Comparison, draw: Callable[[Rows], str]) -> Iterable[str]:
     yield draw([_score_cells(table, row) for row in table.rows])
     if table.rows[0].test:
         yield "Test set:"
-        yield draw([_test_cells(row) for row in table.rows])
+        yield draw([_test_cells(table, row) for row in table.rows])
+    yield (f"Differences in {table.metric} with 95 % intervals; p of a paired bootstrap test, "
+           f"corrected for {table.tests} pairs:")  # fmt: skip
+    yield draw([_difference_cells(table, row) for row in table.rows])
+    if table.rows[0].test:
         yield f"Differences in {table.metric} on the test set; p corrected for these pairs:"
         yield draw([_difference_cells(table, row, test=True) for row in table.rows])
-    yield (
-        f"Differences in {table.metric} with 95 % intervals; p of the paired bootstrap test of "
-        f"{table.metric}, corrected for {table.tests} pairs:"
-    )
-    yield draw([_difference_cells(table, row) for row in table.rows])
     yield "Cost:"
     yield draw([_cost_cells(row.name, row.cost) for row in table.rows if row.cost])
 
@@ -120,8 +119,9 @@ def _score_cells(table: Comparison, row: Row) -> dict[str, str]:
     return {"method": visible(row.name), **cells}
 
 
-def _test_cells(row: Row) -> dict[str, str]:
-    cells = {_named(n): score_text(score, ".3f") for n, score in list(row.test.items())[:3]}
+def _test_cells(table: Comparison, row: Row) -> dict[str, str]:
+    names = [table.metric, *(name for name in row.test if name != table.metric)][:3]
+    cells = {_named(n): score_text(row.test[n], ".3f") for n in names}
     return {"method": visible(row.name), **cells}
 
 
@@ -141,14 +141,14 @@ def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dic
     to_best, to_baseline = row.to_best, row.to_baseline
     if test:
         to_best, to_baseline = row.test_to_best, row.test_to_baseline
-    repeated = any(r.to_best and r.to_best.p_repeats is not None for r in table.rows)
+    repeats = any(r.to_best and r.to_best.p_repeats is not None for r in table.rows) and not test
     for what, name, found in (
         ("best", table.best, to_best),
         ("baseline", table.baseline, to_baseline),
     ):
         cells[f"to {what}, {visible(name)}"] = _difference(found)
         cells[f"p ({what})"] = _p(found.p_corrected if found else None)
-        if repeated and not test:
+        if repeats:
             cells[f"p over repeats ({what})"] = _p(found.p_repeats if found else None)
     return cells
 

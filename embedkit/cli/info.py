@@ -72,7 +72,7 @@ def _not_found(path: Path, error: ModelError) -> ModelError:
     near = ""
     if path.parent.is_dir():
         near = did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
-    reason = str(error).removeprefix(f"--model {path}: ")
+    reason = str(error).removeprefix(f"model={str(path)!r}: ")
     return ModelError(
         f"{path} is neither a dataset nor a run: there is no such folder.{near} "
         f"As a checkpoint: {reason}"

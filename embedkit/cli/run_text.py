@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.text import count_text, number_text, reasons_text, score_text, table_text
@@ -123,8 +125,11 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
             "view": view.name,
             content.metric: f"{view.score.value:.4f}",
             "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
-            "shuffled labels": f"{view.shuffled:.4f}",
-            **({"random weights": number_text(random.get(view.name))} if random else {}),
+            "control task": _spread(view.control, view.control_sd),
+            **({"random weights": _mean_of(random.get(view.name))} if random else {}),
+            **({"codelength, bits": f"{view.codelength:,.0f}",
+                "compression": f"{view.compression:.2f}"}
+               if view.codelength is not None and view.compression is not None else {}),
             "chosen in folds": str(view.chosen),
         }
         for view in content.views
@@ -132,6 +137,17 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     yield f"majority {content.majority:.4f}"
     yield (f"view chosen inside the folds: {content.metric} {score_text(content.nested)}; report "
            "this, not the highest row")  # fmt: skip
+
+
+def _spread(mean: float, sd: float) -> str:
+    """A mean with its standard deviation, where there is one."""
+    return number_text(mean) + ("" if math.isnan(sd) else f" ±{sd:.4f}")
+
+
+def _mean_of(values: Sequence[float] | None) -> str:
+    if not values:
+        return number_text(None)
+    return _spread(mean(values), stdev(values) if len(values) > 1 else math.nan)
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:

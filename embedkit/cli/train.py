@@ -86,10 +86,14 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
            "metric to optimize in inner folds (macro_f1, f1, f2 …)."),
     option("--pca", type=int, help="Number of principal components, fitted in every training "
            "fold."),
-    option("--tune", is_flag=True, help="Choose hyperparameters in inner folds."),
+    option("--tune/--no-tune", default=True,
+           help="Choose scaling and regularization in inner folds of the training records."),
+    option("--metric", help="Metric that tuning optimizes: log_loss, accuracy, macro_f1, f2, "
+           "average_precision …; for regression rmse, r2, spearman … [log_loss or rmse]"),
     "--class-weight",
     "--seed",
-    option("--threads", default=1, help="Number of threads of LightGBM."),
+    option("--threads", type=int, help="Number of fits that run at the same time. [number of "
+           "cores]"),
     "--overwrite",
 )  # fmt: skip
 def train(dataset: Path, view: str | None, **settings: Any) -> Result:
@@ -107,7 +111,7 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
 
 @command(
     "embedkit probe reviews.vectors --out runs/probe",
-    "embedkit probe reviews.vectors --control random-weights --out runs/probe",
+    "embedkit probe reviews.vectors --control random-weights --codelength --out runs/probe",
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -117,8 +121,17 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
     "--task",
     "--split",
     "--folds",
+    option("--metric", help="Metric that is shown, tuned for and used to choose the view. "
+           "[accuracy or r2 is shown, log_loss or rmse is tuned for]"),
+    option("--shuffles", default=3, help="Number of control tasks: random labels, the same one for "
+           "the same text."),
     option("--control", type=click.Choice(["random-weights"]),
-           help="Also encode the texts with an untrained encoder."),
+           help="Also encode the texts with untrained encoders."),
+    option("--encoders", default=3, help="Number of untrained encoders."),
+    option("--codelength", is_flag=True, help="Compute the minimum description length of the "
+           "labels by online coding."),
+    option("--learning-curve", is_flag=True, help="Also score fits on 10 to 100 % of the training "
+           "records."),
     "--seed",
     option("--threads", type=int, help="Number of fits that run at the same time. [number of "
            "cores]"),
@@ -127,7 +140,8 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
 def probe(dataset: Path, view: str | None, **settings: Any) -> Result:
     """Score every stored view under the same folds.
 
-    Controls: the majority class, shuffled labels and, if asked for, an untrained encoder.
+    Controls: the majority class, control tasks with random labels and, with --control, untrained
+    encoders.
     """
     from embedkit.classifiers.probe import probe as run
     from embedkit.cli.run_text import run_data, run_text

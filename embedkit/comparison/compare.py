@@ -220,6 +220,11 @@ def compare(
     Raises:
         UsageError: a run, name or metric does not exist.
         MismatchError: the runs are not of one split, corpus and label.
+
+    Example:
+        >>> found = embedkit.compare(["runs/logreg"], metric="macro_f1")
+        >>> found.table.metric, [row.name for row in found.table.rows if row.kind != "majority"]
+        ('macro_f1', ['logreg'])
     """
     opened = read_runs(runs)
     records = opened.records

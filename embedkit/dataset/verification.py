@@ -73,6 +73,11 @@ def verify(
         UsageError: there is no dataset, or it stores no texts to recompute from.
         DamagedError: the manifest cannot be read.
         MismatchError: the checkpoint found has other weights or files.
+
+    Example:
+        >>> found = embedkit.verify("vectors", recompute=1)
+        >>> found.ok, found.rows, found.recomputed_rows
+        (True, 12, 12)
     """
     folder = Path(path)
     manifest = read_manifest(folder)

@@ -325,7 +325,6 @@ class FoldsOfRun:
                 prefix=settings.pop("prefix"),
             ),
             settings=settings,
-            best_params=None,
             views=(),
             classes=self.target.classes,
             threshold=final,

@@ -18,7 +18,9 @@ __all__ = [
     "Checkpoint",
     "ClassScore",
     "Cost",
+    "CurvePoint",
     "DatasetContent",
+    "EstimatorChoice",
     "FinetuneRun",
     "Names",
     "PairCounts",
@@ -147,6 +149,25 @@ class TestSetContent:
     seen_texts: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorChoice:
+    """Scaling and parameters of one fit.
+
+    Attributes:
+        repeat: number of the repeat; ``None`` for the model of all folds.
+        fold: number of the fold; ``None`` for the model of all folds.
+        scaling: how vectors were scaled: ``common``, ``rows``, ``columns`` or ``none``.
+        parameters: of the estimator.
+        at_edge: whether tuning chose the first or last value of its grid.
+    """
+
+    repeat: int | None
+    fold: int | None
+    scaling: str
+    parameters: dict[str, Any]
+    at_edge: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ReportedScore(Score):
     """A score with its interval, and that of the majority class (of values: of the mean)."""
@@ -165,21 +186,39 @@ class ClassScore:
     support: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Score of fits on so many training records."""
+
+    records: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViewScore:
     """A view under the folds.
 
     Attributes:
         name: the view.
         score: on held-out records.
-        shuffled: the same with labels shuffled before fitting: the score by chance.
+        control: mean score on control tasks: random labels, the same for the same text.
+        control_sd: standard deviation over the control tasks; NaN of a single one.
+        selectivity: score minus control.
         chosen: in how many folds the inner folds chose it.
+        codelength: bits that encode the labels by online coding, or ``None``.
+        compression: bits of a uniform code for the labels, divided by ``codelength``.
+        curve: scores by number of training records; empty if it was not asked for.
     """
 
     name: str
     score: Score
-    shuffled: float
+    control: float
+    control_sd: float
+    selectivity: float
     chosen: int
+    codelength: float | None = None
+    compression: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +311,6 @@ class PredictionRun(_FittedRun):
 
     Attributes:
         features: ``vectors``, ``tfidf`` or ``text``.
-        best_params: parameters that tuning chose; ``None`` where nothing was tuned.
         views: the views side by side; empty where the run reads texts.
         classes: labels by class number; empty for a regression.
         threshold: probability from which the second of two classes is predicted, or ``None``.
@@ -284,7 +322,6 @@ class PredictionRun(_FittedRun):
     """
 
     features: str
-    best_params: dict[str, Any] | None
     views: tuple[str, ...]
     classes: tuple[str, ...]
     threshold: float | None
@@ -297,9 +334,14 @@ class PredictionRun(_FittedRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRun(PredictionRun):
-    """A run of ``train``."""
+    """A run of ``train``.
+
+    Attributes:
+        choices: scaling and parameters by repeat and fold, last those of the model of all folds.
+    """
 
     kind: str = "frozen"
+    choices: tuple[EstimatorChoice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,12 +373,13 @@ class ProbeRun(_FittedRun):
     """A run of ``probe``.
 
     Attributes:
-        metric: ``accuracy`` or ``r2``.
+        metric: name of the score.
         majority: score of the majority class, or of the mean.
         views: every view, in stored order.
         nested: score of the view chosen inside the folds.
-        random_weights: score of every view of the same architecture with random weights; empty
-            if it was not asked for.
+        random_weights: scores of every view by encoders of the same architecture that were never
+            trained, one for each; empty if it was not asked for.
+        cka: linear CKA between the views, in their order.
     """
 
     kind: str = "probe"
@@ -344,7 +387,8 @@ class ProbeRun(_FittedRun):
     majority: float
     views: tuple[ViewScore, ...]
     nested: Score
-    random_weights: dict[str, float]
+    random_weights: dict[str, tuple[float, ...]]
+    cka: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

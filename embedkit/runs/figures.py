@@ -179,9 +179,40 @@ def _plain_axis(axis: Any, x: str, y: str) -> None:
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw the score against the layer, one line per pooling, to ``figures/layers.png``."""
+    """Draw scores by layer, the similarity of the views, and learning curves where there are some.
+
+    They are ``figures/layers.png``, ``figures/similarity.png`` and ``figures/learning.png``.
+    """
     fsio.make_folder(folder / "figures")
     save(folder, "layers.png", layer_curve(result))
+    if len(result.views) > 1:
+        save(folder, "similarity.png", view_similarity(result))
+    if result.views[0].curve:
+        save(folder, "learning.png", learning_curves(result))
+
+
+def view_similarity(result: ProbeRun) -> Any:
+    """Return the figure of the linear CKA between all views."""
+    names = [view.name for view in result.views]
+    side = 2.2 + 0.28 * len(names)
+    figure, axis = canvas(side + 0.8, side)
+    image = axis.imshow(np.array(result.cka), vmin=0, vmax=1, cmap="viridis")
+    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    axis.set_yticks(range(len(names)), names, fontsize=7)
+    figure.colorbar(image, ax=axis, label="linear CKA", shrink=0.8)
+    return figure
+
+
+def learning_curves(result: ProbeRun) -> Any:
+    """Return the figure of the score against the number of training records, a line per view."""
+    figure, axis = canvas(6.5, 4.2)
+    for view in result.views:
+        axis.plot([p.records for p in view.curve], [p.score for p in view.curve], "o-", ms=3,
+                  linewidth=1, label=view.name)  # fmt: skip
+    axis.set_xlabel("training records")
+    axis.set_ylabel(f"held-out {result.metric}")
+    axis.legend(frameon=False, fontsize=6, ncol=2)
+    return figure
 
 
 def layer_curve(result: ProbeRun) -> Any:
@@ -198,10 +229,10 @@ def layer_curve(result: ProbeRun) -> Any:
         low = [view.score.value - view.score.low for _, view in points]
         high = [view.score.high - view.score.value for _, view in points]
         drawn = axis.errorbar(layers, values, [low, high], fmt="o-", capsize=3, label=pooling)
-        chance = [view.shuffled for _, view in points]
+        chance = [view.control for _, view in points]
         axis.plot(layers, chance, ":", color=drawn[0].get_color(), linewidth=1)
         if result.random_weights:
-            same = [result.random_weights.get(view.name, np.nan) for _, view in points]
+            same = [np.mean(result.random_weights.get(view.name, np.nan)) for _, view in points]
             axis.plot(layers, same, "--", color=drawn[0].get_color(), linewidth=1)
     for view in result.views:
         if not view.name.rpartition("_")[2].isdigit():
@@ -212,7 +243,7 @@ def layer_curve(result: ProbeRun) -> Any:
               transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_xlabel("layer (0 is the embedding output)")
     axis.set_ylabel(result.metric)
-    note = "dotted: shuffled labels" + ("; dashed: random weights" if result.random_weights else "")
+    note = "dotted: control task" + ("; dashed: random weights" if result.random_weights else "")
     axis.set_title(f"held-out {result.metric} by layer ({note})", loc="left", fontsize=9)
     axis.xaxis.get_major_locator().set_params(integer=True)
     if lines:

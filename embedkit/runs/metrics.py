@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.errors import UsageError
+from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.resampling import SAMPLES, Metric, Score, scored
 from embedkit.types import Bool, Float64, Int64
 
@@ -27,6 +27,7 @@ __all__ = [
     "best_threshold",
     "beta_of",
     "calibration_bins",
+    "check_metric",
     "classification_metrics",
     "classification_scores",
     "regression_metrics",
@@ -46,6 +47,23 @@ def beta_of(metric: str) -> float | None:
     """Return the beta of a metric such as ``f2``; ``None`` for other metrics."""
     found = _F_BETA.fullmatch(metric)
     return float(found[1]) or None if found else None
+
+
+def check_metric(metric: str, *, classes: int) -> None:
+    """Raise a :class:`UsageError` for a metric that does not exist for so many classes.
+
+    Args:
+        metric: its name.
+        classes: number of classes; 0 for a regression.
+    """
+    y = np.arange(max(2, classes))
+    known = regression_metrics(y.astype(np.float64), y.astype(np.float64)) if not classes else (
+        classification_metrics(y, np.eye(classes), y, beta=beta_of(metric))
+    )  # fmt: skip
+    if metric not in known:
+        raise UsageError(
+            f"metric={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
+        )
 
 
 def classification_scores(

@@ -160,6 +160,11 @@ def build_index(
     Raises:
         UsageError: a setting cannot be used, or there are too few records.
         OutputExistsError: the index exists already.
+
+    Example:
+        >>> info = embedkit.build_index("vectors", kind="flat", view="mean_6")
+        >>> info.records, info.width
+        (12, 384)
     """
     _check(kind, metric, whitening, recall)
     check_counts(threads=threads)

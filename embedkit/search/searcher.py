@@ -155,6 +155,12 @@ class Searcher:
 
     Raises:
         UsageError: there is no such view or column, or a setting is unknown.
+
+    Example:
+        >>> searcher = embedkit.Searcher("vectors", view="mean_-1")
+        >>> answer = searcher.texts(["the river bank of town 3"], k=1)[0]
+        >>> answer.hits[0].row, round(answer.hits[0].score, 3)
+        (3, 1.0)
     """
 
     def __init__(

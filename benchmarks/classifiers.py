@@ -1,0 +1,130 @@
+"""The default classifier beside plain scikit-learn on the same vectors and folds.
+
+    python -m benchmarks.classifiers [--corpora FOLDER] [--model NAME] [--records 1000]...
+
+For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
+with one thread. Peers are ``LogisticRegression()`` on the vectors as they are, the same behind
+``Normalizer``, and ``LogisticRegressionCV(Cs=10)`` behind ``StandardScaler``. The corpora are those
+of ``data/``; with ``--corpora`` also samples of NSMC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
+from threadpoolctl import threadpool_limits
+
+import embedkit
+from benchmarks.cpu import PACKAGES
+from benchmarks.measure import describe, table
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.folds import cross_validate
+from embedkit.classifiers.train import split_for, target_of
+from embedkit.runs.metrics import Score, classification_scores
+
+OWN = Path(__file__).parent.parent / "data"
+SHOWN = ("accuracy", "log_loss")
+PEERS: dict[str, Callable[[], Any]] = {
+    "LogisticRegression": lambda: LogisticRegression(max_iter=1_000),
+    "Normalizer + LR": lambda: make_pipeline(Normalizer(), LogisticRegression(max_iter=1_000)),
+    "LogisticRegressionCV": lambda: make_pipeline(
+        StandardScaler(), LogisticRegressionCV(Cs=10, max_iter=1_000)
+    ),
+}
+
+
+def main() -> None:
+    """Print one table per corpus, and what of the goals holds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpora", type=Path)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--records", type=int, nargs="*", default=[1_000, 5_000])
+    options = parser.parse_args()
+    print(describe(PACKAGES), flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, corpus, settings in corpora(options.corpora, options.records):
+            out = Path(scratch, name.replace(" ", "-"))
+            embedkit.extract(corpus, out=out, model=options.model, **settings)
+            compare(name, out)
+
+
+def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Name, file and reading options of each corpus."""
+    for language in ("en", "ko"):
+        yield f"reviews {language}", OWN / f"reviews_{language}.tsv", {}
+    if folder is None:
+        return
+    for count in records:
+        yield f"NSMC {count:,}", folder / "nsmc/ratings_train.txt", {"sample": count}
+
+
+def compare(name: str, dataset: Path) -> None:
+    """Print the table of one corpus."""
+    data = embedkit.load(dataset)
+    target = target_of(data, "classification")
+    split = split_for(data, None, folds=5, seed=0)
+    settings = EstimatorSettings()
+    seconds, found = {}, {}
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        started = time.process_time()
+        ours = cross_validate(data.X, target, split, settings, threads=1).predictions
+        seconds["embedkit"] = time.process_time() - started
+        order = np.argsort(ours.row)
+        found["embedkit"] = ours.proba[order]
+        for peer, make in PEERS.items():
+            started = time.process_time()
+            found[peer] = out_of_fold(data.X, target.y, split, make)
+            seconds[peer] = time.process_time() - started
+    prior = np.bincount(target.y) / len(target.y)
+    found["majority"] = np.tile(prior, (len(target.y), 1))
+    scores = {n: classification_scores(target.y, p, p.argmax(1)) for n, p in found.items()}
+    rows = [
+        (n, *(_shown(scores[n][m]) for m in SHOWN), f"{seconds[n]:.2f}" if n in seconds else "")
+        for n in found
+    ]
+    print(f"\n{name}: {len(data):,} records, {len(target.classes)} classes")
+    print(table(("classifier", *SHOWN, "processor seconds"), rows), flush=True)
+    loss, accuracy = (np.array([scores[n][m].value for n in PEERS]) for m in SHOWN[::-1])
+    mine = scores["embedkit"]
+    goals = {
+        "log-loss no worse than the majority's":
+            mine["log_loss"].value <= scores["majority"]["log_loss"].value,
+        "log-loss within its interval of the best peer's": mine["log_loss"].low <= loss.min(),
+        "accuracy within its interval of the best peer's":
+            mine["accuracy"].high >= accuracy.max(),
+        "at most half of LogisticRegressionCV's time":
+            seconds["embedkit"] <= 0.5 * seconds["LogisticRegressionCV"],
+    }  # fmt: skip
+    for goal, met in goals.items():
+        print(f"  {goal}: {'met' if met else 'NOT met'}", flush=True)
+
+
+def out_of_fold(X: Any, y: Any, split: Any, make: Callable[[], Any]) -> Any:
+    """Probabilities of every record by a model fitted on the other folds and one on all of them."""
+    proba = np.empty((len(y), y.max() + 1))
+    for fold in range(split.n_folds):
+        train, test = split.fold(0, fold)
+        proba[test] = make().fit(X[train], y[train]).predict_proba(X[test])
+    make().fit(X, y)  # as cross_validate does for the model that is kept
+    return proba
+
+
+def _shown(score: Score) -> str:
+    return f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+
+
+if __name__ == "__main__":
+    main()

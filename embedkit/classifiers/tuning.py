@@ -1,0 +1,379 @@
+"""Fit an estimator, with scaling and regularisation chosen in inner folds of its training records.
+
+The values of the parameter form a path from strong to weak regularisation. It is followed until the
+inner score gets worse, and where the estimator allows it each fit starts from the coefficients of
+the one before, so that the expensive fits at the weak end are rarely made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.classifiers.estimators import (
+    EstimatorSettings,
+    build_estimator,
+    build_features,
+    parameter_of,
+    scalings_of,
+)
+from embedkit.errors import UsageError, first_line
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    best_threshold,
+    beta_of,
+    classification_metrics,
+    regression_metrics,
+)
+from embedkit.runs.predictions import decide
+from embedkit.runs.split_files import Split
+from embedkit.runs.splits import inner_folds
+from embedkit.runs.targets import Target, class_prior
+from embedkit.types import Float64, Int64
+
+__all__ = ["Choice", "Fitted", "fit", "predict_proba", "take"]
+
+_INNER_FOLDS, _FEW, _INNER_FOLDS_OF_FEW = 3, 1_000, 5
+_INNER_TOLERANCE = 1e-3  # enough to compare values by
+_ERRORS = 2.0
+_ROUNDS, _MAX_ROUNDS, _ROUNDS_PATIENCE = 100, 1_000, 30
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What tuning chose for one fit.
+
+    Attributes:
+        scaling: a key of :data:`~embedkit.classifiers.estimators.SCALINGS`.
+        value: of the estimator's parameter.
+        rounds: number of trees, where early stopping chooses it.
+        score: inner score, higher is better; NaN without tuning.
+        at_edge: whether the value is the first or last of its grid.
+    """
+
+    scaling: str
+    value: Any
+    rounds: int | None = None
+    score: float = float("nan")
+    at_edge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A fitted pipeline.
+
+    Attributes:
+        pipeline: its input is ``(m, width)`` float32, or a list of texts.
+        choice: scaling and parameter.
+        inner: ``(n, classes)`` probabilities or ``(n,)`` values of the training records, each
+            predicted by an inner fold that did not hold it; ``None`` where nothing asked for them.
+    """
+
+    pipeline: Any
+    choice: Choice
+    inner: Float64 | None = None
+
+
+def fit(
+    features: Any,
+    target: Target,
+    split: Split,
+    train: Int64,
+    settings: EstimatorSettings,
+    *,
+    tune: bool,
+    choice: Choice | None = None,
+    held_out: bool = False,
+) -> Fitted:
+    """Return a pipeline fitted on the records ``train`` alone.
+
+    Args:
+        features: ``(n, width)`` float32, or a list of texts.
+        target: what is predicted.
+        split: its groups are never divided by inner folds.
+        train: indices of the training records.
+        settings: of the estimator.
+        tune: choose scaling and parameter in inner folds.
+        choice: use these instead.
+        held_out: also predict each training record by an inner fold without it.
+
+    Raises:
+        UsageError: the estimator cannot be fitted on these records.
+    """
+    row = settings.row
+    if len(train) < row.min_records:
+        raise UsageError(
+            f"estimator={settings.estimator!r} needs {row.min_records} training records or more; "
+            f"there are {len(train)}. Take another estimator."
+        )
+    records = _Records(features, target, split, train, settings)
+    with _fit_errors(settings, len(train)):
+        inner = None
+        if tune and choice is None:
+            choice, inner = records.search()
+        choice = choice or Choice(
+            scalings_of(settings)[0], row.default, _ROUNDS if row.rounds else None
+        )
+        if held_out and inner is None:
+            inner, _ = records.predict(records.folds(choice.scaling), choice.value, choice.rounds)
+        return Fitted(records.final(choice), choice, inner)
+
+
+def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
+    """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
+    if not target.classes:
+        return np.asarray(pipeline.predict(X), np.float64)
+    found = np.asarray(pipeline.predict_proba(X), np.float64)
+    found /= found.sum(1, keepdims=True)  # some add up to 1 in float32 only
+    if found.shape[1] == len(target.classes):
+        return found
+    whole = np.zeros((len(found), len(target.classes)))
+    whole[:, pipeline.classes_] = found  # inner training records may lack a rare class
+    return whole
+
+
+def take(features: Any, index: Int64) -> Any:
+    """Return some records of a matrix or of a list of texts."""
+    if isinstance(features, np.ndarray):
+        return features[index]
+    return [features[i] for i in index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """An inner fold: transformed features, indices into the training records, and an estimator."""
+
+    X: Any
+    X_test: Any
+    train: Int64
+    test: Int64
+    estimator: Any
+
+
+class _Records:
+    """The training records of one fit, and their inner folds."""
+
+    def __init__(
+        self, features: Any, target: Target, split: Split, train: Int64, settings: EstimatorSettings
+    ) -> None:
+        self._X, self._y, self._target = take(features, train), target.y[train], target
+        self._settings, self._row = settings, settings.row
+        self._strata, self._group = target.strata[train], split.group[train]
+        self._calibrated = self._row.calibrated and bool(target.classes)
+        self._n_folds = _INNER_FOLDS_OF_FEW if len(train) < _FEW else _INNER_FOLDS
+        self._weight: Float64 | None = None
+        if settings.class_weight is not None:
+            from sklearn.utils.class_weight import compute_sample_weight
+
+            self._weight = compute_sample_weight(settings.class_weight, self._y)
+
+    def search(self) -> tuple[Choice, Float64]:
+        """Return the choice, and the inner predictions that it was scored by.
+
+        Of log-loss and squared error the choice is the one nearest to the default that is better
+        than the class prior and within two standard errors of the best (as Breiman et al. 1984,
+        section 3.4.3, with the default in place of the smallest tree): few records cannot tell
+        neighbouring values apart, and the best of many is too good by chance.
+        """
+        first, *others = scalings_of(self._settings)
+        tried = self._path(first, self._values())
+        if not tried:
+            raise ValueError(f"no inner fold has a {self._metric}; pass tune=False")
+        value = max(tried, key=lambda one: one[0].score)[0].value
+        for scaling in others:  # the rows have about the same length, so that one value suits all
+            tried += self._path(scaling, (value,))
+        best = max(tried, key=lambda one: one[0].score)
+        if self._settings.metric is None:
+            losses = self._losses(best[1])
+            guess = class_prior(self._y, self._target.classes, len(self._y))
+            near = [best]
+            for one in tried:
+                worse = self._losses(one[1]) - losses
+                close = worse.mean() <= _ERRORS * worse.std() / np.sqrt(len(worse))
+                if close and one[0].score > self._score(guess):
+                    near.append(one)
+            best = min(near[1:] or near, key=lambda one: self._distance(one[0]))
+        return best
+
+    def _distance(self, choice: Choice) -> float:
+        """Decades between a value and the default; another scaling counts little."""
+        default, scaling = self._row.default, scalings_of(self._settings)[0]
+        return abs(float(np.log10(choice.value / default))) + 0.1 * (choice.scaling != scaling)
+
+    def _path(self, scaling: str, values: tuple[Any, ...]) -> list[tuple[Choice, Float64]]:
+        """Follow the values until they get worse; return those that have a score."""
+        grid, folds, default = self._values(), self.folds(scaling), self._row.default
+        edges = {grid[0], grid[-1]} if len(grid) > 1 else set()
+        tried: list[tuple[Choice, Float64]] = []
+        for value in values:
+            proba, rounds = self.predict(folds, value)
+            score = self._score(proba)
+            if np.isfinite(score):
+                tried.append((Choice(scaling, value, rounds, score, value in edges), proba))
+                beyond = value in values[values.index(default) :] if default in values else True
+                if beyond and score < max(one[0].score for one in tried):
+                    break
+        return tried
+
+    def _values(self) -> tuple[Any, ...]:
+        if not self._row.bounded:
+            return self._row.values
+        fewest = len(self._y) // 2  # two thirds are trained on, unless groups are large
+        return tuple(value for value in self._row.values if value <= fewest) or (1,)
+
+    def _inner_folds(self) -> list[tuple[Int64, Int64]]:
+        """Train and test indices; for a sigmoid, every training side has all classes."""
+        count = min(self._n_folds, len(np.unique(self._group)))
+        found = inner_folds(self._strata, self._group, count, seed=self._settings.seed)
+        for train, _ in found if self._calibrated else ():
+            missing = np.setdiff1d(self._strata, self._strata[train])
+            if len(missing):
+                name = self._target.classes[missing[0]]
+                raise UsageError(
+                    f"estimator={self._settings.estimator!r} is calibrated in inner folds, and "
+                    f"label {name!r} is in one text or group of the training records only. Take "
+                    "another estimator, or leave the label out."
+                )
+        return found
+
+    def folds(self, scaling: str) -> list[_Fold]:
+        """Return the inner folds with their features, fitted on the training side of each."""
+        made = []
+        for train, test in self._inner_folds():
+            steps, estimator = build_features(self._settings, scaling), self._estimator(None)
+            if self._row.warm:
+                estimator.set_params(warm_start=True, tol=_INNER_TOLERANCE)
+            X = steps.fit_transform(take(self._X, train))
+            made.append(_Fold(X, steps.transform(take(self._X, test)), train, test, estimator))
+        return made
+
+    def predict(
+        self, folds: list[_Fold], value: Any, rounds: int | None = None
+    ) -> tuple[Float64, int | None]:
+        """Return the prediction of every record by the fold without it, and the mean of the rounds.
+
+        Args:
+            folds: the inner folds; their estimators are fitted.
+            value: of the parameter.
+            rounds: number of trees; by default early stopping on the fold's own records chooses it.
+        """
+        classes, n = len(self._target.classes), len(self._y)
+        found = np.empty((n, classes) if classes else n)
+        stopped = []
+        for fold in folds:
+            estimator = fold.estimator
+            estimator.set_params(**{parameter_of(self._settings): value})
+            more: dict[str, Any] = {}
+            if self._row.rounds and rounds is None:
+                more = _early_stopping(estimator, fold.X_test, self._y[fold.test])
+            elif rounds is not None:
+                estimator.set_params(n_estimators=rounds)
+            self._fit(estimator, fold.X, fold.train, **more)
+            if more:
+                stopped.append(max(1, estimator.best_iteration_))
+            if self._calibrated:
+                scores = estimator.decision_function(fold.X_test)
+                found[fold.test] = scores if scores.ndim == 2 else np.stack([-scores, scores], 1)
+            else:
+                found[fold.test] = predict_proba(estimator, fold.X_test, self._target)
+        if self._calibrated:
+            found = _sigmoids(found, self._y, self._weight)
+        return found, round(float(np.mean(stopped))) if stopped else rounds
+
+    def final(self, choice: Choice) -> Any:
+        """Return a pipeline fitted on all training records."""
+        from sklearn.pipeline import Pipeline
+
+        steps = build_features(self._settings, choice.scaling)
+        X = steps.fit_transform(self._X)
+        estimator = self._estimator(choice.value)
+        if choice.rounds is not None:
+            estimator.set_params(n_estimators=choice.rounds)
+        if self._calibrated:
+            from sklearn.calibration import CalibratedClassifierCV
+
+            estimator = CalibratedClassifierCV(estimator, cv=self._inner_folds(), ensemble=False)
+        self._fit(estimator, X, np.arange(len(self._y)))
+        if self._calibrated:
+            estimator.set_params(cv=self._n_folds)  # the indices do not belong into a saved model
+        return Pipeline([*steps.steps, ("estimator", estimator)])
+
+    def _estimator(self, value: Any) -> Any:
+        return build_estimator(self._settings, value)
+
+    def _fit(self, estimator: Any, X: Any, train: Int64, **more: Any) -> None:
+        if self._weight is not None:
+            more["sample_weight"] = self._weight[train]
+        estimator.fit(X, self._y[train], **more)
+
+    def _losses(self, proba: Float64) -> Float64:
+        """Weighted log-loss or squared error of each training record."""
+        if not self._target.classes:
+            return np.asarray((self._y - proba) ** 2)
+        true = proba[np.arange(len(self._y)), self._y]
+        weight = 1.0 if self._weight is None else self._weight / self._weight.mean()
+        return np.asarray(-weight * np.log(np.maximum(true, np.finfo(np.float64).eps)))
+
+    @property
+    def _metric(self) -> str:
+        return self._settings.metric or ("log_loss" if self._target.classes else "rmse")
+
+    def _score(self, proba: Float64) -> float:
+        """The inner score; higher is better."""
+        metric, y = self._metric, self._y
+        if not self._target.classes:
+            metrics = regression_metrics(y, proba)
+        else:
+            beta = beta_of(metric)
+            cut = best_threshold(y, proba[:, 1], beta=beta) if beta is not None else None
+            metrics = classification_metrics(y, proba, decide(proba, threshold=cut), beta=beta)
+        weight = np.ones(len(y)) if self._weight is None else self._weight
+        value = float(metrics[metric](weight[None])[0])
+        return -value if metric in LOWER_IS_BETTER else value
+
+
+def _early_stopping(estimator: Any, X: Any, y: NDArray[Any]) -> dict[str, Any]:
+    """Arguments of a fit that ends when more trees do not help on ``X`` and ``y``."""
+    from lightgbm import early_stopping
+
+    estimator.set_params(n_estimators=_MAX_ROUNDS)
+    held_out = {"eval_X": X, "eval_y": y}
+    if "eval_X" not in signature(estimator.fit).parameters:  # before LightGBM 4.7
+        held_out = {"eval_set": [(X, y)]}
+    return {**held_out, "callbacks": [early_stopping(_ROUNDS_PATIENCE, verbose=False)]}
+
+
+def _sigmoids(scores: Float64, y: Int64, weight: Float64 | None) -> Float64:
+    """Probabilities from scores ``(n, classes)``: a sigmoid for each class, divided by their sum.
+
+    As Platt (1999); of two classes the second decides.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    found = np.empty_like(scores)
+    for k in range(scores.shape[1]):
+        sigmoid = LogisticRegression(C=1e6).fit(scores[:, [k]], y == k, weight)
+        found[:, k] = sigmoid.predict_proba(scores[:, [k]])[:, 1]
+    if scores.shape[1] == 2:
+        found[:, 0] = 1 - found[:, 1]
+    return np.asarray(found / found.sum(1, keepdims=True))
+
+
+@contextmanager
+def _fit_errors(settings: EstimatorSettings, count: int) -> Iterator[None]:
+    """Turn scikit-learn's error about records that it cannot be fitted on into a UsageError."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(
+            f"estimator={settings.estimator!r} cannot be fitted on {count} training records: "
+            f"{first_line(error)}."
+        ) from error
