@@ -68,8 +68,10 @@ def finetune(
 ) -> FinetuneResult:
     """Train an encoder with a head on labelled texts, one model per fold; resumes by itself.
 
-    >>> options = TrainingOptions(head="cnn", epochs=10, patience=2)
-    >>> finetune("reviews.tsv", out="runs/cnn", training=options)  # doctest: +SKIP
+    >>> options = TrainingOptions(head="mean", epochs=1, validation=0)
+    >>> run = finetune("corpus.tsv", out="runs/mean", training=options, folds=2)
+    >>> run.content.models
+    ('fold-0', 'fold-1')
 
     Args:
         corpus: a corpus file with a label column, or a dataset that stores texts and labels.
