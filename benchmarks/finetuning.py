@@ -29,11 +29,13 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
+from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.finetuning.data import TextData, read_texts
 from embedkit.finetuning.heads import build_model
-from embedkit.finetuning.training import Fold, FoldSettings, train_fold
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.training import Fold, train_fold
 from embedkit.runs.targets import target_from
 
 LENGTH, BATCH = 512, 8
@@ -56,7 +58,7 @@ def main() -> None:
             checkpoint, data, y, options.epochs
         )
     }
-    for batch in (BATCH, FoldSettings().batch_size):
+    for batch in (BATCH, TrainingOptions().batch_size):
         contestants[f"embedkit: batches by length, batch {batch}"] = _ours(
             checkpoint, data, options.epochs, batch
         )
@@ -67,7 +69,7 @@ def main() -> None:
     ]
     print(describe(["embedkit", "torch", "transformers", "accelerate"]))
     print(f"{options.model}, {len(data):,} reviews, {options.epochs} epochs\n")
-    print(table(["", "seconds", "share of the time"], rows))
+    print(table(["", "seconds", "fraction of the time"], rows))
 
 
 def _first(data: TextData, count: int) -> dict[str, Any]:
@@ -104,17 +106,23 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
 def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> float:
     """Seconds of one fold that trains on everything."""
     tokenizer = load_tokenizer(checkpoint)
-    model = build_model(checkpoint, pad_id=tokenizer.pad_id, seed=0, head="pooler")
-    settings = FoldSettings(epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0)
+    plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"),
+                       dtype=torch.float32)  # fmt: skip
+    model = build_model(plain, seed=0, head="pooler")
     target = target_from(data.labels or [], rows=data.row, name=data.name)
     with tempfile.TemporaryDirectory() as work:
         started = time.perf_counter()
         length = min(LENGTH, checkpoint.positions)
         texts = tokenizer.encode(data.texts, settings=TokenizerSettings(length))
         everything = np.arange(len(texts))
-        fold = Fold("one fold", texts, target, everything, everything[:0], seed=0)
-        train_fold(fold, model, settings, work=Path(work), device=torch.device("cpu"),
-                   pad_id=tokenizer.pad_id)  # fmt: skip
+        fold = Fold(
+            name="one fold", texts=texts, target=target, train=everything, valid=everything[:0],
+            seed=0, device=torch.device("cpu"), pad_id=tokenizer.pad_id, work=Path(work),
+            options=TrainingOptions(
+                epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0, precision="fp32"
+            ),
+        )  # fmt: skip
+        train_fold(fold, model)
         return time.perf_counter() - started
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from embedkit._version import __version__
 
 __all__ = [
-    "CorpusOptions", "Encoder", "Predictor", "Searcher", "__version__", "build_index", "compare",
-    "errors", "extract", "finetune", "load", "probe", "similarity", "split", "train", "verify",
+    "CorpusOptions", "Encoder", "Predictor", "Searcher", "TrainingOptions", "__version__",
+    "build_index", "compare", "errors", "extract", "finetune", "load", "probe", "similarity",
+    "split", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
     from embedkit.finetuning.folds import finetune
+    from embedkit.finetuning.options import TrainingOptions
     from embedkit.predict import Predictor
     from embedkit.runs.splits import split
     from embedkit.search.index import build_index
@@ -43,6 +45,7 @@ _HOMES = {
     "Encoder": "embedkit.encoding.encoder",
     "Predictor": "embedkit.predict",
     "Searcher": "embedkit.search.searcher",
+    "TrainingOptions": "embedkit.finetuning.options",
     "build_index": "embedkit.search.index",
     "compare": "embedkit.comparison.compare",
     "extract": "embedkit.dataset.extraction",

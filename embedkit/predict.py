@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
 from embedkit.dataset.vector_settings import DatasetEncoder, encode_as, normal_form
 from embedkit.errors import UsageError
@@ -135,12 +134,15 @@ class Predictor:
         check_alike(
             dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
         )
-        if not views and not data.manifest.job.storage.text:
+        if views:
+            return data, self._predictions(self._model.predict_vectors(data.X))
+        if not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
-        proba = np.asarray(self._model.predict_stored(data), np.float64)
-        return data, self._predictions(proba)
+        pairs = [str(text) for text in data.column("text_pair")] if self.takes_pairs else None
+        return data, self._predictions(self._model.predict_proba(data.text, pairs))
 
-    def _predictions(self, proba: Float64) -> list[Prediction]:
+    def _predictions(self, values: Any) -> list[Prediction]:
+        proba = np.asarray(values, np.float64)
         y_pred = decide(proba, threshold=self.content.threshold)
         return list(predictions_of(proba, y_pred, self.names))
 
@@ -157,23 +159,13 @@ def predictions_of(
             yield Prediction(f"{row:.6g}", {}, float(row))
 
 
-class _Model(Protocol):
-    """A kind of run: texts in normal form, or a dataset, to probabilities or values."""
-
-    def __init__(self, run: Path, content: Any, *, device: str, model: str | None) -> None: ...
-
-    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any: ...
-
-    def predict_stored(self, data: VectorData) -> Any: ...
-
-
 class _Trained:
     """A scikit-learn pipeline on vectors or on texts."""
 
     def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
         from embedkit.classifiers.saved import load_model
 
-        self._apply = load_model(run)
+        self.predict_vectors = load_model(run)
         self._encoder: DatasetEncoder | None = None
         if content.views:
             self._encoder = encode_as(
@@ -182,36 +174,20 @@ class _Trained:
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         if self._encoder is None:
-            return self._apply(joined_pairs(texts, pairs))
-        return self._apply(self._encoder(texts, pairs))
-
-    def predict_stored(self, data: VectorData) -> Any:
-        return self._apply(stored_texts(data, separator=" ") if self._encoder is None else data.X)
+            return self.predict_vectors(joined_pairs(texts, pairs))
+        return self.predict_vectors(self._encoder(texts, pairs))
 
 
-class _Finetuned:
-    """The fine-tuned encoders of all folds."""
+def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:
+    from embedkit.finetuning.inference import FinetunedRun
 
-    def __init__(self, run: Path, content: FinetuneRun, *, device: str, model: str | None) -> None:
-        from embedkit.finetuning.inference import FinetunedRun
-
-        if model is not None:
-            raise UsageError(
-                f"model={model!r}: {run} is a fine-tuned run, which holds its own models."
-            )
-        self._pairs = content.dataset.pairs
-        self._run = FinetunedRun(run, content, device=device)
-
-    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
-        return self._run.predict_proba(texts, pairs)
-
-    def predict_stored(self, data: VectorData) -> Any:
-        pairs = [str(text) for text in data.column("text_pair")] if self._pairs else None
-        return self._run.predict_proba(data.text, pairs)
+    if model is not None:
+        raise UsageError(f"model={model!r}: {run} is a fine-tuned run, which has its own models.")
+    return FinetunedRun(run, content, device=device)
 
 
-_MODELS: Mapping[type[Run], type[_Model]] = {TrainRun: _Trained, FinetuneRun: _Finetuned}
-"""How each kind of run with a model predicts."""
+_MODELS: Mapping[type[Run], Callable[..., Any]] = {TrainRun: _Trained, FinetuneRun: _finetuned}
+"""Opens the model of each kind of run that has one."""
 
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:

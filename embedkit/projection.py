@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ _OTHER = "#9aa0a6"
 _SHOWN_TEXT = 300
 _MISSING = "(none)"
 _COUNTS = ("text_key", "n_tokens", "n_kept", "truncated")
+_Labels = list[tuple[str, str]]
+_PROJECTOR = """embeddings {{
+  tensor_name: "{}"
+  tensor_path: "vectors.tsv"
+  metadata_path: "metadata.tsv"
+}}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +107,18 @@ def draw_map(
         if file.exists() and not overwrite:
             raise OutputExistsError(f"{file} exists already; pass overwrite=True or another out.")
     data = load(dataset, view)
-    indices = _drawn(data, limit, seed)
+    indices = _sampled(data, limit, seed)
     points, explained = project(data, indices, method=method, seed=seed)
-    names, colours, number = _labels(data, indices, color)
+    labels, number = _labels(data, indices, color)
     fsio.make_folder(html.absolute().parent)
     title = f"{data.path.name}: {data.views[0]} by {method.upper()}"
-    page = _page(data, indices, points, names, colours, number, title)
+    page = _page(data, indices, points, labels, number, title)
     fsio.write_durably(html, page.encode(), scratch=html.parent)
-    figure = _figure(points, names, colours, number, title, explained)
-    fsio.write_durably(png, figure, scratch=png.parent)
-    counts = np.bincount(number, minlength=len(names)).tolist()
+    fsio.write_durably(png, _figure(points, labels, number, title, explained), scratch=png.parent)
+    counts = np.bincount(number, minlength=len(labels)).tolist()
     return MapResult(
         html, png, data.views[0], method, len(indices), len(data),
-        tuple(zip(names, counts, strict=True)), explained,
+        tuple((name, n) for (name, _), n in zip(labels, counts, strict=True)), explained,
     )  # fmt: skip
 
 
@@ -123,8 +130,8 @@ def project(
     Args:
         data: the dataset, with one chosen view.
         indices: ``(m,)`` positions among the records, ascending.
-        method: one of :data:`~embedkit.choices.MAP_METHODS`. The sign of each axis of
-            a PCA makes its largest weight positive, so that the same records give the same axes.
+        method: one of :data:`~embedkit.choices.MAP_METHODS`. The largest weight of each axis of a
+            PCA is positive, so that the same records give the same axes.
         seed: of UMAP.
 
     Returns:
@@ -133,6 +140,8 @@ def project(
     Raises:
         UsageError: the method is unknown or not installed, or there are fewer than three records.
     """
+    from sklearn.decomposition import PCA
+
     check_choice(MAP_METHODS, method=method)
     if len(indices) < 3:
         raise UsageError(
@@ -142,13 +151,13 @@ def project(
     if method == "umap":
         return _umap(vectors, seed), None
     vectors -= vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
-    values, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
-    axes = directions[:, [-1, -2]] if data.width > 1 else np.repeat(directions, 2, axis=1)
-    largest = axes[np.abs(axes).argmax(axis=0), [0, 1]]
-    axes = axes * np.where(largest < 0, -1, 1)
-    total = max(float(values.sum()), np.finfo(np.float64).tiny)
-    fractions = (float(values[-1]) / total, float(values[-2]) / total if data.width > 1 else 0.0)
-    return np.asarray(vectors @ axes.astype(np.float32), np.float32), fractions
+    if data.width == 1:
+        vectors = np.column_stack([vectors, np.zeros(len(vectors), np.float32)])
+    with np.errstate(invalid="ignore"):  # equal vectors have no variance to take fractions of
+        pca = PCA(2, svd_solver="covariance_eigh")
+        points = pca.fit_transform(vectors)
+    first, second = np.nan_to_num(pca.explained_variance_ratio_).tolist()
+    return np.asarray(points, np.float32), (first, second)
 
 
 def export_projector(
@@ -180,33 +189,24 @@ def export_projector(
     if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
         raise OutputExistsError(f"{target} exists already; pass overwrite=True or another folder.")
     data = load(dataset, view)
-    indices = _drawn(data, limit, seed)
+    indices = _sampled(data, limit, seed)
     columns = [name for name in data.columns if name not in _COUNTS]
     values = data.reader.pick(indices, columns)
-    lines = ["\t".join(columns)]
-    lines += ["\t".join(_cell(values[name][i]) for name in columns) for i in range(len(indices))]
-    content = io.StringIO()
-    np.savetxt(content, data.reader.vectors_at(indices), fmt="%.6g", delimiter="\t")
-    config = (
-        f'embeddings {{\n  tensor_name: "{data.views[0]}"\n  tensor_path: "vectors.tsv"\n'
-        '  metadata_path: "metadata.tsv"\n}\n'
-    )
+    rows = [columns, *zip(*(values[name] for name in columns), strict=True)]
+    cells = ([" ".join(str("" if v is None else v).split()) for v in row] for row in rows)
+    vectors = io.StringIO()
+    np.savetxt(vectors, data.reader.vectors_at(indices), fmt="%.6g", delimiter="\t")
     fsio.make_folder(target)
-    files = {
-        "vectors.tsv": content.getvalue(),
-        "metadata.tsv": "\n".join(lines) + "\n",
-        "projector_config.pbtxt": config,
-    }
-    for name, text in files.items():
+    for name, text in (
+        ("vectors.tsv", vectors.getvalue()),
+        ("metadata.tsv", "".join("\t".join(row) + "\n" for row in cells)),
+        ("projector_config.pbtxt", _PROJECTOR.format(data.views[0])),
+    ):
         fsio.write_durably(target / name, text.encode(), scratch=target)
     return len(indices)
 
 
-def _cell(value: Any) -> str:
-    return " ".join(str("" if value is None else value).split())
-
-
-def _drawn(data: VectorData, limit: int, seed: int) -> Int64:
+def _sampled(data: VectorData, limit: int, seed: int) -> Int64:
     check_counts(limit=limit)
     if len(data) <= limit:
         return np.arange(len(data))
@@ -216,49 +216,42 @@ def _drawn(data: VectorData, limit: int, seed: int) -> Int64:
 
 
 def _umap(vectors: Float32, seed: int) -> Float32:
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its dependencies, while they are loaded
-            from umap import UMAP
-    except ImportError as error:
-        raise UsageError(
-            "method='umap' needs a package: pip install umap-learn. Or use method='pca'."
-        ) from error
-    neighbours = min(15, len(vectors) - 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that one thread is used for the sake of the seed
-        made = UMAP(n_neighbors=neighbours, metric="cosine", random_state=seed,
+        warnings.simplefilter("ignore")  # of its dependencies, and that a seed means one thread
+        try:
+            from umap import UMAP
+        except ImportError as error:
+            raise UsageError(
+                "method='umap' needs a package: pip install umap-learn. Or use method='pca'."
+            ) from error
+        made = UMAP(n_neighbors=min(15, len(vectors) - 1), metric="cosine", random_state=seed,
                     init="spectral" if len(vectors) > 50 else "random")  # fmt: skip
         return np.asarray(made.fit_transform(unit_rows(vectors)), np.float32)
 
 
-def _labels(
-    data: VectorData, indices: Int64, color: str | None
-) -> tuple[list[str], list[str], Int64]:
-    """Names and colours, the most frequent first, and the number of each record's."""
+def _labels(data: VectorData, indices: Int64, color: str | None) -> tuple[_Labels, Int64]:
+    """Labels with colours, the most frequent first, and the number of each record's label."""
     column = color or ("label" if "label" in data.columns else None)
     if column is None:
-        return ["all"], [_COLOURS[0]], np.zeros(len(indices), np.int64)
+        return [("all", _COLOURS[0])], np.zeros(len(indices), np.int64)
     if column not in data.columns:
         raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
     values = [
         _MISSING if v is None else str(v) for v in data.reader.pick(indices, [column])[column]
     ]
-    common = Counter(values).most_common()
-    names = [name for name, _ in sorted(common[: len(_COLOURS)], key=lambda x: (-x[1], x[0]))]
-    colours = list(_COLOURS[: len(names)])
-    if len(common) > len(names):
-        names.append(f"{len(common) - len(names)} others")
-        colours.append(_OTHER)
-    known = {name: i for i, name in enumerate(names)}
-    return names, colours, np.array([known.get(v, len(names) - 1) for v in values], np.int64)
+    counts = Counter(values)
+    common = sorted(counts.most_common(len(_COLOURS)), key=lambda pair: (-pair[1], pair[0]))
+    labels = [(name, colour) for (name, _), colour in zip(common, _COLOURS, strict=False)]
+    known = {name: i for i, (name, _) in enumerate(labels)}
+    number = np.array([known.get(value, len(known)) for value in values], np.int64)
+    if len(counts) > len(known):
+        labels.append((f"{len(counts) - len(known)} others", _OTHER))
+    return labels, number
 
 
 def _page(
-    data: VectorData, indices: Int64, points: Float32, names: Sequence[str],
-    colours: Sequence[str], number: Int64, title: str,
+    data: VectorData, indices: Int64, points: Float32, labels: _Labels, number: Int64,
+    title: str,
 ) -> str:  # fmt: skip
     from jinja2 import Environment, FileSystemLoader
 
@@ -270,8 +263,8 @@ def _page(
         "points": _packed(points, "<f4"),
         "labels": _packed(number, "<u2"),
         "rows": _packed(np.array(values["row"]), "<f8"),
-        "names": list(names),
-        "colours": list(colours),
+        "names": [name for name, _ in labels],
+        "colours": [colour for _, colour in labels],
         "ids": values["id"],
         "texts": [t if len(t) <= _SHOWN_TEXT else t[: _SHOWN_TEXT - 1] + "…" for t in texts],
     }
@@ -287,31 +280,29 @@ def _packed(values: NDArray[Any], kind: str) -> str:
 
 
 def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return "sha256-" + base64.b64encode(digest).decode("ascii")
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
 def _figure(
-    points: Float32, names: Sequence[str], colours: Sequence[str], number: Int64, title: str,
-    explained: tuple[float, float] | None,
+    points: Float32, labels: _Labels, number: Int64, title: str,
+    explained: Sequence[float] | None,
 ) -> memoryview:  # fmt: skip
     figure, axis = canvas(7.5, 6)
     # drawn in one random order, so that no label hides the others
     order = np.random.default_rng(0).permutation(len(points))
     size = float(np.clip(20_000 / len(points), 0.5, 16))
-    axis.scatter(*points[order].T, s=size, c=np.array(colours)[number[order]], alpha=0.7,
-                 linewidths=0)  # fmt: skip
-    if len(names) > 1:
-        marks = [axis.scatter([], [], s=25, c=colour) for colour in colours]
-        shown = [name if len(name) <= 30 else name[:29] + "…" for name in names]
+    colours = np.array([colour for _, colour in labels])[number[order]]
+    axis.scatter(*points[order].T, s=size, c=colours, alpha=0.7, linewidths=0)
+    if len(labels) > 1:
+        marks = [axis.scatter([], [], s=25, c=colour) for _, colour in labels]
+        shown = [name if len(name) <= 30 else name[:29] + "…" for name, _ in labels]
         shown = [name.replace("$", r"\$") for name in shown]
         axis.legend(marks, shown, frameon=False, fontsize=8, loc="best")
-    if explained is not None:
-        axis.set_xlabel(f"{explained[0]:.1%} of the variance")
-        axis.set_ylabel(f"{explained[1]:.1%} of the variance")
+    if explained is None:
+        axis.set(xticks=[], yticks=[])
     else:
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set(xlabel=f"{explained[0]:.1%} of the variance",
+                 ylabel=f"{explained[1]:.1%} of the variance")  # fmt: skip
     axis.set_title(title.replace("$", r"\$"), loc="left", fontsize=9)
     content = io.BytesIO()
     render(figure, content, dpi=130, format="png", metadata={"Software": None})

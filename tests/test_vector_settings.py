@@ -45,7 +45,7 @@ def corpus(tmp_path: Path) -> Path:
         {"special_tokens": False, "max_length": 12},
         {"unicode": "nfkc"},
         {"on_long": "window", "prefix": "a ", "normalize": True, "storage": "float16",
-         "layers": "0,sum:1..2", "poolings": ["max", "mean"]},
+         "layers": "0,sum:1..2", "pooling": ["max", "mean"]},
     ],
     ids=str,
 )  # fmt: skip

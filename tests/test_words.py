@@ -10,6 +10,7 @@ from typing import Any
 from unicodedata import normalize
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -22,8 +23,8 @@ from embedkit.encoding.views import parse_layers
 from embedkit.errors import UsageError
 from embedkit.words.describe import describe_uses
 from embedkit.words.matching import Marked, find_word, read_marked
-from embedkit.words.uses import UseVectors, span_vectors, uses_in_dataset, uses_in_texts
-from embedkit.words.wic import best_threshold, evaluate, marked_pairs
+from embedkit.words.uses import Use, UseVectors, span_vectors, uses_in_dataset, uses_in_texts
+from embedkit.words.wic import MarkedPairs, best_threshold, evaluate, marked_pairs
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 TEXTS = (
@@ -208,8 +209,6 @@ def test_words_that_are_not_there(folder: Path) -> None:
 
 
 def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
-    from embedkit.words.uses import Use
-
     random = np.random.default_rng(0)
     vectors = np.repeat(np.array(groups, np.float32), copies, axis=0)
     vectors += 0.02 * random.normal(size=vectors.shape).astype(np.float32)
@@ -233,6 +232,57 @@ def test_clusters_are_found_and_described() -> None:
     assert report.layers[0].cosine == pytest.approx(1)
     assert all(report.clusters[i] == c for c, some in enumerate(report.examples) for i in some)
     assert np.allclose(np.diag(report.cosines), 1, atol=1e-5)
+
+
+def test_a_use_in_the_same_record_or_text_is_no_neighbour() -> None:
+    """Senses by coin flip, of uses that come in pairs: of one record, or of one repeated text."""
+    random = np.random.default_rng(1)
+    base = random.normal(size=(200, 16))
+    vectors = np.repeat(base, 2, axis=0) + 0.01 * random.normal(size=(400, 16))
+    senses = np.repeat(random.choice(["a", "b"], 200), 2).tolist()
+    for row, text in (
+        (lambda i: i // 2, lambda i: f"text {i}"),
+        (lambda i: i, lambda i: f"{'  ' * (i % 2)}{'TEXT' if i % 2 else 'text'} {i // 2}"),
+    ):
+        uses = tuple(Use(row(i), str(i), text(i), 0, 4) for i in range(400))
+        found = UseVectors(uses, {"1": vectors.astype(np.float32)}, 0)
+        assert describe_uses(found, "text", senses=senses).layers[0].same_sense < 0.6
+    apart = tuple(Use(i, str(i), f"text {i}", 0, 4) for i in range(400))
+    found = UseVectors(apart, {"1": vectors.astype(np.float32)}, 0)
+    assert describe_uses(found, "text", senses=senses).layers[0].same_sense == 1.0
+
+
+def test_a_use_is_not_its_own_neighbour() -> None:
+    found = uses_of([[1, 0, 0], [0, 1, 0]], 1)
+    assert describe_uses(found, "text", senses=["a", "b"]).layers[-1].same_sense == 0.0
+
+
+def test_uses_without_a_sense_are_left_out() -> None:
+    found = uses_of([[1, 0, 0], [0, 1, 0]], 4)
+    senses = ["a", "a", None, "", "b", "nan", " ", None]
+    report = describe_uses(found, "text", senses=senses)
+    assert report.senses == ("a", "a", None, None, "b", None, None, None)
+    assert report.majority == pytest.approx(2 / 3)
+    assert report.layers[-1].same_sense == pytest.approx(2 / 3)  # of b no other use has a sense b
+    nothing = describe_uses(found, "text", senses=[None] * 8)
+    assert np.isnan([nothing.majority, nothing.layers[-1].same_sense]).all()
+
+
+def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
+    """The mean over all pairs of words, of records that are in different files."""
+    rows = [(str(i), TEXTS[i % 6] if i < 6 else "home home home", "0") for i in range(12)]
+    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d", words="mean",
+                            model=str(tiny_model()), layers="0,2", shard_rows=3)  # fmt: skip
+    report = describe_uses(uses_in_dataset(made.out, "배"), "배")
+    for layer in report.layers:
+        parts = sorted((tmp_path / "d/words").glob("*.parquet"))
+        assert len(parts) == 4
+        vectors = np.concatenate([
+            np.stack(pd.read_parquet(part)[f"layer_{layer.layer}"].to_list()) for part in parts
+        ]).astype(np.float64)  # fmt: skip
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        pairs = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
+        assert layer.others == pytest.approx(pairs.mean(), abs=1e-6)
 
 
 def test_one_cluster_where_there_is_one() -> None:
@@ -298,6 +348,21 @@ def marked_file(path: Path) -> Path:
     lines = ["one\ttwo\tsame", *("\t".join(row) for row in MARKED)]
     path.write_bytes(("\r\n".join(lines) + "\r\n").encode())
     return path
+
+
+def test_the_layer_is_chosen_on_training_pairs() -> None:
+    """One layer is right on the training pairs, the other on the test pairs."""
+    same = np.arange(40) % 2 == 0
+    right, wrong = np.where(same, 0.9, 0.1), np.random.default_rng(0).random(40)
+
+    def pairs(first: Any, second: Any) -> MarkedPairs:
+        return MarkedPairs((), (), {"1": first, "2": second}, same, 0, 0, 0)
+
+    test = evaluate(pairs(right, wrong), pairs(wrong, right))
+    assert test.chosen == "1"
+    assert test.layers[0].train == 1.0
+    assert test.layers[0].test.value < 0.8
+    assert test.layers[1].test.value > test.layers[0].test.value
 
 
 def test_word_in_context_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ import click
 from embedkit.choices import HEADS, PRECISIONS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options, reading_of
-from embedkit.cli.progress import progress_shown
+from embedkit.cli.progress import progress_bar
 from embedkit.errors import EXIT_REJECTS, UsageError
 
 __all__ = ["finetune"]
-
-logger = logging.getLogger(__name__)
 
 
 @command(
@@ -39,9 +37,12 @@ logger = logging.getLogger(__name__)
            "all folds are averaged."),
     option("--epochs", default=3, help="Maximum number of epochs."),
     option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
+    option("--head-learning-rate", type=float,
+           help="Peak learning rate of the head. [that of the encoder; at least 1e-3 for cnn and "
+           "lstm]"),
     option("--batch-size", default=16, help="Texts per batch."),
     option("--accumulate", default=1, help="Batches per optimizer step."),
-    "--max-length", "--class-weight",
+    "--max-length", "--prefix", "--class-weight",
     option("--label-smoothing", default=0.0,
            help="Fraction of the target that is spread over all classes."),
     option("--one-logit", is_flag=True,
@@ -81,14 +82,16 @@ def finetune(
     """
     from embedkit.cli.run_text import run_data, run_text
     from embedkit.finetuning.folds import finetune as run
+    from embedkit.finetuning.options import TrainingOptions
 
-    shown = progress_shown()
     reading = reading_of(settings)
-    result = run(
-        corpus, cnn_widths=_widths(cnn_widths), seed=seed, reading=reading,
-        progress=(lambda line: click.echo(line, err=True)) if shown else (lambda _: None),
-        notify=logger.warning, **settings,
-    )  # fmt: skip
+    names = [field.name for field in fields(TrainingOptions) if field.name in settings]
+    training = {name: settings.pop(name) for name in names}
+    with progress_bar() as report:
+        result = run(
+            corpus, reading=reading, progress=report, **settings,
+            training=TrainingOptions(cnn_widths=_widths(cnn_widths), seed=seed, **training),
+        )  # fmt: skip
     return Result(run_data(result), lambda: run_text(result), indent=None,
                   code=EXIT_REJECTS if result.rejected else 0)  # fmt: skip
 

@@ -20,11 +20,13 @@ from embedkit.runs.content import (
     TrainRun,
     as_json,
 )
+from embedkit.runs.metrics import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from embedkit.classifiers.probe import ProbeResult
     from embedkit.classifiers.train import TrainResult
     from embedkit.finetuning.folds import FinetuneResult
+    from embedkit.runs.resampling import Score
 
 __all__ = ["run_data", "run_info_text", "run_text"]
 
@@ -109,6 +111,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
              "f1": number_text(one.f1), "records": f"{one.support:,}"}
             for one in classes
         ])  # fmt: skip
+    yield from _verdicts(content)
     if content.threshold is not None:
         yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
     test, count = content.test_set, content.records.test
@@ -116,6 +119,33 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
     if test and test.seen_texts:
         yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
+
+
+def _verdicts(content: PredictionRun) -> Iterator[str]:
+    """What the scores say against predicting the majority class, or the mean."""
+    for subset, scores in content.scores.items():
+        held_out = f"held-out records ({_SUBSETS[subset]})"
+        main, loss = ("accuracy", "log_loss") if content.classes else ("r2", "rmse")
+        yield _verdict(main, scores[main], scores[main].majority, held_out)
+        if scores[loss].value > scores[loss].majority:
+            yield (
+                f"warning: {loss} is worse than that of guessing by the frequencies of the labels "
+                f"({number_text(scores[loss].value)} against {number_text(scores[loss].majority)}, "
+                f"{held_out})"
+            )
+
+
+def _verdict(metric: str, score: Score, majority: float, what: str) -> str:
+    """Where the interval of a score lies beside the score of the majority class."""
+    lower = metric in LOWER_IS_BETTER
+    ahead = majority - score.value if lower else score.value - majority
+    if math.isnan(score.low) or score.low <= majority <= score.high:
+        return f"verdict: not told apart from the majority in {metric}, {what}"
+    side = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"verdict: {abs(ahead):.3f} {side} the majority in {metric} "
+        f"(interval {number_text(score.low)} to {number_text(score.high)}), {what}"
+    )
 
 
 def _probe_results(content: ProbeRun) -> Iterator[str]:
@@ -135,6 +165,7 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
         for view in content.views
     ])  # fmt: skip
     yield f"majority {content.majority:.4f}"
+    yield _verdict(content.metric, content.nested, content.majority, "the view chosen in folds")
     yield (f"view chosen inside the folds: {content.metric} {score_text(content.nested)}; report "
            "this, not the highest row")  # fmt: skip
 

@@ -280,7 +280,8 @@ def _layer_cells(layer: LayerReport) -> dict[str, str]:
 def _senses_of(report: WordReport, cluster: int) -> str:
     if report.senses is None:
         return ""
-    mine = [s for s, c in zip(report.senses, report.clusters, strict=True) if c == cluster]
+    senses = zip(report.senses, report.clusters, strict=True)
+    mine = [sense for sense, c in senses if c == cluster and sense is not None]
     found = sorted(set(mine), key=lambda sense: (-mine.count(sense), sense))
     return " (" + ", ".join(f"{visible(s)} {mine.count(s)}" for s in found) + ")"
 

@@ -7,7 +7,7 @@ import unicodedata
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -49,33 +49,18 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(BadRow):
     """A record that is not embedded, and why."""
 
     row: int
     file: str
-    line: int | None
-    offset: int | None
-    length: int
-    reason: str
-    detail: str
-    excerpt: bytes
 
     def to_json(self) -> str:
         """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
-        return json.dumps(
-            {
-                "file": self.file,
-                "row": self.row,
-                "line": self.line,
-                "offset": self.offset,
-                "length": self.length,
-                "reason": self.reason,
-                "detail": self.detail,
-                "excerpt_b64": b64encode(self.excerpt).decode("ascii"),
-            },
-            ensure_ascii=False,
-        )
+        names = ("file", "row", "line", "offset", "length", "reason", "detail")
+        content = {name: getattr(self, name) for name in names}
+        content["excerpt_b64"] = b64encode(self.excerpt).decode("ascii")
+        return json.dumps(content, ensure_ascii=False)
 
 
 @dataclass(slots=True)
@@ -163,21 +148,15 @@ class CorpusReader:
             check_encoding(table.path, self.plan.dialect.encoding, bad=bad, seen=seen)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
-        name = self.plan.files[number].name
+        if isinstance(raw, Row):
+            cells = list(raw.cells)
+            self._count_quotes(cells)
+            if problem := _problem(cells, paired=self.plan.text_pair is not None):
+                excerpt = (cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
+                raw = BadRow(raw.line, raw.offset, raw.length, *problem, excerpt)
         if isinstance(raw, BadRow):
-            return self._reject(
-                Reject(row, name, raw.line, raw.offset, raw.length, raw.reason, raw.detail,
-                       raw.excerpt)
-            )  # fmt: skip
-        cells = list(raw.cells)
-        self._count_quotes(cells)
-        problem = _problem(cells, paired=self.plan.text_pair is not None)
-        if problem:
-            excerpt = (cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
-            reason, detail = problem
-            return self._reject(
-                Reject(row, name, raw.line, raw.offset, raw.length, reason, detail, excerpt)
-            )
+            self.counts.rejected[raw.reason] += 1
+            return Reject(**asdict(raw), row=row, file=self.plan.files[number].name)
         text = self._formed(str(cells[0]))
         if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
@@ -212,10 +191,6 @@ class CorpusReader:
             label=None if label is None else str(label),
             kept=tuple(None if cell is None else str(cell) for cell in rest),
         )
-
-    def _reject(self, reject: Reject) -> Reject:
-        self.counts.rejected[reject.reason] += 1
-        return reject
 
     def _count_form(self, text: str | None) -> None:
         if text is not None and not unicodedata.is_normalized("NFC", text):

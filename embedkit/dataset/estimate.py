@@ -30,7 +30,7 @@ class Estimate:
         rejected: records that cannot be, by reason.
         left_out: records left out by ``--min-chars``, ``--sample``, ``--limit``.
         tokens: expected tokens after truncation.
-        truncated: expected share of texts that are cut.
+        truncated: expected fraction of texts that are cut.
         bytes_per_view: expected bytes of every vector column, by name.
         bytes_total: expected size on disk.
         free_bytes: free space where the output goes.

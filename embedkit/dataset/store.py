@@ -47,8 +47,8 @@ def load(
         UsageError: there is no dataset, or it has no such vectors; the message lists what it has.
 
     Example:
-        >>> words = embedkit.load("vectors", level="word", view="6")       # doctest: +SKIP
-        >>> words.X[np.array(words.text) == "bank"].shape                 # doctest: +SKIP
+        >>> words = embedkit.load("vectors", level="word", view="6")
+        >>> words.X[np.array(words.text) == "bank"].shape
         (12, 384)
     """
     check_choice(LEVELS, level=level)

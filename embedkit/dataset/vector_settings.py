@@ -239,9 +239,9 @@ def encode_as(
         MismatchError: the checkpoint is not the one that made the dataset.
 
     Example:
-        >>> data = embedkit.load("vectors", view="mean_-1")                # doctest: +SKIP
-        >>> encode = encode_as(data.manifest, data.views)                  # doctest: +SKIP
-        >>> float(np.abs(encode(data.text) - data.X).max())                # doctest: +SKIP
+        >>> data = embedkit.load("vectors", view="mean_-1")
+        >>> encode = encode_as(data.manifest, data.views)
+        >>> float(np.abs(encode(data.text) - data.X).max())
         0.0
     """
     from embedkit.encoding.encoder import Encoder

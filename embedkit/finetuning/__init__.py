@@ -1,5 +1,5 @@
-"""End-to-end training of an encoder with a head on it, fold by fold.
+"""End-to-end training of an encoder with a head, fold by fold.
 
-Read in this order: ``data``, ``heads``, ``lora``, ``training`` (one fold), ``folds`` (all of them),
-``inference`` (predictions of a finished run).
+Read in this order: ``options``, ``data``, ``heads``, ``parameters``, ``training`` (one fold),
+``validation``, ``run`` (all folds), ``folds`` (the function ``finetune``), ``inference``.
 """

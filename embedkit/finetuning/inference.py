@@ -1,12 +1,12 @@
-"""A fine-tuned run and new texts → probabilities: the mean over the models of its folds."""
+"""Predict with a fine-tuned run: the mean over the models of its folds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from transformers import AutoConfig, AutoTokenizer
 
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import choose_device
@@ -14,7 +14,7 @@ from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import DamagedError, first_line
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.training import predict_logits
-from embedkit.runs.content import FinetuneRun, Tokens
+from embedkit.runs.content import FinetuneRun
 from embedkit.types import Float64
 
 __all__ = ["FinetunedRun"]
@@ -34,19 +34,35 @@ class FinetunedRun:
     """
 
     def __init__(self, run: Path, content: FinetuneRun, *, device: str = "auto") -> None:
-        where = choose_device(device)
+        where, tokens = choose_device(device), content.tokens
         quiet_transformers()
-        self._pad_id = content.tokens.pad_id
-        self._settings = TokenizerSettings(content.tokens.max_length)
+        self._settings = TokenizerSettings(tokens.max_length, prefix=tokens.prefix)
         # half precision is for the kind of device it was trained on
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"
-        folders = [run / "model" / name for name in content.models]
-        self._models = [_loaded(folder).to(where) for folder in folders]
-        self._tokenizer = _tokenizer(folders[0], content.tokens)
+        self._models: list[EncoderWithHead] = []
+        for folder in (run / "model" / name for name in content.models):
+            if not folder.is_dir():  # the loader would take its name for one of the hub
+                raise DamagedError(f"{folder} is missing. Make the run again.")
+            try:
+                model = EncoderWithHead.from_pretrained(
+                    str(folder), local_files_only=True, use_safetensors=True
+                )
+                if not self._models:
+                    self._tokenizer = TextTokenizer(
+                        AutoTokenizer.from_pretrained(
+                            str(folder), config=AutoConfig.for_model(**model.config.encoder),
+                            local_files_only=True, trust_remote_code=False,
+                        ),
+                        pad_id=tokens.pad_id, type_vocab=tokens.type_vocab,
+                    )  # fmt: skip
+            except Exception as error:  # the loaders raise what their many formats raise
+                raise DamagedError(f"{folder} cannot be read: {first_line(error)}.") from error
+            self._models.append(model.eval().to(where))
+        self._pad_id = tokens.pad_id
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
-        """Probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
+        """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
         tokenized = self._tokenizer.encode(texts, pairs, settings=self._settings)
         found = [
             model.outputs(
@@ -55,30 +71,3 @@ class FinetunedRun:
             for model in self._models
         ]
         return np.asarray(np.mean(found, axis=0), np.float64)
-
-
-def _loaded(folder: Path) -> Any:
-    if not folder.is_dir():  # the loader would take its name for one of the hub
-        raise DamagedError(f"{folder} is missing. Make the run again.")
-    try:
-        return EncoderWithHead.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True
-        ).eval()
-    except Exception as error:  # the loader raises what its many formats raise
-        raise DamagedError(f"{folder} cannot be read: {first_line(error)}.") from error
-
-
-def _tokenizer(folder: Path, tokens: Tokens) -> TextTokenizer:
-    from transformers import AutoConfig, AutoTokenizer
-
-    try:
-        encoder = dict(EncoderWithHead.config_class.from_pretrained(str(folder)).encoder)
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), config=AutoConfig.for_model(**encoder), local_files_only=True,
-            trust_remote_code=False,
-        )  # fmt: skip
-    except Exception as error:  # the loader raises what its many formats raise
-        raise DamagedError(
-            f"the tokenizer in {folder} cannot be read: {first_line(error)}."
-        ) from error
-    return TextTokenizer(tokenizer, pad_id=tokens.pad_id, type_vocab=tokens.type_vocab)

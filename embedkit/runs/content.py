@@ -223,11 +223,12 @@ class ViewScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """How a fine-tuned model reads tokens."""
+    """How a fine-tuned model reads texts; ``prefix`` is put before each."""
 
     max_length: int
     pad_id: int
     type_vocab: int
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

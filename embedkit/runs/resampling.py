@@ -276,7 +276,7 @@ def corrected_resampled_t(differences: Float64, *, test_fraction: float) -> floa
         test_fraction: fraction of the records that one fold holds out.
 
     >>> round(corrected_resampled_t(np.array([.02, .05, .01, .04]), test_fraction=.25), 3)
-    0.137
+    0.121
     """
     known = differences[np.isfinite(differences)]
     if len(known) < 2:

@@ -178,7 +178,13 @@ def make_split(
 
 
 def _unit(records: Labelled, *, allow_duplicates: bool = False) -> str:
-    """Return what is kept together, as :class:`SplitSettings` says it."""
+    """Return what is kept together, as :class:`SplitSettings` says it; warn of duplicates."""
+    if records.keys is None and not allow_duplicates:
+        logger.warning(
+            "neither texts nor text keys are known, as earlier versions stored none: records of "
+            "the same text may be in different folds, so that scores may be inflated by leakage. "
+            "Extract the dataset again."
+        )
     has_text = records.keys is not None and not allow_duplicates
     known = {"group": records.groups is not None, "text": has_text}
     return " and ".join(name for name, given in known.items() if given) or "record"
@@ -307,17 +313,11 @@ def records_of(data: VectorData, label: str | None = None, group: str | None = N
             f"label={label!r}: {data.path} was made with the label column {stored!r}. "
             "Split the corpus itself, or extract again with another label."
         )
-    keys = text_keys(data)
-    if keys is None:
-        logger.warning(
-            "%s holds neither texts nor text keys, so records with the same text cannot be kept "
-            "together; scores may be inflated by leakage. Extract it again.", data.path,
-        )  # fmt: skip
     return Labelled(
         source=source_of(data),
         row=data.row,
         labels=data.column("label") if stored else None,
-        keys=keys,
+        keys=text_keys(data),
         groups=data.column(group) if group else None,
     )
 

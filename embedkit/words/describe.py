@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from embedkit.dataset.record_keys import has_label, text_key
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
@@ -19,7 +22,9 @@ __all__ = ["LayerReport", "Neighbour", "WordReport", "describe_uses"]
 
 _MOST_CLUSTERS = 6
 _LEAST_SILHOUETTE = 0.1
-_SAMPLED_PAIRS = 2_000
+_SAMPLED_RECORDS = 1_000
+_SAMPLED_WORDS = 4_000
+_NAN = float("nan")
 _COMBINATION = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
 
 
@@ -32,9 +37,10 @@ class LayerReport:
         cosine: mean cosine of two different uses.
         within: mean cosine of two uses of one cluster.
         between: mean cosine of two uses of different clusters; NaN with one cluster.
-        others: mean cosine of randomly drawn words, the baseline of this layer; NaN where there is
-            no word table.
-        same_sense: fraction of uses whose nearest other use has the same sense; NaN without senses.
+        others: mean cosine of any two words of the dataset, from a random sample of all its
+            records: the baseline of this layer; NaN where there is no word table.
+        same_sense: fraction of uses whose nearest use in another text has the same sense; NaN
+            without senses. Uses without a sense are left out.
     """
 
     layer: str
@@ -70,11 +76,11 @@ class WordReport:
         uses: its uses.
         cosines: ``(uses, uses)`` float32.
         clusters: ``(uses,)`` cluster of each use, from 0, the largest first.
-        examples: numbers of the uses nearest to the mean of each cluster.
+        examples: indices of the uses nearest to the mean of each cluster.
         layers: every layer.
         neighbours: other words nearest to each cluster; empty where there is no word table.
-        senses: given sense of each use, or ``None``.
-        majority: fraction of the most frequent sense; NaN without senses.
+        senses: given sense of each use, ``None`` for a use without; ``None`` if none were given.
+        majority: fraction of the most frequent sense among uses with one; NaN without senses.
         skipped: uses without a kept token, since the text was cut before them.
     """
 
@@ -86,7 +92,7 @@ class WordReport:
     examples: tuple[tuple[int, ...], ...]
     layers: tuple[LayerReport, ...]
     neighbours: tuple[tuple[Neighbour, ...], ...]
-    senses: tuple[str, ...] | None
+    senses: tuple[str | None, ...] | None
     majority: float
     skipped: int
 
@@ -97,7 +103,7 @@ def describe_uses(
     *,
     layer: str | None = None,
     clusters: int | None = None,
-    senses: Sequence[str] | None = None,
+    senses: Sequence[str | None] | None = None,
     neighbours: int = 8,
     seed: int = 0,
 ) -> WordReport:
@@ -109,7 +115,7 @@ def describe_uses(
         layer: name of the layer for clusters and neighbours, or of a combination of stored layers;
             by default the last stored one.
         clusters: their number; by default the number with the highest silhouette, at most six.
-        senses: known sense of each use.
+        senses: known sense of each use; ``None`` or blank where it is not known.
         neighbours: number of other words for each cluster.
         seed: of the sample of other words.
 
@@ -122,28 +128,30 @@ def describe_uses(
     if not parts:
         raise UsageError(f"layer={layer!r}: expected one of {', '.join(vectors)}.")
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
-    unit = unit_rows(vectors[chosen])
+    units = {name: unit_rows(values) for name, values in vectors.items()}
+    unit = units[chosen]
     labels = _clusters(unit, clusters)
-    others = _Others(found.data, word, seed)
-    reports = tuple(
-        _layer_report(name, values, labels, others.likeness(name), senses)
-        for name, values in vectors.items()
-    )
     means = [unit[labels == c].mean(axis=0) for c in range(labels.max() + 1)]
     examples = []
     for c, mean in enumerate(means):
         mine = np.flatnonzero(labels == c)
         order = mine[np.argsort(-(unit[mine] @ mean), kind="stable")]
         examples.append(tuple(int(i) for i in order[:3]))
-    majority = float("nan")
-    if senses is not None:
-        majority = max(list(senses).count(s) for s in set(senses)) / len(senses)
+    given = None if senses is None else tuple(s if has_label(s) else None for s in senses)
+    known = [sense for sense in given or () if sense is not None]
+    data = found.data if found.data and Layout(found.data.path).parts("words") else None
+    any_two = {} if data is None else _mean_cosines(data, seed)
+    near: tuple[tuple[Neighbour, ...], ...] = ()
+    if data is not None and neighbours:
+        near = _near(data, word, chosen, parts, unit_rows(np.array(means, np.float32)), neighbours)
     return WordReport(
         word=word, layer=chosen, uses=found.uses, cosines=unit @ unit.T, clusters=labels,
-        examples=tuple(examples), layers=reports,
-        neighbours=others.near(chosen, parts, means, neighbours),
-        senses=None if senses is None else tuple(senses), majority=majority,
-        skipped=found.skipped,
+        examples=tuple(examples), neighbours=near, senses=given, skipped=found.skipped,
+        layers=tuple(
+            _layer_report(name, u @ u.T, labels, any_two.get(name, _NAN), found.uses, given)
+            for name, u in units.items()
+        ),
+        majority=max(map(known.count, known)) / len(known) if known else _NAN,
     )  # fmt: skip
 
 
@@ -187,90 +195,78 @@ def _clusters(unit: Float32, count: int | None) -> Int64:
         scores = [silhouette_score(distance, one, metric="precomputed") for one in tried]
         if max(scores) >= _LEAST_SILHOUETTE:
             labels = tried[int(np.argmax(scores))]
-    sizes = np.bincount(labels)
-    order = np.argsort(-sizes, kind="stable")
+    order = np.argsort(-np.bincount(labels), kind="stable")
     return np.argsort(order, kind="stable")[labels]
 
 
 def _layer_report(
-    name: str,
-    vectors: Float32,
-    labels: Int64,
-    others: float,
-    senses: Sequence[str] | None,
-) -> LayerReport:
-    unit = unit_rows(vectors)
-    cosines = unit @ unit.T
-    different = ~np.eye(len(unit), dtype=bool)
+    name: str, cosines: Float32, labels: Int64, others: float, uses: Sequence[Use],
+    senses: Sequence[str | None] | None,
+) -> LayerReport:  # fmt: skip
+    different = ~np.eye(len(cosines), dtype=bool)
     same = labels[:, None] == labels
-    right = float("nan")
-    if senses is not None and len(unit) > 1:
-        nearest = np.where(different, cosines, -np.inf).argmax(axis=1)
-        given = np.array(senses)
-        right = float((given[nearest] == given).mean())
     return LayerReport(
         layer=name,
         cosine=_mean(cosines[different]),
         within=_mean(cosines[different & same]),
         between=_mean(cosines[~same]),
         others=others,
-        same_sense=right,
+        same_sense=_NAN if senses is None else _same_sense(cosines, uses, senses),
     )
 
 
-def _mean(values: Float32) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+def _same_sense(cosines: Float32, uses: Sequence[Use], senses: Sequence[str | None]) -> float:
+    """Fraction of uses whose nearest use with a sense, in another text, has the same sense."""
+    known = np.array([sense is not None for sense in senses])
+    rows = np.array([use.row for use in uses])
+    _, texts = np.unique([text_key(use.text) for use in uses], return_inverse=True)
+    candidate = (rows[:, None] != rows) & (texts[:, None] != texts) & known
+    nearest = np.where(candidate, cosines, -np.inf).argmax(axis=1)
+    right = np.array([senses[i] == sense for i, sense in zip(nearest, senses, strict=True)])
+    return _mean(right[known & candidate.any(axis=1)])
 
 
-class _Others:
-    """The other words of a dataset, from its word table."""
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else _NAN
 
-    def __init__(self, data: VectorData | None, word: str, seed: int) -> None:
-        has_words = data is not None and bool(Layout(data.path).parts("words"))
-        self._data = data if has_words else None
-        self._word, self._seed = word, seed
-        self._drawn: dict[str, float] | None = None
 
-    def likeness(self, layer: str) -> float:
-        """Mean cosine of two random words of the table's first row group."""
-        if self._data is None:
-            return float("nan")
-        if self._drawn is None:
-            self._drawn = self._draw(self._data)
-        return self._drawn.get(layer, float("nan"))
-
-    def near(
-        self, layer: str, parts: Sequence[str], means: Sequence[Float32], count: int
-    ) -> tuple[tuple[Neighbour, ...], ...]:
-        """Other words nearest to the mean of each cluster, each form once."""
-        if self._data is None or count < 1:
-            return ()
-        best: list[dict[str, Neighbour]] = [{} for _ in means]
-        mean = unit_rows(np.array(means, np.float32))
-        for table in layer_tables(self._data, "words", layers=parts):
-            vectors = _combined(layer, [table.layers[name] for name in parts])
-            scores = unit_rows(vectors) @ mean.T
-            for i, text in enumerate(table.text or ()):
-                form = text.casefold().strip(".,!?;:\"'()[]…“”‘’~")
-                if not form or find_word(text, self._word):
-                    continue
-                for c, found in enumerate(best):
-                    if form not in found or scores[i, c] > found[form].cosine:
-                        found[form] = Neighbour(form, float(scores[i, c]), int(table.row[i]))
-        return tuple(
-            tuple(sorted(found.values(), key=lambda one: -one.cosine)[:count]) for found in best
-        )
-
-    def _draw(self, data: VectorData) -> dict[str, float]:
-        random = np.random.default_rng(self._seed)
-        for table in layer_tables(data, "words"):
-            if len(table.row) < 2:
-                continue
-            a, b = random.integers(len(table.row), size=(2, _SAMPLED_PAIRS))
-            different = a != b
-            a, b = a[different], b[different]
-            units = {name: unit_rows(values) for name, values in table.layers.items()}
-            return {
-                name: _mean(np.einsum("ij,ij->i", unit[a], unit[b])) for name, unit in units.items()
-            }
+def _mean_cosines(data: VectorData, seed: int) -> dict[str, float]:
+    """Mean cosine of any two of a random sample of all words, by layer."""
+    random = np.random.default_rng(seed)
+    rows = random.choice(data.row, min(len(data), _SAMPLED_RECORDS), replace=False)
+    keys = np.empty(0)
+    kept: dict[str, Float32] = {}
+    for table in layer_tables(data, "words", rows=np.sort(rows)):
+        keys = np.append(keys, random.random(len(table.row)))
+        lowest = np.argsort(keys, kind="stable")[:_SAMPLED_WORDS]
+        keys = keys[lowest]
+        for name, values in table.layers.items():
+            whole = np.concatenate([kept[name], values]) if name in kept else values
+            kept[name] = whole[lowest]
+    if (n := len(keys)) < 2:
         return {}
+    units = {name: unit_rows(values).astype(np.float64) for name, values in kept.items()}
+    return {
+        name: float((np.sum(unit.sum(axis=0) ** 2) - np.sum(unit**2)) / (n * (n - 1)))
+        for name, unit in units.items()
+    }
+
+
+def _near(
+    data: VectorData, word: str, layer: str, parts: Sequence[str], means: Float32, count: int
+) -> tuple[tuple[Neighbour, ...], ...]:
+    """Other words nearest to the mean of each cluster, each form once."""
+    best: list[dict[str, Neighbour]] = [{} for _ in means]
+    for table in layer_tables(data, "words", layers=parts):
+        vectors = _combined(layer, [table.layers[name] for name in parts])
+        scores = unit_rows(vectors) @ means.T
+        for i, text in enumerate(table.text or ()):
+            form = text.casefold().strip(".,!?;:\"'()[]…“”‘’~")
+            if not form or find_word(text, word):
+                continue
+            for c, found in enumerate(best):
+                if form not in found or scores[i, c] > found[form].cosine:
+                    found[form] = Neighbour(form, float(scores[i, c]), int(table.row[i]))
+    return tuple(
+        tuple(sorted(found.values(), key=lambda one: -one.cosine)[:count]) for found in best
+    )

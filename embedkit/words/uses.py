@@ -66,8 +66,8 @@ class UseVectors:
     skipped: int
     data: VectorData | None = None
 
-    def senses(self, column: str | None) -> list[str] | None:
-        """The value of a column for the record of each use; ``None`` without a column.
+    def senses(self, column: str | None) -> list[str | None] | None:
+        """Return the value of a column for the record of each use; ``None`` without a column.
 
         Raises:
             UsageError: the uses do not come from a dataset, or it has no such column.
@@ -77,7 +77,8 @@ class UseVectors:
         if self.data is None:
             raise UsageError(f"sense={column!r}: sentences have no columns; a dataset is needed.")
         values = dict(zip(self.data.row.tolist(), self.data.column(column), strict=True))
-        return [str(values[use.row]) for use in self.uses]
+        found = [values[use.row] for use in self.uses]
+        return [None if value is None else str(value) for value in found]
 
 
 def uses_in_dataset(

@@ -135,14 +135,12 @@ def marked_pairs(
     reader = CorpusReader(plan)
     found: list[tuple[Record, Marked, Marked]] = []
     unmarked = 0
-    for item in reader:
-        if not isinstance(item, Record):
-            continue
+    for item in (item for item in reader if isinstance(item, Record)):
         first, second = read_marked(item.text), read_marked(str(item.text_pair))
-        if first is None or second is None:
-            unmarked += 1
-        else:
+        if first and second:
             found.append((item, first, second))
+        else:
+            unmarked += 1
     if not found:
         raise UsageError(
             f"{corpus} has no pair with one word marked as [word] in {text} and {text_pair}."
@@ -212,7 +210,7 @@ def evaluate(train: MarkedPairs, test: MarkedPairs, *, seed: int = 0) -> SenseTe
 def best_threshold(cosines: Float64, same: Bool) -> tuple[float, float]:
     """Find the threshold with the highest accuracy; returns it and the accuracy.
 
-    It lies between two neighbouring cosines.
+    It is halfway between two neighbouring cosines.
 
     >>> best_threshold(np.array([0.25, 0.5, 0.75]), np.array([False, True, True]))
     (0.375, 1.0)
