@@ -38,7 +38,7 @@ WORDS = re.compile(rf"(?<![\w-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
 ALLOWED = re.compile("|".join(REAL))
 
 LEFT: dict[str, int] = {
-    "docs/api.md": 9,
+    "docs/api.md": 4,
     "embedkit/comparison/report.py": 1,
     "embedkit/dataset/inspection.py": 1,
     "embedkit/dataset/manifest.py": 2,
