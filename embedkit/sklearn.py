@@ -142,7 +142,7 @@ class TextEncoder(_Vectors):
         self.cache = cache
 
     def fit(self, X: Any, y: Any = None) -> TextEncoder:
-        """Load the checkpoint; nothing is learnt from the texts.
+        """Load the checkpoint; nothing is fitted.
 
         Raises:
             ModelError: the checkpoint cannot be found or used.

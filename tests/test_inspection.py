@@ -90,7 +90,7 @@ def test_checkpoint() -> None:
     layer = 4 * (16 * 16 + 16) + 2 * 16 * 24 + 24 + 16 + 4 * 16
     pooler = 16 * 16 + 16
     assert info.parameters == embeddings + 2 * layer + pooler
-    top = {name: count for depth, name, _, count in info.parts if depth == 0}
+    top = {name: count for depth, name, _, count in info.modules if depth == 0}
     assert top == {"embeddings": embeddings, "encoder": 2 * layer, "pooler": pooler}
     bare = REAL_LOAD(str(tiny_model(pooler=False)), device="cpu", forward="transformers")
     assert not describe_model(bare).has_pooler

@@ -85,8 +85,8 @@ def test_what_is_finished_is_known_again(tmp_path: Path) -> None:
         assert footer is not None
         assert footer.shard == 0
         assert folder.finished(1) is None
-    Layout(tmp_path / "out.incomplete").part("sentences", 0).rename(
-        Layout(tmp_path / "out.incomplete").part("sentences", 1)
+    Layout(tmp_path / "out.incomplete").shard_file("sentences", 0).rename(
+        Layout(tmp_path / "out.incomplete").shard_file("sentences", 1)
     )
     with open_job(tmp_path / "out", JOB) as folder:
         assert folder.finished(1) is None  # it says itself that it is another

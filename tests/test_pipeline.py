@@ -437,7 +437,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
         "reviews": [*small, *corpus],
         "nsmc": [*small, f"url={address}/ratings_train.txt", "sample=60",
                  f"sha256={hashlib.sha256(NSMC).hexdigest()}", f"corpus={folder / 'nsmc.txt'}"],
-        "medical_papers": [*small, f"corpus={folder / 'papers.csv'}",
+        "medical_papers": [*small, "validation=0.4", f"corpus={folder / 'papers.csv'}",
                            f"test={folder / 'test.csv'}"],
         "semantic_search": [*tiny, *corpus, "device=cpu"],
         "word_senses": [*tiny, f"corpus={folder / 'uses.tsv'}", "device=cpu"],

@@ -80,7 +80,8 @@ def test_every_command_and_exit_code_is_documented():
 def test_options_that_are_named_exist():
     from embedkit.cli.main import cli
 
-    known = {o for c in cli.commands.values() for p in c.params for o in p.opts}
+    known = {o for c in cli.commands.values() for p in c.params
+             for o in (*p.opts, *p.secondary_opts)}  # fmt: skip
     commands = re.sub(r"`python -m [^`]*`", "", README)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", commands)) - {"--strict"}
     assert named <= known

@@ -178,13 +178,13 @@ def test_the_enumeration_finds_a_wrong_order(
 
 
 def _believing(self: Any, number: int) -> Any:
-    path = self.layout.part("sentences", number)
+    path = self.layout.shard_file("sentences", number)
     if not path.is_file():
         return None
     footer = read_footer(path)
     companions: Any = footer.companions
     for folder in list(companions):
-        if not self.layout.part(folder, number).is_file():
+        if not self.layout.shard_file(folder, number).is_file():
             del companions[folder]
     self._note(number, footer, _hashes(self, number, footer))
     return footer
@@ -192,7 +192,7 @@ def _believing(self: Any, number: int) -> Any:
 
 def _hashes(self: Any, number: int, footer: Any) -> dict[str, str]:
     folders = ("sentences", *footer.companions)
-    return {name: fsio.file_sha256(self.layout.part(name, number)) for name in folders}
+    return {name: fsio.file_sha256(self.layout.shard_file(name, number)) for name in folders}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -235,7 +235,7 @@ def test_damage_is_named(dataset: Path, tmp_path: Path) -> None:
     import shutil
 
     copy = shutil.copytree(dataset, tmp_path / "copy")
-    part = Layout(copy).part("sentences", 2)
+    part = Layout(copy).shard_file("sentences", 2)
     content = bytearray(part.read_bytes())
     data = embedkit.load(copy)
     chunk = next(

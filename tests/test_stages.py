@@ -176,7 +176,7 @@ def test_the_busiest_stage_is_the_bottleneck(monkeypatch: pytest.MonkeyPatch) ->
     assert [s.name for s in found] == ["read", "encode", "write"]
     assert bottleneck(found).name == "write"
     assert [s.seconds for s in found] == pytest.approx([0.01, 0, 0.1])
-    assert [s.share for s in found] == pytest.approx([0.01 / 0.11, 0, 0.1 / 0.11])
+    assert [s.fraction for s in found] == pytest.approx([0.01 / 0.11, 0, 0.1 / 0.11])
     clock.add("encode", 60)  # a device that was busy while its host was not
     assert bottleneck(clock.stages({"write": 1, "encode": 1})).name == "encode"
     two = StageTime("write", 1.0, 2, 0.5)

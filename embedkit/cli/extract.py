@@ -148,7 +148,7 @@ def _stages_text(result: ExtractResult) -> str:
     if not result.stages:
         return ""
     lines = [
-        f"{stage.name:8} busy {stage.share:4.0%}  {duration_text(stage.seconds)}"
+        f"{stage.name:8} busy {stage.fraction:4.0%}  {duration_text(stage.seconds)}"
         + (f" in {stage.threads} threads" if stage.threads > 1 else "")
         for stage in result.stages
     ]

@@ -144,7 +144,7 @@ def _model_text(model: ModelInfo) -> str:
         f"  pooler     {pooler}",
         f"  parameters {model.parameters:,}",
     ]
-    for depth, name, kind, count in model.parts:
+    for depth, name, kind, count in model.modules:
         lines.append(f"    {'  ' * depth}{name} ({kind})".ljust(52) + f"{count:>14,}")
     return visible("\n".join(lines))
 

@@ -1,6 +1,6 @@
 """Compare runs: metrics, paired differences, significance and cost.
 
-All runs have the same split, so that every difference is paired: all methods share the bootstrap
+All runs have the same split, so that every difference is paired: all methods use the same bootstrap
 samples of :mod:`embedkit.runs.resampling`, which draw whole units. Rows are ordered by out-of-fold
 predictions; a test set decides nothing and has tests of its own.
 """

@@ -47,12 +47,12 @@ class Answer:
 
     Attributes:
         text: the label, or the value.
-        share: probability of that label; ``None`` for values.
+        proba: probability of that label; ``None`` for values.
         right: whether it is the true label; ``None`` for values.
     """
 
     text: str
-    share: float | None
+    proba: float | None
     right: bool | None
 
 
@@ -251,7 +251,7 @@ def _verdict(rows: Sequence[Row], baseline: str) -> dict[str, Any]:
 
 
 def _matrices(compared: Compared) -> list[dict[str, Any]]:
-    """Counts of decided against true labels, with shares of the true label for shading."""
+    """Counts of decided against true labels, with fractions of the true label for shading."""
     records = compared.runs.records
     count = len(records.classes)
     if not count or count > _LARGEST_MATRIX:
@@ -264,8 +264,8 @@ def _matrices(compared: Compared) -> list[dict[str, Any]]:
         y_pred = compared.predictions[row.name].y_pred[index]
         cells = np.bincount(records.y[index] * count + y_pred, minlength=count**2)
         counts = cells.reshape(count, count)
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        made.append({"name": row.name, "counts": counts.tolist(), "shares": shares.tolist()})
+        fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        made.append({"name": row.name, "counts": counts.tolist(), "fractions": fractions.tolist()})
     return made
 
 

@@ -31,7 +31,7 @@ class CorpusOptions:
         header: whether the first line names the columns; otherwise they are ``0``, ``1``, ….
         unicode: normal form of the texts: ``none``, ``nfc`` or ``nfkc``.
         min_chars: leave shorter texts out, and count them.
-        sample: use only so many records, drawn at random.
+        sample: use only so many records, sampled at random.
         seed: seed of the sample.
         limit: use only the first so many records.
 

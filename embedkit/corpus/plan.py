@@ -44,7 +44,7 @@ class CorpusPlan:
         unicode: ``none``, ``nfc`` or ``nfkc``, applied to the texts.
         min_chars: shorter texts are left out and counted.
         limit: only the first so many records, or ``None``.
-        sample: only so many records drawn at random, or ``None``.
+        sample: only so many records sampled at random, or ``None``.
         seed: seed of the sample.
         notices: sentences for the user about what was guessed.
     """

@@ -112,7 +112,7 @@ def extract(
         header: whether the first line names the columns.
         unicode: normal form of the texts: ``none``, ``nfc`` or ``nfkc``.
         min_chars: leave shorter texts out, and count them.
-        sample: use only so many records, drawn at random.
+        sample: use only so many records, sampled at random.
         seed: seed of the sample.
         limit: use only the first so many records.
         layers: see :func:`~embedkit.encoding.views.parse_layers`.
@@ -122,7 +122,7 @@ def extract(
         tokens: write token vectors.
         max_length: tokens per sequence, special ones counted.
         on_long: ``truncate``, ``window`` or ``error``.
-        stride: tokens that neighbouring windows share; by default a quarter of ``max_length``.
+        stride: tokens common to neighbouring windows; by default a quarter of ``max_length``.
         special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
         normalize: scale sentence vectors to length 1 (L2).
         prefix: put before every text, such as ``"query: "``.

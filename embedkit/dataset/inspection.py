@@ -49,7 +49,7 @@ class ModelInfo:
         tokenizer: its class, and whether it is fast.
         has_pooler: whether pooler weights are in the checkpoint.
         parameters: number of weights, the pooler's included.
-        parts: (depth, name, class, parameters) of the module tree.
+        modules: (depth, name, class, parameters) of the module tree.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelInfo:
     tokenizer: str
     has_pooler: bool
     parameters: int
-    parts: tuple[tuple[int, str, str, int], ...]
+    modules: tuple[tuple[int, str, str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def describe_model(encoder: Encoder) -> ModelInfo:
         tokenizer=kind,
         has_pooler=encoder.has_pooler,
         parameters=sum(p.numel() for p in module.parameters()) + pooler_parameters,
-        parts=tuple(parts),
+        modules=tuple(parts),
     )
 
 

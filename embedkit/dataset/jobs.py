@@ -100,7 +100,7 @@ def what_is_there(out: Path, job: Job, *, overwrite: bool) -> str:
         return ""
     if difference(_known(layout).get("settings", {}), asdict(job.settings)):
         return f"{layout.root} was begun otherwise: only --overwrite would start over"
-    shards = len(layout.parts("sentences"))
+    shards = len(layout.shard_files("sentences"))
     return f"{layout.root} holds {shards} finished shards, which would not be made again"
 
 
@@ -160,7 +160,7 @@ class JobFolder:
 
     def finished(self, number: int) -> Footer | None:
         """The footer of a shard that is there, whole and of this job; ``None`` to make it."""
-        path = self.layout.part("sentences", number)
+        path = self.layout.shard_file("sentences", number)
         try:
             digest = self._recorded_digest(number)
             if fsio.file_sha256(path) != digest:
@@ -172,7 +172,7 @@ class JobFolder:
                 return None
             digests = {"sentences": digest, **footer.companions}
             for folder, expected in footer.companions.items():
-                if fsio.file_sha256(self.layout.part(folder, number)) != expected:
+                if fsio.file_sha256(self.layout.shard_file(folder, number)) != expected:
                     return None
         except (ValueError, OSError, pa.ArrowException):
             return None
@@ -234,7 +234,7 @@ class JobFolder:
         return manifest
 
     def _write(self, folder: str, number: int, data: pa.Buffer) -> None:
-        path = self.layout.part(folder, number)
+        path = self.layout.shard_file(folder, number)
         fsio.write_durably(path, memoryview(data), scratch=self.layout.scratch)
 
     def _recorded_digest(self, number: int) -> str:
@@ -244,7 +244,7 @@ class JobFolder:
             OSError: nothing was recorded.
         """
         if self.layout.manifest.is_file():  # the hashes may be gone: it was about to be renamed
-            name = f"sentences/{self.layout.part('sentences', number).name}"
+            name = f"sentences/{self.layout.shard_file('sentences', number).name}"
             files = read_manifest(self.layout.root).files
             if name in files:
                 return files[name].sha256
@@ -252,7 +252,7 @@ class JobFolder:
 
     def _note(self, number: int, footer: Footer, digests: Mapping[str, str]) -> None:
         for folder, digest in digests.items():
-            path = self.layout.part(folder, number)
+            path = self.layout.shard_file(folder, number)
             self._files[f"{folder}/{path.name}"] = FileEntry(
                 pq.read_metadata(path).num_rows, path.stat().st_size, digest
             )

@@ -57,7 +57,7 @@ class Layout:
         """Where the hash of a sentence file is."""
         return self.digests / f"{number:05d}"
 
-    def part(self, folder: str, number: int) -> Path:
+    def shard_file(self, folder: str, number: int) -> Path:
         """A shard file, such as ``sentences/part-00000.parquet``."""
         return self.root / folder / f"part-{number:05d}.parquet"
 
@@ -68,7 +68,7 @@ class Layout:
             return []
         return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
 
-    def parts(self, folder: str) -> list[Path]:
+    def shard_files(self, folder: str) -> list[Path]:
         """The shard files of a folder in order."""
         names = [name for name in self.content(folder) if _PART.fullmatch(name)]
         return [self.root / folder / name for name in sorted(names, key=lambda n: (len(n), n))]

@@ -203,7 +203,7 @@ class TableReader:
                 raise ValueError(f"{rows} rows, {self._rows(number)} were written")
 
     def _part(self, number: int) -> Path:
-        return self._layout.part(self._table, number)
+        return self._layout.shard_file(self._table, number)
 
     def _open(self, number: int) -> pq.ParquetFile:
         with self._damage(number):

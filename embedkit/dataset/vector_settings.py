@@ -59,7 +59,7 @@ class VectorOptions:
         normalize: whether sentence vectors are scaled to length 1.
         max_length: tokens per sequence.
         on_long: ``truncate``, ``window`` or ``error``.
-        stride: tokens that neighbouring windows share.
+        stride: tokens that neighbouring windows have in common.
         prefix: put before every text.
         precision: that the encoder computes in.
         batch_tokens: tokens per batch.

@@ -138,7 +138,7 @@ def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
     if totals.accepted + totals.rejected + totals.left_out != totals.records:
         found.problems.append("accepted + rejected + left out is not the number of records")
     for kind in ("words", "tokens"):
-        for part in layout.parts(kind):
+        for part in layout.shard_files(kind):
             for batch in _batches(part, found):
                 if not set(batch.column("row").to_numpy().tolist()) <= accepted:
                     found.problems.append(f"{kind}/{part.name} has rows that no sentence has")
@@ -157,7 +157,7 @@ def _sentence_rows(layout: Layout, found: Verification) -> set[int]:
     """All row numbers of the sentence table; complains where they do not ascend."""
     seen = set[int]()
     last = -1
-    for part in layout.parts("sentences"):
+    for part in layout.shard_files("sentences"):
         for batch in _batches(part, found):
             rows = batch.column("row").to_numpy()
             if not len(rows):
@@ -194,7 +194,7 @@ def _recompute(
     encoder = encode_as(
         manifest, list(manifest.views), owner=str(folder), device=device, model=model
     )
-    parts = Layout(folder).parts("sentences")
+    parts = Layout(folder).shard_files("sentences")
     chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
     for number in sorted(chosen.tolist()):
         found.recomputed_shards.append(number)

@@ -28,13 +28,13 @@ class StageTime:
         name: ``read``, ``tokenize``, ``encode`` or ``write``.
         seconds: working time, summed over its threads.
         threads: how many threads it had.
-        share: part of the wall time that its threads worked, 0 to 1.
+        fraction: of the wall time that its threads worked, 0 to 1.
     """
 
     name: str
     seconds: float
     threads: int
-    share: float
+    fraction: float
 
 
 class Clock:
@@ -71,7 +71,7 @@ class Clock:
 
 def bottleneck(stages: Iterable[StageTime]) -> StageTime:
     """The stage that the others waited for: the busiest one."""
-    return max(stages, key=lambda stage: stage.share)
+    return max(stages, key=lambda stage: stage.fraction)
 
 
 @contextmanager

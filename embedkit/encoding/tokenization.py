@@ -49,7 +49,7 @@ class TokenizerSettings:
     Attributes:
         max_length: tokens per sequence, special ones counted.
         on_long: ``truncate``, ``window`` or ``error`` for texts with more.
-        stride: tokens that neighbouring windows share (the meaning it has in Hugging Face).
+        stride: tokens common to neighbouring windows (the meaning it has in Hugging Face).
         prefix: put before every text, such as ``"query: "``; not stored.
     """
 

@@ -1,7 +1,7 @@
 """Uncertainty of metrics: a bootstrap of sampling units, intervals and paired tests.
 
 A unit is what the split keeps together: a group, else the records of one text, else one record,
-with all its repeats. Whole units are drawn with replacement. A metric is a function of weighted
+with all its repeats. Whole units are sampled with replacement. A metric is a function of weighted
 records, so that a sample is a vector of counts, no record is copied, many samples are computed at
 once, and several methods share the same draws. ``docs/method.md`` has the sources.
 """
@@ -138,17 +138,17 @@ def bootstrap_weights(unit: Int64, *, seed: int, samples: int) -> Iterator[Float
         samples: number of bootstrap samples.
 
     Yields:
-        ``(a few samples, n)`` how often each record is drawn.
+        ``(a few samples, n)`` how often each record is sampled.
     """
     names, unit = np.unique(unit, return_inverse=True)
     count = len(names)
     random = np.random.default_rng(seed)
     step = max(1, min(64, _AT_ONCE // len(unit)))
     for start in range(0, samples, step):
-        drawn = np.empty((min(step, samples - start), count))
-        for row in drawn:
+        sampled = np.empty((min(step, samples - start), count))
+        for row in sampled:
             row[:] = np.bincount(random.integers(count, size=count), minlength=count)
-        yield drawn[:, unit]
+        yield sampled[:, unit]
 
 
 def resample(
@@ -175,16 +175,16 @@ def scored(
         seed: of the bootstrap.
         samples: number of bootstrap samples; 0 for no intervals.
     """
-    drawn = resample(metrics, unit, seed=seed, samples=samples)
+    sampled = resample(metrics, unit, seed=seed, samples=samples)
     found = {}
     for name, metric in metrics.items():
         value = metric.value(len(unit))
-        ends = interval(value, drawn[name], scale=metric.scale, units=metric.units(unit))
+        ends = interval(value, sampled[name], scale=metric.scale, units=metric.units(unit))
         found[name] = Score(value, *ends)
     return found
 
 
-def interval(value: float, drawn: Float64, *, scale: str, units: float) -> tuple[float, float]:
+def interval(value: float, sampled: Float64, *, scale: str, units: float) -> tuple[float, float]:
     """Return the 95 % interval of a value.
 
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
@@ -193,14 +193,14 @@ def interval(value: float, drawn: Float64, *, scale: str, units: float) -> tuple
 
     Args:
         value: of all records.
-        drawn: ``(samples,)`` values in bootstrap samples; those that are undefined are NaN.
+        sampled: ``(samples,)`` values in bootstrap samples; those that are undefined are NaN.
         scale: as in :class:`Metric`.
         units: effective number of units.
 
     Returns:
         Lower and upper end; NaN where there are no samples.
     """
-    margin = _margin(drawn, units)
+    margin = _margin(sampled, units)
     if not np.isfinite(value) or np.isnan(margin):
         return float("nan"), float("nan")
     low, high = _SCALES[scale].bounds
@@ -214,14 +214,14 @@ def interval(value: float, drawn: Float64, *, scale: str, units: float) -> tuple
     return min(back(middle - margin), value), max(back(middle + margin), value)
 
 
-def difference_interval(value: float, drawn: Float64, *, units: float) -> tuple[float, float]:
+def difference_interval(value: float, sampled: Float64, *, units: float) -> tuple[float, float]:
     """Return the 95 % interval of a difference from its values ``(samples,)`` in samples."""
-    margin = _margin(drawn, units)
+    margin = _margin(sampled, units)
     return value - margin, value + margin
 
 
 def paired_tests(
-    values: Float64, drawn: Float64, pairs: Sequence[tuple[int, int]], *, units: float
+    values: Float64, sampled: Float64, pairs: Sequence[tuple[int, int]], *, units: float
 ) -> tuple[Float64, Float64]:
     """Test whether methods differ in a metric, from bootstrap samples that they share.
 
@@ -232,7 +232,7 @@ def paired_tests(
 
     Args:
         values: ``(methods,)`` metric of every method on all records.
-        drawn: ``(samples, methods)`` the same in bootstrap samples.
+        sampled: ``(samples, methods)`` the same in bootstrap samples.
         pairs: methods that are compared; all pairs where the best is chosen by the same records.
         units: effective number of units.
 
@@ -243,7 +243,7 @@ def paired_tests(
     one, other = np.array(pairs, np.int64).reshape(-1, 2).T
     delta = np.abs(values[one] - values[other])
     known = np.flatnonzero(np.isfinite(delta))
-    moved = drawn[:, one[known]] - drawn[:, other[known]]
+    moved = sampled[:, one[known]] - sampled[:, other[known]]
     moved = moved[np.isfinite(moved).all(1)]
     if not len(known) or not len(moved):
         return p, corrected
@@ -316,8 +316,8 @@ def _as_normal(t: Float64, units: float) -> Float64:
     return np.asarray(stats.norm.isf(np.exp(tail)), np.float64)
 
 
-def _margin(drawn: Float64, units: float) -> float:
-    known = drawn[np.isfinite(drawn)]  # a sample may hold one class only
+def _margin(sampled: Float64, units: float) -> float:
+    known = sampled[np.isfinite(sampled)]  # a sample may hold one class only
     if len(known) < 2:
         return float("nan")
     spread = float(known.std())

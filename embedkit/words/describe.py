@@ -139,7 +139,7 @@ def describe_uses(
         examples.append(tuple(int(i) for i in order[:3]))
     given = None if senses is None else tuple(s if has_label(s) else None for s in senses)
     known = [sense for sense in given or () if sense is not None]
-    data = found.data if found.data and Layout(found.data.path).parts("words") else None
+    data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
     any_two = {} if data is None else _mean_cosines(data, seed)
     near: tuple[tuple[Neighbour, ...], ...] = ()
     if data is not None and neighbours:

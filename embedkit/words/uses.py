@@ -97,7 +97,7 @@ def uses_in_dataset(
         UsageError: there are no such vectors, no texts, or the word does not occur.
     """
     data = load(dataset)
-    kind = next((k for k in ("tokens", "words") if Layout(data.path).parts(k)), None)
+    kind = next((k for k in ("tokens", "words") if Layout(data.path).shard_files(k)), None)
     if kind is None:
         raise UsageError(
             f"{dataset} has no word vectors. Extract it again with words='mean' or tokens=True, "
