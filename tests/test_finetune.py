@@ -48,7 +48,7 @@ from embedkit.runs.content import FinetuneRun, TrainRun, as_json
 from embedkit.runs.folder import read_run, resumable_run
 from embedkit.runs.metrics import Threshold, classification_scores
 from embedkit.runs.split_files import TEST, Split, SplitSettings, read_split, write_split
-from embedkit.runs.splits import split
+from embedkit.runs.splits import assign_folds, split
 from tests.processes import Process, command
 from tests.store_fixtures import load_quickly, tiny_model
 
@@ -956,3 +956,15 @@ def test_on_a_gpu(shared: Path, tmp_path: Path) -> None:
     assert scores.value > scores.majority + 0.1
     outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(["the movie good was 1"])
     assert outputs.shape == (1, 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shared_validation_records_are_of_all_folds(seed: int) -> None:
+    """A split with the same seed must not put them all into one fold."""
+    strata, group = np.arange(200) % 2, np.arange(200)
+    folds = assign_folds(strata, group, 4, seed=seed)
+    chosen = validation_records(
+        group, 0.2, group=group, strata=strata, seed=seed + run_module.SHARED_SEED, trains=[]
+    )
+    assert len(chosen) == 40
+    assert np.bincount(folds[chosen], minlength=4).min() >= 4

@@ -65,6 +65,11 @@ logger = logging.getLogger(__name__)
 _VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
+SHARED_SEED = 104_729
+"""Added to the seed for validation records that all folds share: with the seed of the split itself
+they would all be of one fold."""
+
+
 @dataclass(frozen=True)
 class FoldsOfRun:
     """A run with all its settings; nothing is written before :meth:`complete`."""
@@ -117,7 +122,7 @@ class FoldsOfRun:
         the mean of all models can be chosen on their mean predictions.
         """
         trains = [self.split.fold(*fold)[0] for fold in self._folds()]
-        seed = self.options.seed
+        seed = self.options.seed + SHARED_SEED
         both = self._validation(self.split.in_folds, self.options.validation, seed, trains)
         threshold = self._validation(both, 0.5, seed + 1, ())
         return np.setdiff1d(both, threshold), threshold
