@@ -41,6 +41,7 @@ from embedkit.errors import (
 from embedkit.fsio import exclusive
 from embedkit.predict import Prediction, Predictor, _Trained, parse_label_names
 from embedkit.prediction_files import PredictedRecord, write_prediction_file
+from embedkit.runs.content import ReportedScore, TrainRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.splits import split
@@ -169,6 +170,26 @@ def test_info_of_a_run(shared: Path, tmp_path: Path) -> None:
         assert words in done.stdout
     as_json = command("info", shared / "run", "--json", cwd=tmp_path)
     assert json.loads(as_json.stdout) == content
+
+
+def test_a_verdict_in_words(shared: Path) -> None:
+    content = read_run(shared / "run")
+    assert isinstance(content, TrainRun)
+
+    def text(accuracy: tuple[float, float, float], loss: float) -> str:
+        scores = {
+            "accuracy": ReportedScore(*accuracy, majority=0.5),
+            "log_loss": ReportedScore(loss, loss - 0.01, loss + 0.01, majority=0.69),
+        }
+        made = replace(content, scores={"cross_validation": scores}, per_class={})
+        return run_info_text(shared / "run", made)
+
+    ahead = text((0.8, 0.7, 0.9), 0.4)
+    assert "verdict: 0.300 ahead of the majority in accuracy" in ahead
+    assert "worse than" not in ahead
+    assert "not told apart from the majority" in text((0.52, 0.45, 0.6), 0.4)
+    assert "0.200 behind the majority" in text((0.3, 0.2, 0.4), 0.4)
+    assert "log_loss is worse than that of guessing" in text((0.8, 0.7, 0.9), 0.9)
 
 
 def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
