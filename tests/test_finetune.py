@@ -593,7 +593,9 @@ fsio.write_durably = until
 """
 
 
-@pytest.mark.parametrize("extra", [(), ("--lora", "2")], ids=["weights", "lora"])
+@pytest.mark.parametrize(
+    "extra", [(), pytest.param(("--lora", "2"), marks=pytest.mark.slow)], ids=["weights", "lora"]
+)
 def test_killed_in_the_third_fold_it_goes_on_there(
     shared: Path, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:

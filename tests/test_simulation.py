@@ -64,6 +64,7 @@ def highest(areas: dict[str, tuple[float, float]]) -> float:
     return max((mean - 0.5) / error for mean, error in areas.values())
 
 
+@pytest.mark.slow
 def test_a_blend_of_noise_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is stacked on out-of-fold predictions, whose models know the fold's labels."""
     assert highest(blends(200, repetitions=50)) < 3.5

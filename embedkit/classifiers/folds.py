@@ -136,6 +136,8 @@ def side_by_side(
     with threadpool_limits(1), warnings.catch_warnings():
         # the weak end of a path may not converge; its inner score says what that is worth
         warnings.simplefilter("ignore", ConvergenceWarning)
+        # filters are those of the process: one set by a thread ends when another thread's does
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         run = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
         for result in run(delayed(one)(task) for task in waiting):
             found.append(result)
