@@ -308,12 +308,15 @@ def test_a_threshold_chosen_on_the_held_out_fold_is_noticed(
 
     honest = tuning.fit
 
-    def leaking(features: Any, target: Any, split: Any, *rest: Any, **options: Any) -> Any:
-        fitted = honest(features, target, split, *rest, **options)
+    def leaking(
+        features: Any, target: Any, split: Any, train: Any, *rest: Any, **options: Any
+    ) -> Any:
+        fitted = honest(features, target, split, train, *rest, **options)
         held = np.flatnonzero(split.folds[:, 0] == 2)
-        proba = tuning.predict_proba(fitted.pipeline, features[held], target)
-        if fitted.inner is not None:
-            fitted.inner[: len(held)] = proba[: len(fitted.inner)]
+        # the threshold that is best for the held-out records: another when they are changed
+        cut = 0.98 if np.abs(features[held]).max() > 20 else 0.02
+        positive = cut + 1e-3 * (2 * target.y[train] - 1)
+        fitted.inner[:] = np.stack([1 - positive, positive], axis=1)
         return fitted
 
     monkeypatch.setattr(folds, "fit", leaking)
