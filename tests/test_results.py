@@ -316,6 +316,7 @@ def test_a_threshold_chosen_on_the_held_out_fold_is_noticed(
         # the threshold that is best for the held-out records: another when they are changed
         cut = 0.98 if np.abs(features[held]).max() > 20 else 0.02
         positive = cut + 1e-3 * (2 * target.y[train] - 1)
+        assert fitted.inner is not None
         fitted.inner[:] = np.stack([1 - positive, positive], axis=1)
         return fitted
 
