@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from inspect import signature
 from typing import Any
 
@@ -227,10 +228,11 @@ class _Records:
         fewest = len(self._y) // 2  # two thirds are trained on, unless groups are large
         return tuple(value for value in self._row.values if value <= fewest) or (1,)
 
+    @cached_property
     def _inner_folds(self) -> list[tuple[Int64, Int64]]:
         """Train and test indices; for a sigmoid, every training side has all classes."""
         count = min(self._n_folds, len(np.unique(self._group)))
-        found = inner_folds(self._strata, self._group, count, seed=self._settings.seed)
+        found = _assigned(self._strata.tobytes(), self._group.tobytes(), count, self._settings.seed)
         for train, _ in found if self._calibrated else ():
             missing = np.setdiff1d(self._strata, self._strata[train])
             if len(missing):
@@ -245,7 +247,7 @@ class _Records:
     def folds(self, scaling: str) -> list[_Fold]:
         """Return the inner folds with their features, fitted on the training side of each."""
         made = []
-        for train, test in self._inner_folds():
+        for train, test in self._inner_folds:
             steps, estimator = build_features(self._settings, scaling), self._estimator(None)
             if self._row.warm:
                 estimator.set_params(warm_start=True, tol=_INNER_TOLERANCE)
@@ -298,7 +300,7 @@ class _Records:
         if self._calibrated:
             from sklearn.calibration import CalibratedClassifierCV
 
-            estimator = CalibratedClassifierCV(estimator, cv=self._inner_folds(), ensemble=False)
+            estimator = CalibratedClassifierCV(estimator, cv=self._inner_folds, ensemble=False)
         self._fit(estimator, X, np.arange(len(self._y)))
         if self._calibrated:
             estimator.set_params(cv=self._n_folds)  # the indices do not belong into a saved model
@@ -336,6 +338,13 @@ class _Records:
         weight = np.ones(len(y)) if self._weight is None else self._weight
         value = float(metrics[metric](weight[None])[0])
         return -value if metric in LOWER_IS_BETTER else value
+
+
+@lru_cache(maxsize=32)
+def _assigned(strata: bytes, group: bytes, count: int, seed: int) -> list[tuple[Int64, Int64]]:
+    """Inner folds, kept for the next view or scaling: dividing groups takes longer than a fit."""
+    classes, groups = (np.frombuffer(values, np.int64) for values in (strata, group))
+    return inner_folds(classes, groups, count, seed=seed)
 
 
 def _early_stopping(estimator: Any, X: Any, y: NDArray[Any]) -> dict[str, Any]:
