@@ -117,6 +117,23 @@ def test_inner_folds_never_divide_a_group() -> None:
         assert not set(inner[fold.train]) & set(inner[fold.test])
 
 
+def test_the_error_of_a_mean_takes_a_group_as_one_unit() -> None:
+    """Each record written four times has the standard error of the records once."""
+    values = np.random.default_rng(0).normal(size=50)
+    target, four = Target(np.arange(50) % 2, ("0", "1")), np.repeat(np.arange(50), 4)
+
+    def error(index: Any, group: Any) -> float:
+        made = Split(np.arange(len(index)), group, group[:, None], split_of(target.y).settings)
+        settings = EstimatorSettings()
+        wide = Target(target.y[index], target.classes)
+        records = _Records(np.zeros((len(index), 2)), wide, made, np.arange(len(index)), settings)
+        return records._standard_error(values[index])
+
+    once, repeated = error(np.arange(50), np.arange(50)), error(four, four)
+    assert repeated == pytest.approx(once)
+    assert once == pytest.approx(values.std() / np.sqrt(50))
+
+
 @pytest.mark.parametrize("tune", [False, True])
 def test_inner_predictions_are_of_records_that_the_inner_model_had_not_seen(tune: bool) -> None:
     """Neighbours weighted by distance know every record that they were fitted on."""

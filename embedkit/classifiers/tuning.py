@@ -196,11 +196,17 @@ class _Records:
             near = [best]
             for one in tried:
                 worse = self._losses(one[1]) - losses
-                close = worse.mean() <= _ERRORS * worse.std() / np.sqrt(len(worse))
+                close = worse.mean() <= _ERRORS * self._standard_error(worse)
                 if close and one[0].score > self._score(guess):
                     near.append(one)
             best = min(near[1:] or near, key=lambda one: self._distance(one[0]))
         return best
+
+    def _standard_error(self, values: Float64) -> float:
+        """Standard error of the mean of values ``(n,)``, of which those of a group are one unit."""
+        _, group = np.unique(self._group, return_inverse=True)
+        sums = np.bincount(group, values - values.mean())
+        return float(np.sqrt((sums**2).sum()) / len(values))
 
     def _distance(self, choice: Choice) -> float:
         """Decades between a value and the default; another scaling counts little."""
@@ -209,16 +215,16 @@ class _Records:
 
     def _path(self, scaling: str, values: tuple[Any, ...]) -> list[tuple[Choice, Float64]]:
         """Follow the values until they get worse; return those that have a score."""
-        grid, folds, default = self._values(), self.folds(scaling), self._row.default
+        grid, folds = self._values(), self.folds(scaling)
+        reaches_default = values.index(self._row.default) if self._row.default in values else 0
         edges = {grid[0], grid[-1]} if len(grid) > 1 else set()
         tried: list[tuple[Choice, Float64]] = []
-        for value in values:
+        for number, value in enumerate(values):
             proba, rounds = self.predict(folds, value)
             score = self._score(proba)
             if np.isfinite(score):
                 tried.append((Choice(scaling, value, rounds, score, value in edges), proba))
-                beyond = value in values[values.index(default) :] if default in values else True
-                if beyond and score < max(one[0].score for one in tried):
+                if number >= reaches_default and score < max(one[0].score for one in tried):
                     break
         return tried
 
@@ -232,7 +238,10 @@ class _Records:
     def _inner_folds(self) -> list[tuple[Int64, Int64]]:
         """Train and test indices; for a sigmoid, every training side has all classes."""
         count = min(self._n_folds, len(np.unique(self._group)))
-        found = _assigned(self._strata.tobytes(), self._group.tobytes(), count, self._settings.seed)
+        strata, group = (
+            values.astype(np.int64).tobytes() for values in (self._strata, self._group)
+        )
+        found = _assigned(strata, group, count, self._settings.seed)
         for train, _ in found if self._calibrated else ():
             missing = np.setdiff1d(self._strata, self._strata[train])
             if len(missing):
