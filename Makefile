@@ -13,7 +13,7 @@ help:
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
-	@echo "make simulate  error rates of verdicts and intervals where the truth is known (an hour)"
+	@echo "make simulate  error rates of verdicts and intervals where the truth is known (20 minutes)"
 
 # torch comes first and pinned: an open range would fetch several gigabytes of CUDA packages
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from embedkit.comparison.blend import blend
 from embedkit.runs.metrics import LOWER_IS_BETTER, classification_metrics, regression_metrics
@@ -24,9 +25,10 @@ from embedkit.runs.predictions import Predictions, metrics_of
 from embedkit.runs.resampling import (
     Metric,
     difference_interval,
+    influences,
     interval,
     paired_tests,
-    resample,
+    unit_count,
 )
 from embedkit.runs.splits import assign_folds, inner_folds
 from embedkit.runs.targets import Target
@@ -49,20 +51,21 @@ class World:
     Attributes:
         name: for tables.
         positives: fraction of the second class; 0 for a regression.
-        group: records of a group; 1 for independent records, 0 for texts that occur 1 to 4 times.
+        group: fewest and most records of a group.
         alike: correlation of the noise of a group's records, labels included.
+        freedom: of Student's t, of which the noise is; of normal noise infinite.
     """
 
     name: str
     positives: float = 0.4
-    group: int = 1
+    group: tuple[int, int] = (1, 1)
     alike: float = 0.0
+    freedom: float = np.inf
 
     def units(self, random: np.random.Generator, count: int) -> Int64:
         """Return the unit ``(count,)`` of each record."""
-        if self.group:
-            return np.arange(count) // self.group
-        sizes = random.integers(1, 5, size=count)
+        low, high = self.group
+        sizes = random.integers(low, high + 1, size=count)
         return np.repeat(np.arange(count), sizes)[:count]
 
     def draw(
@@ -80,14 +83,19 @@ class World:
         """
         unit = self.units(random, count)
 
+        def one(size: int) -> Float64:
+            if np.isinf(self.freedom):
+                return random.normal(size=size)
+            return random.standard_t(self.freedom, size=size)
+
         def noise() -> Float64:
-            own, shared = random.normal(size=count), random.normal(size=unit[-1] + 1)[unit]
+            own, shared = one(count), one(unit[-1] + 1)[unit]
             return np.asarray(np.sqrt(1 - self.alike) * own + np.sqrt(self.alike) * shared)
 
         latent, common = noise(), noise()
         if not self.positives:
             return unit, latent, [s * latent + 0.5 * common + 0.5 * noise() for s in methods]
-        edge = float(np.quantile(_normal(), 1 - self.positives))
+        edge = stats.norm.isf(self.positives)
         y = (latent > edge).astype(np.float64)
         prior = np.log(self.positives / (1 - self.positives))
         found = []
@@ -109,18 +117,15 @@ class World:
         return {name: found[name] for name in CLASSES}
 
 
-@cache
-def _normal() -> Float64:
-    return np.random.default_rng(0).normal(size=LARGE)
-
-
 WORLDS = (
     World("independent"),
-    World("groups of 10", group=10, alike=0.5),
-    World("texts 1 to 4 times", group=0, alike=1.0),
+    World("groups of 10", group=(10, 10), alike=0.5),
+    World("texts 1 to 4 times", group=(1, 4), alike=1.0),
     World("5 % positives", positives=0.05),
     World("values", positives=0),
-    World("values, groups of 10", positives=0, group=10, alike=0.5),
+    World("values, groups of 10", positives=0, group=(10, 10), alike=0.5),
+    World("unequal groups, long tails", group=(1, 19), alike=0.5, freedom=5),
+    World("values, unequal groups, long tails", positives=0, group=(1, 19), alike=0.5, freedom=5),
 )
 
 
@@ -132,13 +137,12 @@ def strength(world: World) -> float:
 @cache
 def truth(world: World, strong: float) -> dict[str, float]:
     """Return the metrics of a method in the whole population, from very many records."""
-    whole = World("", world.positives)
-    _, y, (predicted,) = whole.draw(np.random.default_rng(1), LARGE, [strong])
-    return {name: m.value(LARGE) for name, m in whole.metrics(y, predicted).items()}
+    _, y, (predicted,) = world.draw(np.random.default_rng(1), LARGE, [strong])
+    return {name: m.value(LARGE) for name, m in world.metrics(y, predicted).items()}
 
 
 def single(
-    world: World, count: int, *, repetitions: int, samples: int, seed: int = 0
+    world: World, count: int, *, repetitions: int, flips: int, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     """Return, by metric, rates for two equal methods and one that is better.
 
@@ -155,24 +159,24 @@ def single(
         unit, y, predicted = world.draw(random, count, [usual, usual, better])
         metrics = {(m, k): metric for k, p in enumerate(predicted)
                    for m, metric in world.metrics(y, p).items()}  # fmt: skip
-        drawn = resample(metrics, unit, seed=number, samples=samples)
+        influence = influences(metrics, unit, seed=number)
         for m in true:
             value = np.array([metrics[m, k].value(count) for k in range(3)])
-            moved = np.stack([drawn[m, k] for k in range(3)], axis=1)
-            units = metrics[m, 0].units(unit, paired=True)
+            moved = np.stack([influence[m, k] for k in range(3)], axis=1)
+            metric = metrics[m, 0]
             low, high = interval(
-                value[0], moved[:, 0], scale=metrics[m, 0].scale, units=metrics[m, 0].units(unit)
+                value[0], moved[:, 0], scale=metric.scale, units=metric.units(unit)
             )
-            wide = difference_interval(value[2] - value[0], moved[:, 2] - moved[:, 0], units=units)
-            equal, unequal = (
-                float(paired_tests(value, moved, [pair], units=units)[0][0])
-                for pair in ((0, 1), (0, 2))
-            )
+            wide = difference_interval(value[2] - value[0], moved[:, 2] - moved[:, 0])
+            p, _ = paired_tests(
+                value, moved, [(0, 1), (0, 2)], units=unit_count(unit),
+                rests_on=metric.units(unit, paired=True), seed=number, flips=flips,
+            )  # fmt: skip
             found[m].append((
-                equal < 0.05,
+                p[0] < 0.05,
                 low <= true[m] <= high,
                 wide[0] <= true_better[m] - true[m] <= wide[1],
-                unequal < 0.05,
+                p[1] < 0.05,
             ))  # fmt: skip
     names = ("false verdicts", "coverage", "difference", "power")
     return {
@@ -182,7 +186,7 @@ def single(
 
 
 def several(
-    world: World, count: int, methods: int, *, repetitions: int, samples: int, seed: int = 0
+    world: World, count: int, methods: int, *, repetitions: int, flips: int, seed: int = 0
 ) -> dict[str, float]:
     """Return, by metric, how often the best of equal methods is called better than another."""
     usual = strength(world)
@@ -193,13 +197,15 @@ def several(
         unit, y, predicted = world.draw(random, count, [usual] * methods)
         metrics = {(m, k): metric for k, p in enumerate(predicted)
                    for m, metric in world.metrics(y, p).items() if m in wrong}  # fmt: skip
-        drawn = resample(metrics, unit, seed=number, samples=samples)
+        influence = influences(metrics, unit, seed=number)
         for m, found in wrong.items():
             value = np.array([metrics[m, k].value(count) for k in range(methods)])
-            moved = np.stack([drawn[m, k] for k in range(methods)], axis=1)
+            moved = np.stack([influence[m, k] for k in range(methods)], axis=1)
             best = int(np.argmax(-value if m in LOWER_IS_BETTER else value))
-            units = metrics[m, 0].units(unit, paired=True)
-            _, p = paired_tests(value, moved, pairs, units=units)
+            _, p = paired_tests(
+                value, moved, pairs, units=unit_count(unit),
+                rests_on=metrics[m, 0].units(unit, paired=True), seed=number, flips=flips,
+            )  # fmt: skip
             found.append(any(p[i] < 0.05 for i, pair in enumerate(pairs) if best in pair))
     return {m: float(np.mean(found)) for m, found in wrong.items()}
 
@@ -257,11 +263,12 @@ def blends(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1_000)
-    parser.add_argument("--samples", type=int, default=500, help="bootstrap samples")
+    parser.add_argument("--flips", type=int, default=1_000, help="random signs of a test")
     parser.add_argument("--only", nargs="+", default=["single", "several", "blends"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[200, 2_000])
     options = parser.parse_args()
-    how = {"repetitions": options.repetitions, "samples": options.samples}
+    how = {"repetitions": options.repetitions, "flips": options.flips}
+    fewer = how | {"repetitions": options.repetitions * 2 // 5}
     if "single" in options.only:
         for world in WORLDS:
             found = {n: single(world, n, **how) for n in options.sizes}
@@ -275,7 +282,7 @@ def main() -> None:
     if "several" in options.only:
         for world in (w for w in WORLDS if w.name in ("independent", "groups of 10", "values")):
             columns = {
-                f"{methods} methods, {n}": several(world, n, methods, **how)
+                f"{methods} methods, {n}": several(world, n, methods, **fewer)
                 for methods in (3, 8, 12) for n in options.sizes
             }  # fmt: skip
             print(f"\nbest of equal methods: {world.name}\n")

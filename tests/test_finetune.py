@@ -132,7 +132,7 @@ def test_it_learns_and_the_scores_are_of_the_predictions(shared: Path) -> None:
                        ("test", found[found["fold"] == "test"])):  # fmt: skip
         wanted = classification_scores(
             rows["y_true"].astype(int).to_numpy(), rows[["proba_0", "proba_1"]].to_numpy(),
-            rows["y_pred"].astype(int).to_numpy(), samples=0,
+            rows["y_pred"].astype(int).to_numpy(), intervals=False,
         )  # fmt: skip
         for name, score in wanted.items():
             assert content.scores[part][name].value == pytest.approx(score.value)
@@ -463,7 +463,7 @@ def test_a_test_file_without_labels_goes_into_the_blend(shared: Path, tmp_path: 
     tuned(shared / "corpus.tsv", tmp_path / "tuned", test=new, epochs=1, **given)
     for features in ("vectors", "tfidf"):
         train(shared / "data", out=tmp_path / features, test=new, features=features, **given)
-    found = compare([tmp_path / n for n in ("tuned", "vectors", "tfidf")], samples=50)
+    found = compare([tmp_path / n for n in ("tuned", "vectors", "tfidf")])
     assert found.table.records["test"] == 12
     assert not any(row.test for row in found.table.rows)
     assert "Test set" not in comparison_text(found.table)

@@ -1,4 +1,4 @@
-"""Intervals and paired tests: what they draw, how they are corrected, and their edges."""
+"""Influences, intervals and paired tests: against known formulas, and their edges."""
 
 from __future__ import annotations
 
@@ -12,35 +12,71 @@ from scipy import stats
 
 from embedkit.runs.metrics import classification_metrics, classification_scores, regression_metrics
 from embedkit.runs.resampling import (
-    bootstrap_weights,
+    BLOCKS,
+    Metric,
     corrected_resampled_t,
     difference_interval,
     holm,
+    influences,
     interval,
     mcnemar,
     paired_tests,
-    resample,
     unit_count,
 )
 
 # units
 
 
-def test_whole_units_are_drawn() -> None:
-    unit = np.array([7, 7, 3, 3, 3, 9])
-    weights = np.concatenate(list(bootstrap_weights(unit, seed=0, samples=300)))
-    assert weights.shape == (300, 6)
-    for one in (7, 3, 9):
-        assert (np.ptp(weights[:, unit == one], axis=1) == 0).all()
-    assert (weights[:, [0, 2, 5]].sum(1) == 3).all()
-    assert weights.mean(0) == pytest.approx(1, abs=0.15)
+def mean_of(values: np.ndarray) -> Metric:
+    return Metric(lambda w: w @ values / w.sum(1), "distance")
 
 
-def test_more_samples_begin_with_the_same_ones() -> None:
-    few, many = (
-        np.concatenate(list(bootstrap_weights(np.arange(50), seed=4, samples=s))) for s in (70, 200)
-    )
-    assert np.array_equal(few, many[:70])
+def error_of(metric: Metric, unit: np.ndarray, seed: int = 0) -> float:
+    return float(np.sqrt((influences({0: metric}, unit, seed=seed)[0] ** 2).sum()))
+
+
+def test_the_influence_on_a_mean_is_its_distance_from_it() -> None:
+    values = np.random.default_rng(0).normal(size=40)
+    found = influences({0: mean_of(values)}, np.arange(40), seed=0)[0]
+    assert found == pytest.approx((values - values.mean()) / 39.5)
+    assert (found**2).sum() == pytest.approx(values.var(ddof=1) / 40, rel=1e-3)
+
+
+def test_the_error_of_the_mean_of_groups_is_that_of_their_means() -> None:
+    values, unit = np.random.default_rng(0).normal(size=60), np.repeat([7, 3, 9, 1, 5, 4], 10)
+    means = values.reshape(6, 10).mean(1)
+    wanted = means.std(ddof=1) / np.sqrt(6)
+    assert error_of(mean_of(values), unit) == pytest.approx(wanted, rel=0.01)
+
+
+def test_the_error_of_a_roc_auc_is_delongs() -> None:
+    random = np.random.default_rng(0)
+    y = (random.random(150) < 0.3).astype(int)
+    positive = 1 / (1 + np.exp(-y - random.normal(size=150)))
+    proba = np.stack([1 - positive, positive], axis=1)
+    won = positive[y == 1][:, None] > positive[y == 0]
+    wanted = sum(won.mean(axis).var(ddof=1) / won.shape[1 - axis] for axis in (0, 1))
+    found = error_of(classification_metrics(y, proba, y)["roc_auc"], np.arange(150))
+    assert found == pytest.approx(np.sqrt(wanted), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["rmse", "mae", "r2", "pearson", "spearman"])
+def test_the_error_is_that_of_a_bootstrap(name: str) -> None:
+    random = np.random.default_rng(0)
+    y = random.normal(size=150)
+    metric = regression_metrics(y, y + random.normal(size=150))[name]
+    drawn = metric(random.multinomial(150, np.full(150, 1 / 150), size=3_000).astype(float))
+    assert error_of(metric, np.arange(150)) == pytest.approx(drawn.std(), rel=0.06)
+
+
+def test_many_units_are_put_together() -> None:
+    values = np.random.default_rng(0).normal(size=5_000)
+    found = [influences({0: mean_of(values)}, np.arange(5_000) // 2, seed=s)[0] for s in (0, 0, 1)]
+    assert [len(f) for f in found] == [BLOCKS] * 3
+    assert (found[0] == found[1]).all()
+    assert (found[0] != found[2]).any()
+    for one in found:
+        assert np.sqrt((one**2).sum()) == pytest.approx(1 / np.sqrt(5_000), rel=0.2)
 
 
 def test_copies_of_a_unit_are_no_more_units() -> None:
@@ -62,8 +98,18 @@ def test_one_large_unit_counts_for_little() -> None:
     assert unit_count(np.arange(30)) == 30
     assert unit_count(np.repeat(np.arange(30), 5)) == 30
     assert unit_count(np.array([0] * 100 + [1, 2, 3])) == pytest.approx(103**2 / (100**2 + 3))
-    assert unit_count(np.arange(9), np.arange(9) < 2) == 2
-    assert unit_count(np.arange(9), np.zeros(9, bool)) == 0
+
+
+def test_what_a_metric_rests_on() -> None:
+    """Of two classes on the units with the rarer, but differences of means on all."""
+    y, proba = (np.arange(60) < 6).astype(int), np.full((60, 2), 0.5)
+    metrics = classification_metrics(y, proba, y)
+    for name, single, paired in (
+        ("accuracy", 60, 60), ("log_loss", 6, 60), ("roc_auc", 6, 6), ("recall", 6, 6)
+    ):  # fmt: skip
+        assert metrics[name].units(np.arange(60)) == single
+        assert metrics[name].units(np.arange(60), paired=True) == paired
+    assert metrics["roc_auc"].units(np.arange(60) // 2) == 3
 
 
 # intervals
@@ -88,21 +134,27 @@ def test_at_the_edge_units_count() -> None:
 @given(st.floats(-0.999, 0.999), st.floats(0, 0.5))
 def test_intervals_stay_in_range(scale: str, value: float, spread: float) -> None:
     value = abs(value) if scale in ("fraction", "error", "distance") else value
-    drawn = value + spread * np.linspace(-2, 2, 41)
-    low, high = interval(value, drawn, scale=scale, units=20)
+    low, high = interval(value, spread * np.linspace(-0.2, 0.2, 41), scale=scale, units=20)
     assert low <= value <= high
     assert low >= {"fraction": 0, "correlation": -1, "explained": -np.inf}.get(scale, 0)
     assert high <= {"fraction": 1, "correlation": 1, "explained": 1}.get(scale, np.inf)
 
 
-def test_few_units_lengthen_intervals_as_students_t_does() -> None:
-    """Of the mean of a few normal values, the interval is that of the t distribution."""
-    values = np.random.default_rng(1).normal(size=8)
-    drawn = np.concatenate([w @ values / 8 for w in
-                            bootstrap_weights(np.arange(8), seed=0, samples=20_000)])  # fmt: skip
-    low, high = difference_interval(values.mean(), drawn, units=8)
+def test_of_the_mean_of_a_few_values_the_interval_is_students() -> None:
+    values = np.array([0.1, 0.4, 0.5, 0.9, 1.1, 1.3, 1.8, 2.0])  # no long tails
+    influence = influences({0: mean_of(values)}, np.arange(8), seed=0)[0]
     wanted = stats.t.interval(0.95, 7, values.mean(), values.std(ddof=1) / np.sqrt(8))
-    assert (low, high) == pytest.approx(wanted, abs=0.02)
+    found = difference_interval(values.mean(), influence)
+    assert found == pytest.approx(wanted, abs=0.02)
+
+
+def test_long_tails_lengthen_the_interval() -> None:
+    """One unit alone decides: the error has hardly more than one degree of freedom."""
+    short, long = np.resize([-1.0, 1.0], 60) / 60, np.zeros(60)
+    long[:2] = np.array([-1, 1]) * np.sqrt((short**2).sum() / 2)
+    widths = [np.diff(difference_interval(0.0, influence))[0] for influence in (short, long)]
+    assert widths[0] == pytest.approx(2 * stats.t.ppf(0.975, 59) / np.sqrt(60), rel=1e-6)
+    assert widths[1] > 1.4 * widths[0]
 
 
 def test_a_correlation_is_ranked_anew_in_every_sample() -> None:
@@ -110,7 +162,7 @@ def test_a_correlation_is_ranked_anew_in_every_sample() -> None:
     y = random.normal(size=60).round(1)
     predicted = (y + random.normal(size=60)).round(1)  # ties
     metrics = regression_metrics(y, predicted)
-    weights = next(bootstrap_weights(np.arange(60), seed=0, samples=20))
+    weights = random.multinomial(60, np.full(60, 1 / 60), size=20).astype(float)
     for name, wanted in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
         for found, row in zip(metrics[name](weights), weights.astype(int), strict=True):
             drawn = np.repeat(y, row), np.repeat(predicted, row)
@@ -134,11 +186,17 @@ def p_of(name: str, y: np.ndarray, *outputs: np.ndarray, unit: np.ndarray | None
     metrics = {k: classification_metrics(y, p, p.argmax(1), beta=2)[name]
                for k, p in enumerate(outputs)}  # fmt: skip
     unit = np.arange(len(y)) if unit is None else unit
-    drawn = resample(metrics, unit, seed=0, samples=1_000)
+    found = influences(metrics, unit, seed=0)
     values = np.array([m.value(len(y)) for m in metrics.values()])
-    found, _ = paired_tests(values, np.stack([drawn[k] for k in metrics], axis=1), [(0, 1)],
-                            units=unit_count(unit))  # fmt: skip
-    return float(found[0])
+    p, _ = p_of_pairs(values, np.stack([found[k] for k in metrics], axis=1), [(0, 1)],
+                    units=unit_count(unit))  # fmt: skip
+    return float(p[0])
+
+
+def p_of_pairs(
+    values: np.ndarray, influence: np.ndarray, pairs: list[tuple[int, int]], *, units: float
+) -> tuple[np.ndarray, np.ndarray]:
+    return paired_tests(values, influence, pairs, units=units, rests_on=units, seed=0)
 
 
 @pytest.mark.parametrize("name", ["log_loss", "brier", "roc_auc", "average_precision", "f2"])
@@ -160,6 +218,19 @@ def test_of_independent_records_accuracy_is_tested_as_by_a_sign_test() -> None:
     assert p_of("accuracy", y, one, other) == pytest.approx(exact, abs=0.05)
 
 
+@pytest.mark.parametrize("name", ["log_loss", "brier"])
+def test_of_means_the_test_is_a_permutation_test(name: str) -> None:
+    """Where the methods' losses of a record are exchanged, as scipy does it."""
+    y, one, other = differing(0.3, n=150, seed=3)
+    loss = {"log_loss": lambda p: -np.log(p[np.arange(150), y]),
+            "brier": lambda p: (p[:, 1] - y) ** 2}[name]  # fmt: skip
+    exact = stats.permutation_test(
+        (loss(one), loss(other)), lambda a, b, axis: (a - b).mean(axis), vectorized=True,
+        permutation_type="samples", n_resamples=5_000, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    assert p_of(name, y, one, other) == pytest.approx(exact.pvalue, abs=0.03)
+
+
 def test_groups_make_a_test_less_sure() -> None:
     y, one, other = differing(0.25, n=60)
     copies = [np.repeat(v, 10, axis=0) for v in (y, one, other)]
@@ -174,30 +245,40 @@ def test_methods_that_are_the_same_do_not_differ() -> None:
 
 
 def test_so_few_units_cannot_be_sure() -> None:
-    values, drawn = np.array([1.0, 0.0]), np.zeros((500, 2))
+    values, influence = np.array([1.0, 0.0]), np.zeros((50, 2))
     for units in (2, 3, 5):
-        p, corrected = paired_tests(values, drawn, [(0, 1)], units=units)
+        p, corrected = p_of_pairs(values, influence, [(0, 1)], units=units)
         assert p[0] == corrected[0] == pytest.approx(2.0 ** (1 - units))
+
+
+def test_a_rare_class_makes_a_test_less_sure() -> None:
+    random = np.random.default_rng(0)
+    influence = random.normal(size=(200, 2)) / 200
+    values = np.array([0.0, 0.25])
+    p = [paired_tests(values, influence, [(0, 1)], units=200, rests_on=k, seed=0)[0][0]
+         for k in (200, 20, 8)]  # fmt: skip
+    assert p[0] < p[1] < p[2]
 
 
 def test_undefined_scores_are_not_tested() -> None:
     values = np.array([0.4, np.nan, 0.5])
-    drawn = np.stack([np.linspace(0.3, 0.5, 99), np.full(99, np.nan), np.full(99, 0.5)], axis=1)
-    p, corrected = paired_tests(values, drawn, [(0, 1), (0, 2)], units=99)
+    tail = np.linspace(-0.02, 0.02, 99)
+    influence = np.stack([tail, np.full(99, np.nan), np.zeros(99)], axis=1)
+    p, corrected = p_of_pairs(values, influence, [(0, 1), (0, 2)], units=99)
     assert np.isnan(p[0])
     assert np.isnan(corrected[0])
     assert 0 < p[1] == corrected[1] < 1
-    assert all(np.isnan(found).all() for found in paired_tests(values, drawn, [(0, 1)], units=99))
-    assert all(len(found) == 0 for found in paired_tests(values, drawn, [], units=99))
+    assert all(np.isnan(found).all() for found in p_of_pairs(values, influence, [(0, 1)], units=99))
+    assert all(len(found) == 0 for found in p_of_pairs(values, influence, [], units=99))
 
 
 @given(st.integers(0, 10**6))
 def test_the_correction_lies_between_none_and_bonferroni(seed: int) -> None:
     random = np.random.default_rng(seed)
-    drawn = random.normal(size=(400, 5)) + random.normal(size=(400, 1))
+    influence = (random.normal(size=(100, 5)) + random.normal(size=(100, 1))) / 10
     values = random.normal(size=5) * 2
     pairs = [(a, b) for a in range(5) for b in range(a)]
-    p, corrected = paired_tests(values, drawn, pairs, units=1_000)
+    p, corrected = p_of_pairs(values, influence, pairs, units=100)
     assert (corrected >= p).all()
     assert (corrected <= np.minimum(1, len(pairs) * p) + 0.05).all()  # up to the tails' noise
 
@@ -205,13 +286,15 @@ def test_the_correction_lies_between_none_and_bonferroni(seed: int) -> None:
 def test_the_correction_knows_that_tests_are_correlated() -> None:
     """Nine tests of nearly the same thing are corrected for like one."""
     random = np.random.default_rng(0)
-    shared = random.normal(size=2_000)
-    drawn = np.stack([shared + 0.01 * random.normal(size=2_000) for _ in range(9)], axis=1)
-    drawn = np.concatenate([drawn, np.zeros((2_000, 1))], axis=1)
-    values = np.append(np.full(9, 2.2), 0)
-    _, corrected = paired_tests(values, drawn, [(k, 9) for k in range(9)], units=2_000)
+    shared = random.normal(size=100) / 10
+    influence = np.stack([shared + 0.001 * random.normal(size=100) for _ in range(9)], axis=1)
+    influence = np.concatenate([influence - influence.mean(0), np.zeros((100, 1))], axis=1)
+    error = np.sqrt((influence**2).sum(0))[0]
+    _, corrected = p_of_pairs(
+        np.append(np.full(9, 2.3 * error), 0), influence, [(k, 9) for k in range(9)], units=100
+    )
     assert (corrected < 0.05).all()
-    assert holm([2 * stats.norm.sf(2.2)] * 9)[0] > 0.2
+    assert holm([2 * stats.norm.sf(2.3)] * 9)[0] > 0.15
 
 
 # repeats

@@ -29,7 +29,7 @@ def most(rate: float, repetitions: int) -> float:
 def test_verdicts_and_intervals_of_two_methods(name: str) -> None:
     """Two equal methods seldom differ, intervals hold the truth, a better method is found."""
     count = 100
-    found = single(SMALL[name], 200, repetitions=count, samples=200)
+    found = single(SMALL[name], 200, repetitions=count, flips=400)
     for metric, rates in found.items():
         assert rates["false verdicts"] <= most(0.05, count), metric
         assert 1 - rates["coverage"] <= most(0.06, count), metric
@@ -39,7 +39,7 @@ def test_verdicts_and_intervals_of_two_methods(name: str) -> None:
 
 
 def test_groups_taken_for_records_would_be_noticed() -> None:
-    """The fault that the test above is for: the rates of a bootstrap over single records."""
+    """The fault that the test above is for: the rates where single records are the units."""
 
     class Single(World):
         def draw(self, *given: Any) -> Any:
@@ -47,7 +47,7 @@ def test_groups_taken_for_records_would_be_noticed() -> None:
             return np.arange(len(unit)), y, predicted
 
     count = 100
-    found = single(Single("", group=10, alike=0.5), 200, repetitions=count, samples=200)
+    found = single(Single("", group=(10, 10), alike=0.5), 200, repetitions=count, flips=400)
     assert found["log_loss"]["false verdicts"] > most(0.05, count)
     assert 1 - found["log_loss"]["coverage"] > most(0.06, count)
 
@@ -55,7 +55,7 @@ def test_groups_taken_for_records_would_be_noticed() -> None:
 @pytest.mark.parametrize("methods", [3, 8])
 def test_the_best_of_equal_methods_is_seldom_called_better(methods: int) -> None:
     count = 80
-    found = several(SMALL["independent"], 200, methods, repetitions=count, samples=400)
+    found = several(SMALL["independent"], 200, methods, repetitions=count, flips=800)
     for metric, rate in found.items():
         assert rate <= most(0.05, count), metric
 

@@ -28,7 +28,7 @@ from embedkit.runs.content import Cost, CurvePoint, ProbeRun, SplitContent, View
 from embedkit.runs.folder import new_run, versions, write_run
 from embedkit.runs.metrics import beta_of, check_metric, classification_scores, regression_scores
 from embedkit.runs.reencoding import dataset_content
-from embedkit.runs.resampling import SAMPLES, Score
+from embedkit.runs.resampling import Score
 from embedkit.runs.split_files import Split
 from embedkit.runs.targets import Target, check_folds, class_prior
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
@@ -218,7 +218,7 @@ class _Probe:
             dataset=dataset_content(self._data, folder),
             split=SplitContent.of(self._split),
             metric=self._options.metric,
-            majority=self._score(prior, samples=0).value,
+            majority=self._score(prior, intervals=False).value,
             views=views,
             nested=self._score([results[name][f].proba for f, name in enumerate(best)]),
             random_weights=self._random_encoders(),
@@ -258,14 +258,14 @@ class _Probe:
     ) -> ViewScore:
         score = self._score([fold.proba for fold in found])
         controls = np.array([
-            self._score([fold.shuffled[i] for fold in found], target=control, samples=0).value
+            self._score([fold.shuffled[i] for fold in found], target=control, intervals=False).value
             for i, control in enumerate(self._controls)
         ])  # fmt: skip
         sizes = np.mean([len(train) for train, _ in self._folds])
         curve = tuple(
             CurvePoint(
                 records=round(fraction * sizes),
-                score=self._score([fold.curve[i] for fold in found], samples=0).value,
+                score=self._score([fold.curve[i] for fold in found], intervals=False).value,
             )
             for i, fraction in enumerate(_CURVE if self._options.learning_curve else ())
         )
@@ -283,12 +283,12 @@ class _Probe:
         )
 
     def _score(
-        self, folds: Sequence[Float64], *, target: Target | None = None, samples: int = SAMPLES
+        self, folds: Sequence[Float64], *, target: Target | None = None, intervals: bool = True
     ) -> Score:
         index = np.concatenate([test for _, test in self._folds])
         order = np.argsort(index)
         proba, y = np.concatenate(folds)[order], (target or self._target).y[index[order]]
-        options: dict[str, Any] = {"seed": self._settings.seed, "samples": samples,
+        options: dict[str, Any] = {"seed": self._settings.seed, "intervals": intervals,
                                    "unit": self._split.group[index[order]]}  # fmt: skip
         metric = self._options.metric
         if self._target.classes:
@@ -307,7 +307,7 @@ class _Probe:
             for name, X in encode_at_random(self._data, self._names, seed).items():
                 tasks = [partial(self._fit_plain, X, *fold) for fold in self._folds]
                 folds = side_by_side(tasks, threads=self._options.threads)
-                found.setdefault(name, []).append(self._score(folds, samples=0).value)
+                found.setdefault(name, []).append(self._score(folds, intervals=False).value)
         return {name: tuple(scores) for name, scores in found.items()}
 
     def _fit_plain(self, X: Float32, train: Int64, test: Int64) -> Float64:

@@ -100,7 +100,7 @@ def train(
         tune: choose scaling and regularisation in inner folds of the training records.
         metric: what tuning optimises; by default log-loss, in a regression the squared error.
         class_weight: ``balanced`` gives every class the same weight.
-        seed: of folds, estimators and bootstrap.
+        seed: of folds, estimators and intervals.
         threads: number of fits at the same time; by default one for each core.
         overwrite: replace a run.
         progress: receives the number of fits that are done.

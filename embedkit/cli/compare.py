@@ -100,7 +100,7 @@ def _blocks(table: Comparison, draw: Callable[[Rows], str]) -> Iterable[str]:
     if table.rows[0].test:
         yield "Test set:"
         yield draw([_test_cells(table, row) for row in table.rows])
-    yield (f"Differences in {table.metric} with 95 % intervals; p of a paired bootstrap test, "
+    yield (f"Differences in {table.metric} with 95 % intervals; p of a paired sign-flip test, "
            f"corrected for {table.tests} pairs:")  # fmt: skip
     yield draw([_difference_cells(table, row) for row in table.rows])
     if table.rows[0].test:

@@ -1,7 +1,7 @@
 """Compare runs: metrics, paired differences, significance and cost.
 
-All runs have the same split, so that every difference is paired: all methods use the same bootstrap
-samples of :mod:`embedkit.runs.resampling`, which draw whole units. Rows are ordered by out-of-fold
+All runs have the same split, so that every difference is paired, and the units of all methods are
+the same (:mod:`embedkit.runs.resampling`). Rows are ordered by out-of-fold
 predictions; a test set decides nothing and has tests of its own.
 """
 
@@ -19,17 +19,17 @@ from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import LoadedRun, RunSet, read_runs
 from embedkit.comparison.texts import Dataset, find_datasets
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.metrics import LOWER_IS_BETTER, SAMPLES, Score, Threshold, beta_of
+from embedkit.runs.metrics import LOWER_IS_BETTER, Score, Threshold, beta_of
 from embedkit.runs.predictions import Predictions, metrics_of
 from embedkit.runs.resampling import (
-    TEST_SAMPLES,
     corrected_resampled_t,
     difference_interval,
     holm,
+    influences,
     mcnemar,
     paired_tests,
-    resample,
     scored,
+    unit_count,
 )
 from embedkit.types import Int64
 
@@ -58,9 +58,9 @@ class Difference:
 
     Attributes:
         value: this method's score less the other's.
-        low: lower end of the 95 % interval of the paired bootstrap.
+        low: lower end of the 95 % interval.
         high: its upper end.
-        p: of the paired bootstrap test of the metric; ``None`` where a score is undefined.
+        p: of the paired test of the metric; ``None`` where a score is undefined.
         p_corrected: the same, corrected for all comparisons of the table.
         p_repeats: of the corrected resampled t-test over the folds of a repeated split, with
             Holm's correction; ``None`` without repeats.
@@ -204,7 +204,6 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     seed: int = 0,
-    samples: int = TEST_SAMPLES,
 ) -> Compared:
     """Compare runs that were made under one split.
 
@@ -214,8 +213,7 @@ def compare(
             ``majority``.
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
             all runs chose their thresholds, else accuracy, of values the root mean squared error.
-        seed: of the bootstrap.
-        samples: number of bootstrap samples of a test.
+        seed: of the signs of the tests.
 
     Raises:
         UsageError: a run, name or metric does not exist.
@@ -246,7 +244,7 @@ def compare(
     encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     subsets = {"folds": records.out_of_fold, "test": records.scored_test}
     found = {
-        name: _Subset(predictions, index, metric, seed, samples)
+        name: _Subset(predictions, index, metric, seed)
         for name, index in subsets.items() if len(index)
     }  # fmt: skip
     rows = _rows(found["folds"], found.get("test"), opened.runs, chosen, encoding)
@@ -273,9 +271,8 @@ class _Subset:
         index: Int64,
         metric: str,
         seed: int,
-        samples: int,
     ) -> None:
-        self._metric = metric
+        self._metric, self._seed = metric, seed
         self._found = {name: p.take(index) for name, p in predictions.items()}
         self._metrics = {
             name: metrics_of(p, beta=beta_of(metric), baseline=name == MAJORITY)
@@ -291,14 +288,15 @@ class _Subset:
             for m in found
             if m in _SHOWN or m == metric or not self._records.classes
         }
-        scores = scored(wanted, unit, seed=seed, samples=min(SAMPLES, samples))
+        scores = scored(wanted, unit, seed=seed)
         self.scores: dict[str, dict[str, Score]] = {name: {} for name in self.names}
         for (name, m), score in scores.items():
             self.scores[name][m] = score
-        drawn = resample(tested, unit, seed=seed, samples=samples)
-        self._drawn = np.stack([drawn[name] for name in self.names], axis=1)
+        found = influences(tested, unit, seed=seed)
+        self._influence = np.stack([found[name] for name in self.names], axis=1)
         self._values = np.array([self.scores[name][metric].value for name in self.names])
-        self._units = tested[self.names[0]].units(unit, paired=True)
+        self._units = unit_count(unit)
+        self._rests_on = tested[self.names[0]].units(unit, paired=True)
         self.pairs = list(combinations([n for n in self.names if n != MAJORITY], 2))
 
     def ordered(self) -> list[str]:
@@ -323,8 +321,8 @@ class _Subset:
     def _difference(self, name: str, other: str) -> Difference:
         one, two = self.names.index(name), self.names.index(other)
         value = float(self._values[one] - self._values[two])
-        drawn = self._drawn[:, one] - self._drawn[:, two]
-        found = Difference(value, *difference_interval(value, drawn, units=self._units))
+        influence = self._influence[:, one] - self._influence[:, two]
+        found = Difference(value, *difference_interval(value, influence))
         p = self._records
         if not p.classes:
             return found
@@ -342,7 +340,10 @@ class _Subset:
         if not family:
             return {}
         pairs = [(self.names.index(one), self.names.index(other)) for one, other in family]
-        p, corrected = paired_tests(self._values, self._drawn, pairs, units=self._units)
+        p, corrected = paired_tests(
+            self._values, self._influence, pairs, units=self._units, rests_on=self._rests_on,
+            seed=self._seed,
+        )  # fmt: skip
         return {
             frozenset(pair): tuple(None if np.isnan(one) else float(one) for one in found)
             for pair, *found in zip(family, p, corrected, self._repeats(pairs), strict=True)

@@ -46,7 +46,7 @@ class TrainingOptions:
         validation: fraction of the training records to use for validation.
         threshold: of two classes, the probability from which the second is predicted, or the metric
             to choose it by on validation records (``macro_f1``, ``f1``, ``f2``).
-        seed: of folds, head, order, dropout and bootstrap, and of the corpus sample.
+        seed: of folds, head, order, dropout and intervals, and of the corpus sample.
 
     Raises:
         UsageError: a value cannot be used.

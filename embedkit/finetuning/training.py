@@ -397,5 +397,5 @@ def _score(target: Target, index: Int64, proba: Float64) -> float:
     """Macro-F1 of the likeliest class, or R² of a regression."""
     y = target.y[index]
     if not target.classes:
-        return regression_scores(y, proba, samples=0)["r2"].value
-    return classification_scores(y, proba, proba.argmax(1), samples=0)["macro_f1"].value
+        return regression_scores(y, proba, intervals=False)["r2"].value
+    return classification_scores(y, proba, proba.argmax(1), intervals=False)["macro_f1"].value

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.resampling import SAMPLES, Metric, Score, scored
+from embedkit.runs.resampling import Metric, Score, scored
 from embedkit.types import Bool, Float64, Int64
 
 __all__ = [
     "BINS",
     "LOWER_IS_BETTER",
-    "SAMPLES",
     "Metric",
     "Score",
     "Threshold",
@@ -67,7 +66,7 @@ def check_metric(metric: str, *, classes: int) -> None:
 
 
 def classification_scores(
-    y: Int64, probabilities: Float64, predicted: Int64, *, seed: int = 0, samples: int = SAMPLES,
+    y: Int64, probabilities: Float64, predicted: Int64, *, seed: int = 0, intervals: bool = True,
     beta: float | None = None, unit: Int64 | None = None, only: Collection[str] = (),
 ) -> dict[str, Score]:  # fmt: skip
     """Return metrics of classification with 95 % intervals.
@@ -81,34 +80,36 @@ def classification_scores(
         y: ``(n,)`` true class numbers.
         probabilities: ``(n, classes)``, each row summing to 1.
         predicted: ``(n,)`` predicted class numbers.
-        seed: of the bootstrap.
-        samples: number of bootstrap samples; 0 for no intervals.
+        seed: of the blocks that many units are put together in.
+        intervals: whether to compute intervals; NaN without.
         beta: also F-beta of the second of two classes, as ``f2`` for 2.
         unit: ``(n,)`` sampling unit of each prediction; by default each is its own.
         only: names of the metrics to return; by default all.
     """
     metrics = classification_metrics(y, probabilities, predicted, beta=beta)
-    return _scores(metrics, len(y), seed, samples, unit, only)
+    return _scores(metrics, len(y), seed, intervals, unit, only)
 
 
 def regression_scores(
-    y: Float64, predicted: Float64, *, seed: int = 0, samples: int = SAMPLES,
+    y: Float64, predicted: Float64, *, seed: int = 0, intervals: bool = True,
     unit: Int64 | None = None, only: Collection[str] = (),
 ) -> dict[str, Score]:  # fmt: skip
     """Return ``rmse``, ``mae``, ``r2``, ``pearson`` and ``spearman`` with 95 % intervals.
 
     Arguments as for :func:`classification_scores`, with ``(n,)`` values.
     """
-    return _scores(regression_metrics(y, predicted), len(y), seed, samples, unit, only)
+    return _scores(regression_metrics(y, predicted), len(y), seed, intervals, unit, only)
 
 
 def _scores(
-    metrics: dict[str, Metric], count: int, seed: int, samples: int, unit: Int64 | None,
+    metrics: dict[str, Metric], count: int, seed: int, intervals: bool, unit: Int64 | None,
     only: Collection[str],
 ) -> dict[str, Score]:  # fmt: skip
     chosen = {name: metric for name, metric in metrics.items() if not only or name in only}
     unit = np.arange(count) if unit is None else unit
-    return scored(chosen, unit, seed=seed, samples=samples)
+    if intervals:
+        return scored(chosen, unit, seed=seed)
+    return {name: Score(m.value(count), np.nan, np.nan) for name, m in chosen.items()}
 
 
 def classification_metrics(
@@ -226,10 +227,10 @@ def _ranks(values: Float64) -> Callable[[Float64], Float64]:
     ends = np.flatnonzero(np.append(np.diff(place[order]), 1))
 
     def ranks(weights: Float64) -> Float64:
-        last = np.cumsum(weights[:, order], axis=1)[:, ends]
+        last = np.cumsum(np.take(weights, order, axis=1), axis=1)[:, ends]
         middle = (last + np.concatenate([np.zeros((len(last), 1)), last[:, :-1]], axis=1)) / 2
         middle = middle / last[:, -1:]  # of a size that does not depend on the number of records
-        return np.asarray(middle[:, place])
+        return np.take(middle, place, axis=1)
 
     return ranks
 
@@ -404,7 +405,7 @@ class _Ranking:
         They are kept, since both areas are asked for of the same samples.
         """
         if self._last is None or self._last[0] is not weights:
-            ordered = weights[:, self._order]
+            ordered = np.take(weights, self._order, axis=1)
             gained = ordered * self._positive
             missed = ordered - gained
             if len(self._starts) < len(self._order):

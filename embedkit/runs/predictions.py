@@ -226,7 +226,7 @@ def reported_scores(
 
     Args:
         predictions: of all folds, and of the test set where there is one.
-        seed: of the bootstrap, which draws whole groups.
+        seed: of the blocks that many units are put together in.
         beta: also F-beta of the second of two classes.
     """
     baseline = predictions.majority()

@@ -1,15 +1,17 @@
-"""Uncertainty of metrics: a bootstrap of sampling units, intervals and paired tests.
+"""Uncertainty of metrics: a jackknife of sampling units, intervals and paired tests.
 
 A unit is what the split keeps together: a group, else the records of one text, else one record,
-with all its repeats. Whole units are sampled with replacement. A metric is a function of weighted
-records, so that a sample is a vector of counts, no record is copied, many samples are computed at
-once, and several methods share the same draws. ``docs/method.md`` has the sources.
+with all its repeats. A metric is a function of weighted records; the influence of a unit is how
+the metric changes when the unit counts half, and the sum of squared influences is the variance of
+the metric. The influence on a difference of two methods is the difference of their influences.
+``docs/method.md`` has the sources, and error rates where the truth is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -19,29 +21,26 @@ from scipy.special import expit, logit
 from embedkit.types import Bool, Float64, Int64
 
 __all__ = [
-    "SAMPLES",
-    "TEST_SAMPLES",
     "Metric",
     "Score",
-    "bootstrap_weights",
     "corrected_resampled_t",
     "difference_interval",
     "holm",
+    "influences",
     "interval",
     "mcnemar",
     "paired_tests",
-    "resample",
     "scored",
     "unit_count",
 ]
 
 Key = TypeVar("Key", bound=Hashable)
 
-SAMPLES = 500
-"""Bootstrap samples of an interval, of which only the standard error is used."""
+BLOCKS = 200
+"""More units than these are put together at random, so that the time does not grow with them."""
 
-TEST_SAMPLES = 2_000
-"""Bootstrap samples of a test."""
+FLIPS = 5_000
+"""Random signs of a test."""
 
 _AT_ONCE = 1 << 20
 _Z = float(stats.norm.ppf(0.975))
@@ -89,7 +88,10 @@ class Metric:
             unit: ``(n,)`` unit of each record.
             paired: whether a difference of two methods is asked about.
         """
-        return unit_count(unit, None if paired and self.is_mean else self.rests_on)
+        found = unit_count(unit)
+        if self.rests_on is None or (paired and self.is_mean):
+            return found
+        return min(found, len(np.unique(unit[self.rests_on])))
 
 
 def _exp(value: float) -> float:
@@ -118,89 +120,88 @@ _SCALES = {
 }  # fmt: skip
 
 
-def unit_count(unit: Int64, rests_on: Bool | None = None) -> float:
+def unit_count(unit: Int64) -> float:
     """Return the effective number of units: fewer than there are where some are far larger.
 
     Args:
         unit: ``(n,)`` unit of each record.
-        rests_on: ``(n,)`` bool: the records that count; by default all.
     """
-    sizes = np.unique(unit if rests_on is None else unit[rests_on], return_counts=True)[1]
-    return float(sizes.sum() ** 2 / (sizes**2).sum()) if len(sizes) else 0.0
+    sizes = np.unique(unit, return_counts=True)[1]
+    return float(sizes.sum() ** 2 / (sizes**2).sum())
 
 
-def bootstrap_weights(unit: Int64, *, seed: int, samples: int) -> Iterator[Float64]:
-    """Draw units with replacement.
+def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int) -> dict[Key, Float64]:
+    """Return the influence of every unit on every metric, less their mean.
 
-    Args:
-        unit: ``(n,)`` unit of each record.
-        seed: of the draws; the first draws do not depend on ``samples``.
-        samples: number of bootstrap samples.
-
-    Yields:
-        ``(a few samples, n)`` how often each record is sampled.
-    """
-    names, unit = np.unique(unit, return_inverse=True)
-    count = len(names)
-    random = np.random.default_rng(seed)
-    step = max(1, min(64, _AT_ONCE // len(unit)))
-    for start in range(0, samples, step):
-        sampled = np.empty((min(step, samples - start), count))
-        for row in sampled:
-            row[:] = np.bincount(random.integers(count, size=count), minlength=count)
-        yield sampled[:, unit]
-
-
-def resample(
-    metrics: Mapping[Key, Metric], unit: Int64, *, seed: int, samples: int
-) -> dict[Key, Float64]:
-    """Return the values ``(samples,)`` of metrics in the same bootstrap samples."""
-    found = {name: np.empty(samples) for name in metrics}
-    start = 0
-    for weights in bootstrap_weights(unit, seed=seed, samples=samples):
-        here = slice(start, start := start + len(weights))
-        for name, metric in metrics.items():
-            found[name][here] = metric(weights)
-    return found
-
-
-def scored(
-    metrics: Mapping[Key, Metric], unit: Int64, *, seed: int, samples: int = SAMPLES
-) -> dict[Key, Score]:
-    """Return metrics of all records with their intervals.
+    It is twice what the metric loses when the unit counts half. Of a mean over units of one size
+    it is ``(v − mean) / (n − 1/2)``, of which the sum of squares is the variance of the mean
+    without bias up to ``1 / n²``. Leaving a unit out altogether overstates the variance of other
+    metrics where units are few, and the limit of a small change understates it.
 
     Args:
         metrics: of ``n`` records.
         unit: ``(n,)`` unit of each record.
-        seed: of the bootstrap.
-        samples: number of bootstrap samples; 0 for no intervals.
+        seed: of the blocks that units are put together in where there are more than
+            :data:`BLOCKS`.
+
+    Returns:
+        Of each metric ``(blocks,)``; NaN where the metric is undefined.
     """
-    sampled = resample(metrics, unit, seed=seed, samples=samples)
+    names, block = np.unique(unit, return_inverse=True)
+    count = len(names)
+    if count > BLOCKS:
+        block = (np.random.default_rng(seed).permutation(count) % BLOCKS)[block]
+        count = BLOCKS
+    found = {name: np.empty(count) for name in metrics}
+    step = max(1, min(64, _AT_ONCE // len(unit)))
+    for start in range(0, count, step):
+        numbers = np.arange(start, min(start + step, count))
+        weights = np.where(block == numbers[:, None], 0.5, 1.0)
+        for name, metric in metrics.items():
+            found[name][numbers] = -2 * metric(weights)
+    return {name: _centred(values) for name, values in found.items()}
+
+
+def _centred(values: Float64) -> Float64:
+    """Values less their mean; 0 where they differ by rounding alone."""
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return np.zeros_like(values)
+    return np.asarray(values - values.mean())
+
+
+def scored(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int) -> dict[Key, Score]:
+    """Return metrics of all records with their 95 % intervals.
+
+    Args:
+        metrics: of ``n`` records.
+        unit: ``(n,)`` unit of each record.
+        seed: as for :func:`influences`.
+    """
     found = {}
-    for name, metric in metrics.items():
-        value = metric.value(len(unit))
-        ends = interval(value, sampled[name], scale=metric.scale, units=metric.units(unit))
+    for name, influence in influences(metrics, unit, seed=seed).items():
+        metric, value = metrics[name], metrics[name].value(len(unit))
+        ends = interval(value, influence, scale=metric.scale, units=metric.units(unit))
         found[name] = Score(value, *ends)
     return found
 
 
-def interval(value: float, sampled: Float64, *, scale: str, units: float) -> tuple[float, float]:
+def interval(value: float, influence: Float64, *, scale: str, units: float) -> tuple[float, float]:
     """Return the 95 % interval of a value.
 
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
-    logarithm of errors, Fisher's z of correlations. Of a fraction that is 0 or 1, where samples
-    do not vary, it is Wilson's.
+    logarithm of errors, Fisher's z of correlations. Of a fraction that is 0 or 1, which no unit
+    has an influence on, it is Wilson's.
 
     Args:
         value: of all records.
-        sampled: ``(samples,)`` values in bootstrap samples; those that are undefined are NaN.
+        influence: ``(blocks,)`` of :func:`influences`.
         scale: as in :class:`Metric`.
         units: effective number of units.
 
     Returns:
-        Lower and upper end; NaN where there are no samples.
+        Lower and upper end; NaN where the metric is undefined.
     """
-    margin = _margin(sampled, units)
+    margin = _margin(influence)
     if not np.isfinite(value) or np.isnan(margin):
         return float("nan"), float("nan")
     low, high = _SCALES[scale].bounds
@@ -214,27 +215,37 @@ def interval(value: float, sampled: Float64, *, scale: str, units: float) -> tup
     return min(back(middle - margin), value), max(back(middle + margin), value)
 
 
-def difference_interval(value: float, sampled: Float64, *, units: float) -> tuple[float, float]:
-    """Return the 95 % interval of a difference from its values ``(samples,)`` in samples."""
-    margin = _margin(sampled, units)
+def difference_interval(value: float, influence: Float64) -> tuple[float, float]:
+    """Return the 95 % interval of a difference.
+
+    Args:
+        value: one method's score less the other's.
+        influence: ``(blocks,)`` that of the one less that of the other.
+    """
+    margin = _margin(influence)
     return value - margin, value + margin
 
 
 def paired_tests(
-    values: Float64, sampled: Float64, pairs: Sequence[tuple[int, int]], *, units: float
-) -> tuple[Float64, Float64]:
-    """Test whether methods differ in a metric, from bootstrap samples that they share.
+    values: Float64, influence: Float64, pairs: Sequence[tuple[int, int]], *, units: float,
+    rests_on: float, seed: int, flips: int = FLIPS,
+) -> tuple[Float64, Float64]:  # fmt: skip
+    """Test whether methods differ in a metric by random signs of the units' influences.
 
-    Under the null hypothesis the difference of two methods varies as it does between samples, but
-    about 0. The correction compares each difference, divided by its standard error, with the
-    largest of all pairs in every sample, step down (Westfall & Young). It holds for every choice
-    among the pairs, such as those with the best method.
+    Under the null hypothesis a unit favours either method with the same probability, so that the
+    sum of its influences under random signs varies as the difference does. Each difference is
+    divided by its standard error. The correction compares it with the largest of all pairs under
+    the same signs, step down (Westfall & Young). It holds for every choice among the pairs, such
+    as those with the best method.
 
     Args:
         values: ``(methods,)`` metric of every method on all records.
-        sampled: ``(samples, methods)`` the same in bootstrap samples.
+        influence: ``(blocks, methods)`` of :func:`influences`.
         pairs: methods that are compared; all pairs where the best is chosen by the same records.
         units: effective number of units.
+        rests_on: effective number of those that the differences rest on, of :class:`Metric`.
+        seed: of the signs.
+        flips: how many signs each unit has.
 
     Returns:
         p of every pair, and p corrected for all of them; NaN where a value is undefined.
@@ -242,27 +253,37 @@ def paired_tests(
     p, corrected = np.full(len(pairs), np.nan), np.full(len(pairs), np.nan)
     one, other = np.array(pairs, np.int64).reshape(-1, 2).T
     delta = np.abs(values[one] - values[other])
-    known = np.flatnonzero(np.isfinite(delta))
-    moved = sampled[:, one[known]] - sampled[:, other[known]]
-    moved = moved[np.isfinite(moved).all(1)]
-    if not len(known) or not len(moved):
+    moved = influence[:, one] - influence[:, other]
+    size = np.sqrt((influence**2).sum(0))
+    error = np.sqrt((moved**2).sum(0))
+    error[error <= 1e-9 * np.maximum(size[one], size[other])] = 1.0  # they predict the same
+    known = np.flatnonzero(np.isfinite(delta) & np.isfinite(error))
+    if not len(known):
         return p, corrected
-    moved = np.abs(moved - moved.mean(0))
-    spread = np.sqrt((moved**2).mean(0))
-    spread[spread <= 1e-12 * (1 + delta[known])] = 1.0  # the methods predict the same
-    found = _as_normal(delta[known] / spread, units) * (1 - 1e-9)
-    moved /= spread
-    fewest = min(1.0, 2 ** (1 - units))  # no test of so few units can be surer
+    t = delta[known] / error[known]
+    t *= min(1.0, _student_sd(units) / _student_sd(rests_on))
+    # influences lack their mean, which is 0 under the hypothesis: its square belongs to the error
+    t /= np.sqrt(1 + t**2 / max(1.0, min(units, len(influence))))
+    t *= 1 - 1e-9
+    signed = _signs(seed, flips, len(influence)) @ (moved[:, known] / error[known])
+    np.abs(signed, out=signed)
+    fewest = min(1.0, 2 ** (1 - min(units, rests_on)))  # no test of so few units can be surer
 
     def fraction(largest: Float64, at: Float64) -> Float64:
-        found = (1 + (largest >= at).sum(0)) / (len(largest) + 1)
+        found = (1 + (largest >= at).sum(0)) / (flips + 1)
         return np.asarray(np.maximum(found, fewest), np.float64)
 
-    p[known] = fraction(moved, found)
-    order = np.argsort(-found, kind="stable")
-    largest = np.maximum.accumulate(moved[:, order[::-1]], axis=1)[:, ::-1]
-    corrected[known[order]] = np.maximum.accumulate(fraction(largest, found[order]))
+    p[known] = fraction(signed, t)
+    order = np.argsort(-t, kind="stable")
+    largest = np.maximum.accumulate(signed[:, order[::-1]], axis=1)[:, ::-1]
+    corrected[known[order]] = np.maximum.accumulate(fraction(largest, t[order]))
     return p, corrected
+
+
+@lru_cache(maxsize=1)
+def _signs(seed: int, flips: int, blocks: int) -> Float64:
+    drawn = np.random.default_rng(seed).integers(2, size=(flips, blocks), dtype=np.int8)
+    return np.asarray(2.0 * drawn - 1)
 
 
 def corrected_resampled_t(differences: Float64, *, test_fraction: float) -> float:
@@ -303,22 +324,24 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _widening(units: float) -> float:
-    """Factor for few units: Student's t for the normal quantile, and n − 1 for n."""
-    units = max(units, 2)
-    return float(stats.t.ppf(0.975, units - 1) / _Z * np.sqrt(units / (units - 1)))
+def _student_sd(units: float) -> float:
+    """Standard deviation of Student's t of so many units."""
+    freedom = max(units - 1, 3)
+    return float(np.sqrt(freedom / (freedom - 2)))
 
 
-def _as_normal(t: Float64, units: float) -> Float64:
-    """The normal quantile of the same probability as that of a Student's t of few units."""
-    units = max(units, 2)
-    tail = stats.t.logsf(t * np.sqrt((units - 1) / units), units - 1)
-    return np.asarray(stats.norm.isf(np.exp(tail)), np.float64)
+def _degrees_of_freedom(influence: Float64) -> float:
+    """Satterthwaite's, of a sum of squares, by the kurtosis without bias: fewer for long tails."""
+    n = len(influence)
+    if n < 4:
+        return max(n - 1, 1)
+    squares = (influence / np.abs(influence).max()) ** 2
+    excess = n * (squares**2).sum() / squares.sum() ** 2 - 3
+    excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * excess + 6)
+    return max(1.0, float(2 / (2 / (n - 1) + max(excess, 0) / n)))
 
 
-def _margin(sampled: Float64, units: float) -> float:
-    known = sampled[np.isfinite(sampled)]  # a sample may hold one class only
-    if len(known) < 2:
-        return float("nan")
-    spread = float(known.std())
-    return _Z * _widening(units) * spread if spread > 1e-12 else 0.0
+def _margin(influence: Float64) -> float:
+    """Half of the interval on the scale of the influences; NaN where they are."""
+    error = float(np.sqrt((influence**2).sum()))
+    return float(stats.t.ppf(0.975, _degrees_of_freedom(influence))) * error if error else 0.0
