@@ -18,8 +18,8 @@ from embedkit._version import __version__
 
 __all__ = [
     "CorpusOptions", "Encoder", "Predictor", "Searcher", "TrainingOptions", "__version__",
-    "build_index", "compare", "errors", "export", "extract", "finetune", "load", "probe", "similarity",
-    "split", "train", "verify",
+    "build_index", "compare", "errors", "export", "extract", "finetune", "load", "probe",
+    "similarity", "split", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

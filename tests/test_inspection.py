@@ -24,7 +24,7 @@ from embedkit.dataset.inspection import (
     open_lines,
 )
 from embedkit.dataset.store import read_manifest
-from embedkit.encoding import architecture
+from embedkit.encoding import architecture, model
 from embedkit.encoding.architecture import describe_model
 from embedkit.errors import DamagedError, UsageError
 from tests.processes import command
@@ -161,13 +161,13 @@ def test_weights_that_are_missing_and_unused_are_named(
 
 
 def test_no_number_is_read(tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = set()
-    loaded = architecture.load_module
+    devices: set[str] = set()
+    loaded = model.load_module
 
     def noted(*given: Any, **settings: Any) -> Any:
-        model, report = loaded(*given, **settings)
-        devices.update(p.device.type for p in model.parameters())
-        return model, report
+        module, report = loaded(*given, **settings)
+        devices.update(p.device.type for p in module.parameters())
+        return module, report
 
     monkeypatch.setattr(architecture, "load_module", noted)
     describe_model(str(tiny("bert")))

@@ -91,7 +91,7 @@ def cli() -> None:
 
 
 for _command in (
-    extract, info, verify, tokenize, split, train, probe, finetune, predict, export, compare, run, fetch,
-    search, index, similarity, words, map_, doctor,
+    extract, info, verify, tokenize, split, train, probe, finetune, predict, export, compare, run,
+    fetch, search, index, similarity, words, map_, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -116,7 +116,8 @@ def read_model(folder: Path) -> EncoderWithHead:
         raise DamagedError(
             f"{folder} cannot be read: {first_line(error)}. Make the run again."
         ) from error
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:
