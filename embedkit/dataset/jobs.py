@@ -59,7 +59,10 @@ class Job:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the settings, hex."""
-        return hashlib.sha256(_canonical(asdict(self.settings))).hexdigest()
+        settings = asdict(self.settings)
+        if settings["folds"] is None:  # as in datasets of earlier versions
+            del settings["folds"]
+        return hashlib.sha256(_canonical(settings)).hexdigest()
 
 
 def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.choices import POOLINGS, Pooling
+from embedkit.dataset.fold_models import FoldSettings
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.decoding import decode
 from embedkit.encoding.views import split_view
@@ -115,13 +116,17 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Everything that shapes a byte of a dataset, the environment aside."""
+    """Everything that shapes a byte of a dataset, the environment aside.
+
+    ``folds`` says which models of a fine-tuned run made the vectors; ``None`` for a checkpoint.
+    """
 
     format_version: int
     input: InputSettings
     model: ModelSettings
     vectors: VectorOptions
     storage: StorageSettings
+    folds: FoldSettings | None = None
 
     @property
     def vector_settings(self) -> VectorSettings:

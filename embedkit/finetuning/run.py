@@ -23,6 +23,7 @@ import transformers
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.classifiers.test_set import count_seen
+from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import PlainModel, load_model
@@ -55,7 +56,7 @@ from embedkit.runs.predictions import (
     reported_scores,
     write_predictions,
 )
-from embedkit.runs.split_files import TEST, Split
+from embedkit.runs.split_files import TEST, Split, write_split
 from embedkit.runs.targets import Target
 from embedkit.types import Int64, ProgressCallback
 
@@ -290,11 +291,25 @@ class FoldsOfRun:
         log = [line for result in results for line in result["log"]]
         lines = "".join(json.dumps(line) + "\n" for line in log)
         fsio.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
+        self._keep_records(folder)
         draw_run(folder, predictions)
         draw_training(folder, log, metric="macro-F1" if self.target.classes else "R²")
         content = self._content(folder, results, predictions, thresholds, final)
         write_run(folder, content)
         return content
+
+    def _keep_records(self, folder: Path) -> None:
+        """Write the split, and beside the models which of them has not seen which record."""
+        write_split(self.split, folder / "split.parquet")
+        folds = self._folds()
+        models = FoldModels(
+            models=tuple(_name(*fold) for fold in folds),
+            fold_of_model=tuple(fold for _, fold in folds), split=self.split.fingerprint,
+            source=self.data.source, repeats=self.split.repeats, prefix=self.options.prefix or "",
+            max_length=int(self.options.max_length or 0),
+        )  # fmt: skip
+        keys = np.array(self.data.text_keys(), np.int64)
+        SeenRecords(folder, models, self.split.row, keys, self.split.folds[:, 0]).write()
 
     def _thresholds(
         self, results: list[dict[str, Any]]
