@@ -125,7 +125,9 @@ def finetune(
     check_folds(target, chosen)
     run = FoldsOfRun(
         data, target, chosen, test_data, test_target, test_index, checkpoint, tokenizer,
-        replace(options, max_length=length), where, progress,
+        replace(
+            options, max_length=length, prefix=checkpoint.prefix_or_own(options.prefix)
+        ), where, progress,
     )  # fmt: skip
     run.check()
     with resumable_run(Path(out), run.identity(), overwrite=overwrite, begin=not resume) as folder:

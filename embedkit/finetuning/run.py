@@ -30,6 +30,7 @@ from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, Tokeniz
 from embedkit.errors import UsageError
 from embedkit.finetuning.data import TextData
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
+from embedkit.finetuning.model_folder import write_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, predict_logits, saving, train_fold
 from embedkit.finetuning.validation import choose_thresholds, validation_records
@@ -165,7 +166,7 @@ class FoldsOfRun:
 
     def _tokenized(self, data: TextData) -> list[TokenizedText]:
         assert self.options.max_length is not None
-        settings = TokenizerSettings(self.options.max_length, prefix=self.options.prefix)
+        settings = TokenizerSettings(self.options.max_length, prefix=self.options.prefix or "")
         found = self.tokenizer.encode(data.texts, data.pairs, settings=settings)
         if cut := sum(text.cut for text in found):
             logger.warning(
@@ -257,8 +258,10 @@ class FoldsOfRun:
         fsio.make_folder(ready)
         fsio.make_folder(final.parent)
         with saving(ready):
-            model.to("cpu").save_pretrained(ready)
-            self.tokenizer.hf.save_pretrained(ready)
+            write_model(
+                model, self.tokenizer, ready, classes=self.target.classes,
+                max_length=int(self.options.max_length or 0),
+            )  # fmt: skip
         fsio.sync_tree(ready)
         fsio.publish_folder(ready, final)
 

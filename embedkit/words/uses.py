@@ -124,7 +124,7 @@ def uses_in_dataset(
 
 def uses_in_texts(
     encoder: Encoder, texts: Sequence[str], word: str, layers: Sequence[LayerSpec], *,
-    match: str = "word", prefix: str = "",
+    match: str = "word", prefix: str | None = None,
 ) -> UseVectors:  # fmt: skip
     """Find the uses of a word in sentences and encode them.
 
@@ -134,7 +134,7 @@ def uses_in_texts(
         word: the word.
         layers: the layers.
         match: one of :data:`~embedkit.choices.MATCHES`.
-        prefix: put before every sentence.
+        prefix: put before every sentence; by default that of the checkpoint.
 
     Raises:
         TypeError: a single string was given as ``texts``.
@@ -174,7 +174,7 @@ def span_vectors(
     spans: Sequence[tuple[int, int]],
     layers: Sequence[LayerSpec],
     *,
-    prefix: str = "",
+    prefix: str | None = None,
 ) -> tuple[dict[str, Float32], Bool]:
     """Mean vector of the tokens that touch a span of each text, by one forward pass.
 
@@ -183,7 +183,7 @@ def span_vectors(
         texts: the texts; a repeated one is encoded once.
         spans: first character and end of the span in each.
         layers: the layers.
-        prefix: put before every text.
+        prefix: put before every text; by default that of the checkpoint.
 
     Returns:
         ``(m, width)`` float32 by layer name, for the spans that have a kept token, and ``(n,)``
