@@ -87,10 +87,9 @@ def _dataset_text(info: DatasetInfo) -> str:
     ledger = totals.ledger
     records = ledger_text(totals.accepted, "embedded", totals.rejected_by_reason,
                           totals.left_out_by_reason)  # fmt: skip
-    revision = f" at {names.revision}" if names.revision else ""
     lines = [
         f"{info.path}: vectors of {', '.join(names.inputs)}",
-        f"  model      {names.model}{revision}, {manifest.n_layers} layers, "
+        f"  model      {names.checkpoint}, {manifest.n_layers} layers, "
         f"{manifest.job.model.width} wide, computed in {vectors.precision}",
         f"  records    {records}",
         f"  tokens     {tokens_text(manifest)}",
@@ -199,7 +198,8 @@ def _verification_text(found: Verification, out: Path) -> str:
     "checkpoint",
 )
 def tokenize(
-    text: str | None, pair: str | None, vocab: str | None, max_length: int | None, prefix: str,
+    text: str | None, pair: str | None, vocab: str | None, max_length: int | None,
+    prefix: str | None,
     **model: Any,
 ) -> Result:  # fmt: skip
     """Show how a text is tokenized.

@@ -124,7 +124,8 @@ def finetune(
     length = choose_max_length(checkpoint, tokenizer, options.max_length)
     check_folds(target, chosen)
     records = RunRecords(data, target, chosen, test_data, test_target, test_index)
-    options = replace(options, max_length=length)
+    prefix = checkpoint.prefix_or_own(options.prefix)
+    options = replace(options, max_length=length, prefix=prefix)
     run = FoldsOfRun(records, checkpoint, tokenizer, options, where, progress)
     run.check()
     with resumable_run(Path(out), run.identity(), overwrite=overwrite, begin=not resume) as folder:

@@ -107,7 +107,7 @@ class FoldsOfRun:
 
     def _tokenized(self, data: TextData) -> list[TokenizedText]:
         assert self.options.max_length is not None
-        settings = TokenizerSettings(self.options.max_length, prefix=self.options.prefix)
+        settings = TokenizerSettings(self.options.max_length, prefix=self.options.prefix or "")
         found = self.tokenizer.encode(data.texts, data.pairs, settings=settings)
         if cut := sum(text.cut for text in found):
             logger.warning(

@@ -119,7 +119,7 @@ def uses_in_dataset(
 
 def uses_in_texts(
     encoder: Encoder, texts: Sequence[str], word: str, layers: Sequence[LayerSpec], *,
-    match: str = "word", prefix: str = "",
+    match: str = "word", prefix: str | None = None,
 ) -> UseVectors:  # fmt: skip
     """Find the uses of a word in sentences and encode them.
 
@@ -129,7 +129,7 @@ def uses_in_texts(
         word: the word.
         layers: the layers.
         match: one of :data:`~embedkit.choices.MATCHES`.
-        prefix: put before every sentence.
+        prefix: put before every sentence; by default that of the checkpoint.
 
     Raises:
         TypeError: a single string was given as ``texts``.
@@ -161,7 +161,7 @@ def span_vectors(
     spans: Sequence[tuple[int, int]],
     layers: Sequence[LayerSpec],
     *,
-    prefix: str = "",
+    prefix: str | None = None,
 ) -> tuple[dict[str, Float32], Bool]:
     """Mean vector of the tokens that touch a span of each text, by one forward pass.
 
@@ -170,7 +170,7 @@ def span_vectors(
         texts: the texts; a repeated one is encoded once.
         spans: first character and end of the span in each.
         layers: the layers.
-        prefix: put before every text.
+        prefix: put before every text; by default that of the checkpoint.
 
     Returns:
         ``(m, width)`` float32 by layer name, for the spans that have a kept token, and ``(n,)``
@@ -178,7 +178,9 @@ def span_vectors(
     """
     from embedkit.encoding.tokenization import TokenizerSettings
 
-    settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
+    settings = TokenizerSettings(
+        max_length=encoder.max_length, prefix=encoder.checkpoint.prefix_or_own(prefix)
+    )
     parts: dict[str, list[Float32]] = {spec.name: [] for spec in layers}
     there = np.zeros(len(texts), bool)
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
