@@ -16,6 +16,7 @@ from embedkit.comparison.compare import compare
 from embedkit.errors import UsageError
 from embedkit.finetuning import run as run_module
 from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.model_folder import read_model
 from embedkit.finetuning.run import FoldsOfRun
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.finetuning.validation import Division, FoldRecords
@@ -69,8 +70,7 @@ def test_inner_predictions_are_of_records_that_their_model_was_not_fitted_on(
         # the model of this fold gives them again, that of another one does not
         for other in range(FOLDS):
             keep = Predictor(tmp_path / "run", device="cpu")
-            keep._model._models = [EncoderWithHead.from_pretrained(
-                str(tmp_path / f"run/model/fold-{other}")).eval()]  # fmt: skip
+            keep._model._models = [read_model(tmp_path / f"run/model/fold-{other}").eval()]
             same = np.allclose(
                 keep.predict_proba([texts[row] for row in here["row"]]),
                 here[["proba_0", "proba_1"]], atol=1e-6,

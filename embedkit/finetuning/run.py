@@ -29,6 +29,7 @@ from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
 from embedkit.finetuning.data import RunRecords, TextData
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
+from embedkit.finetuning.model_folder import write_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.results import ModelResult, RunPredictions, run_predictions
 from embedkit.finetuning.training import Fold, predict_logits, saving, train_fold
@@ -212,8 +213,10 @@ class FoldsOfRun:
         fsio.make_folder(ready)
         fsio.make_folder(final.parent)
         with saving(ready):
-            model.to("cpu").save_pretrained(ready)
-            self.tokenizer.hf.save_pretrained(ready)
+            write_model(
+                model, self.tokenizer, ready, classes=self.records.target.classes,
+                max_length=int(self.options.max_length or 0),
+            )  # fmt: skip
         fsio.sync_tree(ready)
         fsio.publish_folder(ready, final)
 

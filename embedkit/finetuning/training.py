@@ -8,6 +8,7 @@ choice of the epoch by the loss on validation records.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -25,6 +26,7 @@ from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import (
+    PreTrainedModel,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -159,25 +161,27 @@ def train_fold(
 
 
 def predict_logits(
-    model: EncoderWithHead, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32"
+    model: PreTrainedModel, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32"
 ) -> torch.Tensor:
     """Return logits ``(n, outputs)`` float32 on the CPU, in the order of the texts.
 
     Args:
-        model: on its device; it is put into evaluation mode.
+        model: any model for classification, on its device; it is put into evaluation mode.
         texts: the tokenized texts.
         pad_id: token id to fill with.
         precision: to compute in.
     """
     device = next(model.parameters()).device
     model.eval()
-    result = torch.zeros(len(texts), model.config.n_outputs)
+    takes = inspect.signature(model.forward).parameters
+    width = getattr(model.config, "n_outputs", None) or model.config.num_labels
+    result = torch.zeros(len(texts), width)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
         for index in batches_by_length([t.n_kept for t in texts], tokens=_PREDICT_TOKENS):
             batch = _padded([texts[i] for i in index], pad_id)
-            logits = model(**{name: value.to(device) for name, value in batch.items()}).logits
-            result[torch.from_numpy(index)] = logits.float().cpu()
+            given = {name: value.to(device) for name, value in batch.items() if name in takes}
+            result[torch.from_numpy(index)] = model(**given).logits.float().cpu()
     return result
 
 
