@@ -22,8 +22,8 @@ from embedkit.errors import DamagedError, MismatchError, ModelError, UsageError
 from embedkit.predict import Predictor
 from embedkit.runs.split_files import read_split
 from embedkit.runs.splits import split
+from tests.finetune_fixtures import corpus_of, tuned
 from tests.processes import command
-from tests.test_finetune import corpus_of, tuned
 
 VIEWS = ("mean_1", "cls_2")
 LAYERS: dict[str, Any] = {"layers": "1,2", "pooling": ["cls", "mean"], "device": "cpu"}
@@ -179,7 +179,8 @@ def test_other_texts_of_the_same_records_are_refused(tmp_path: Path) -> None:
     options = embedkit.CorpusOptions(text="title", label="label")
     tuned(tmp_path / "c.tsv", tmp_path / "run", reading=options, epochs=1, folds=2)
     model = str(tmp_path / "run")
-    for other in ({"text": "text"}, {"text": "title", "text_pair": "text"}):
+    others: list[dict[str, Any]] = [{"text": "text"}, {"text": "title", "text_pair": "text"}]
+    for other in others:
         with pytest.raises(UsageError, match=r"other texts.*Pass the same files, text="):
             embedkit.extract(tmp_path / "c.tsv", out=tmp_path / "no", model=model, **other)
     (tmp_path / "more.tsv").write_text("title\ttext\tlabel\na bus\tb\t1\n", "utf-8")

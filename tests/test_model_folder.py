@@ -29,9 +29,9 @@ from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model_folder import is_plain_head, read_model, write_model
 from embedkit.finetuning.training import predict_logits
 from embedkit.predict import Predictor
+from tests.finetune_fixtures import corpus_of, log_of, tuned
 from tests.models import TEXTS
 from tests.processes import command
-from tests.test_finetune import corpus_of, log_of, tuned
 
 PLAIN = ("bert", "albert", "roberta", "xlm-roberta", "camembert", "mpnet")
 OTHERS = ("electra", "distilbert", "deberta-v2", "modernbert")

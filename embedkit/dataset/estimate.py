@@ -112,9 +112,7 @@ def _reservoir(reader: CorpusReader, random: np.random.Generator) -> list[Record
     return sample
 
 
-def _speed(
-    plan: ExtractPlan, records: Sequence[Record], texts: Sequence[TokenizedText]
-) -> float:
+def _speed(plan: ExtractPlan, records: Sequence[Record], texts: Sequence[TokenizedText]) -> float:
     """Tokens per second of the real layers and views on the sample, over two seconds or more."""
     done: Counter[str] = Counter()
     started = time.perf_counter()

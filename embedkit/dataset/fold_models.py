@@ -74,9 +74,7 @@ class FoldModels(FoldSettings):
     @property
     def settings(self) -> FoldSettings:
         """What a dataset keeps of it."""
-        return FoldSettings(
-            models=self.models, fold_of_model=self.fold_of_model, split=self.split
-        )
+        return FoldSettings(models=self.models, fold_of_model=self.fold_of_model, split=self.split)
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,6 +128,13 @@ class JobSettings:
     storage: StorageSettings
     folds: FoldSettings | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it: without ``folds`` for a checkpoint, as in earlier versions."""
+        content = asdict(self)
+        if self.folds is None:
+            del content["folds"]
+        return content
+
     @property
     def vector_settings(self) -> VectorSettings:
         """Everything that shapes a vector."""
@@ -222,7 +229,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: the same content gives the same bytes."""
-        text = json.dumps(asdict(self), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        content = asdict(self) | {"job": self.job.as_dict()}
+        text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         return text.encode("utf-8", "backslashreplace")  # bytes of a file name that are not UTF-8
 
     @property

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -210,7 +210,7 @@ class JobRun:
                 rows=count,
                 ledger=ledger,
                 companions=companions,
-                job=asdict(self._job),
+                job=self._job.as_dict(),
             )
 
         others = self._other_tables(records, texts, vectors, footer)
