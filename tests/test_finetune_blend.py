@@ -93,7 +93,7 @@ def test_runs_on_one_split_have_the_same_validation_records(
     for one, other in zip(first, second, strict=True):
         assert one.seed != other.seed
         assert np.array_equal(one.valid, other.valid)
-    found = compare([tmp_path / "seed-0", tmp_path / "seed-1"], samples=50)
+    found = compare([tmp_path / "seed-0", tmp_path / "seed-1"])
     assert "blend: stacked" in [row.name for row in found.table.rows]
 
 
@@ -102,7 +102,7 @@ def test_without_common_records_nothing_is_stacked_in_the_folds(tmp_path: Path) 
     tuned(corpus, tmp_path / "a", split=file, epochs=1)
     tuned(corpus, tmp_path / "b", split=file, epochs=1, validation=0)
     assert not (tmp_path / "b/inner_predictions.parquet").exists()
-    found = compare([tmp_path / "a", tmp_path / "b"], samples=50)
+    found = compare([tmp_path / "a", tmp_path / "b"])
     assert not found.blends["stacked"].cross_fitted
     message = "has no predictions for the folds, since the runs have no inner predictions"
     with pytest.raises(UsageError, match=message):
