@@ -20,6 +20,7 @@ from transformers import AutoModel
 
 import embedkit
 from embedkit import fsio
+from embedkit.checksums import seal
 from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_text
 from embedkit.cli.run_text import run_info_text
@@ -279,7 +280,10 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:500])
     done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert done.returncode == 5
-    assert "fold-1 cannot be read" in done.stderr
+    assert "fold-1/model.safetensors is damaged: its SHA-256" in done.stderr
+    seal(tmp_path / "run")
+    with pytest.raises(DamagedError, match="fold-1 cannot be read"):
+        Predictor(tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "run/model/fold-1")
     with pytest.raises(DamagedError, match=r"fold-1 is missing\. Make the run again"):
         Predictor(tmp_path / "run", device="cpu")

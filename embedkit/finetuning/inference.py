@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
+from embedkit.checksums import check_files
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import choose_device
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
@@ -29,7 +30,7 @@ class FinetunedRun:
         device: where they run.
 
     Raises:
-        DamagedError: a model cannot be read.
+        DamagedError: a model was changed since, or cannot be read.
         UsageError: the device does not exist here.
     """
 
@@ -44,6 +45,7 @@ class FinetunedRun:
         for folder in (run / "model" / name for name in content.models):
             if not folder.is_dir():  # the loader would take its name for one of the hub
                 raise DamagedError(f"{folder} is missing. Make the run again.")
+            check_files(run, [f"model/{folder.name}"], advice="Make the run again.")
             try:
                 model = EncoderWithHead.from_pretrained(
                     str(folder), local_files_only=True, use_safetensors=True

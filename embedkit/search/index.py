@@ -27,6 +27,7 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit._version import __version__
+from embedkit.checksums import check_files, seal
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
 from embedkit.dataset.reader import Block
 from embedkit.dataset.store import Layout, VectorData, load
@@ -214,11 +215,10 @@ def open_index(
     again = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
     again += f" --metric {metric}" * (metric != "cosine") + f" --{whitening}" * bool(whitening)
     info = _read_info(folder, data, again)
+    check_files(folder, advice=f"Build it again: {again} --overwrite.")
     file = folder / "index.faiss"
     threads = threads or usable_cores()
     try:
-        if file.stat().st_size != info.nbytes:
-            raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
         with faiss_with_threads(threads) as faiss:
             index = faiss.read_index(str(file), getattr(faiss, KINDS[kind].mapping))
         order = _read_order(folder / "order.npy", info)
@@ -393,6 +393,7 @@ def _new_index(target: Path, *, overwrite: bool) -> Iterator[Path]:
         for left in work.iterdir():  # of a build that did not end
             fsio.remove_file(left)
         yield work
+        seal(work)
         if target.is_dir():
             fsio.remove_tree(target)
         fsio.publish_folder(work, target)
