@@ -41,29 +41,9 @@ class FinetunedRun:
         # half precision is for the kind of device it was trained on
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"
-<<<<<<< HEAD
-        self._models: list[EncoderWithHead] = []
-        for folder in (run / "model" / name for name in content.models):
-            if not folder.is_dir():  # the loader would take its name for one of the hub
-                raise DamagedError(f"{folder} is missing. Make the run again.")
-            check_files(run, [f"model/{folder.name}"], advice="Make the run again.")
-            try:
-                model = EncoderWithHead.from_pretrained(
-                    str(folder), local_files_only=True, use_safetensors=True
-                )
-                if not self._models:
-                    self._tokenizer = TextTokenizer(
-                        AutoTokenizer.from_pretrained(
-                            str(folder), config=AutoConfig.for_model(**model.config.encoder),
-                            local_files_only=True, trust_remote_code=False,
-                        ),
-                        pad_id=tokens.pad_id, type_vocab=tokens.type_vocab,
-                    )  # fmt: skip
-            except Exception as error:  # the loaders raise what their many formats raise
-                raise DamagedError(f"{folder} cannot be read: {first_line(error)}.") from error
-            self._models.append(model.eval().to(where))
-=======
         folders = [run / "model" / name for name in content.models]
+        names = [f"model/{name}" for name in content.models]
+        check_files(run, names, advice="Make the run again.")
         self._models = [read_model(folder).to(where) for folder in folders]
         try:
             tokenizer = AutoTokenizer.from_pretrained(
@@ -74,7 +54,6 @@ class FinetunedRun:
         self._tokenizer = TextTokenizer(
             tokenizer, pad_id=tokens.pad_id, type_vocab=tokens.type_vocab
         )
->>>>>>> main
         self._pad_id = tokens.pad_id
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
