@@ -113,7 +113,7 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
         predictions(shared / "run").columns.tolist()  # fmt: skip
     assert sorted(p.name for p in (shared / "run").iterdir()) == [
         "SHA256SUMS", "figures", "inner_predictions.parquet", "model", "predictions.parquet",
-        "run.json", "training.jsonl",
+        "run.json", "split.parquet", "training.jsonl",
     ]  # fmt: skip
     assert (shared / "run/figures/training.png").stat().st_size > 5_000
     told = run_info_text(shared / "run", ours)
@@ -247,9 +247,7 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="fold-1 cannot be read"):
         Predictor(tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "run/model/fold-1")
-    with pytest.raises(
-        DamagedError, match=r"fold-1/.* cannot be read: No such file.*run again"
-    ):
+    with pytest.raises(DamagedError, match=r"fold-1/.* cannot be read: No such file.*run again"):
         Predictor(tmp_path / "run", device="cpu")
 
 
