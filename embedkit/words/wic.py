@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,7 @@ def marked_pairs(
     if unmarked:
         logger.warning("%d records of %s have no pair of words marked as [word]", unmarked, corpus)
     cosines, both = _compared(found, encoder, layers, prefix)
-    kept = [one for one, is_there in zip(found, both, strict=True) if is_there]
+    kept = list(compress(found, both))
     records = tuple(record for record, _, _ in kept)
     return MarkedPairs(
         records=records,
@@ -170,14 +171,11 @@ def _compared(
     vectors, there = span_vectors(
         encoder, [m.text for m in sides], [(m.start, m.end) for m in sides], layers, prefix=prefix
     )
-    count = len(pairs)
-    both = there[:count] & there[count:]
-    index = np.cumsum(there) - 1
-    a, b = index[:count][both], index[count:][both]
+    both = there[: len(pairs)] & there[len(pairs) :]
     cosines = {}
     for name, values in vectors.items():
-        unit = unit_rows(values).astype(np.float64)
-        cosines[name] = np.einsum("ij,ij->i", unit[a], unit[b])
+        a, b = np.split(unit_rows(values).astype(np.float64), 2)
+        cosines[name] = np.einsum("ij,ij->i", a[both], b[both])
     return cosines, both
 
 
