@@ -112,7 +112,7 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
         predictions(shared / "run").columns.tolist()  # fmt: skip
     assert sorted(p.name for p in (shared / "run").iterdir()) == [
         "figures", "inner_predictions.parquet", "model", "predictions.parquet", "run.json",
-        "training.jsonl",
+        "split.parquet", "training.jsonl",
     ]  # fmt: skip
     assert (shared / "run/figures/training.png").stat().st_size > 5_000
     told = run_info_text(shared / "run", ours)

@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
 from embedkit import fsio
 from embedkit.classifiers.test_set import count_seen
+from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
@@ -53,6 +55,7 @@ from embedkit.runs.predictions import (
     reported_scores,
     write_predictions,
 )
+from embedkit.runs.split_files import write_split
 
 __all__ = ["LIBRARIES", "RunSummary"]
 
@@ -94,12 +97,30 @@ class RunSummary:
         log = [line for result in results for line in result.log]
         lines = "".join(json.dumps(line) + "\n" for line in log)
         fsio.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
+        self._keep_records(folder, results)
         draw_run(folder, found.predictions)
         classes = self.records.target.classes
         draw_training(folder, log, metric="macro-F1" if classes else "R²")
         content = self._content(folder, results, found)
         write_run(folder, content)
         return content
+
+    def _keep_records(self, folder: Path, results: Sequence[ModelResult]) -> None:
+        """Write the split, and beside the models which of them has not seen which record.
+
+        Vectors come from the models of the first seed: those of several cannot be averaged.
+        """
+        data, split = self.records.data, self.records.split
+        first = [result for result in results if result.seed == self.options.seed]
+        write_split(split, folder / "split.parquet")
+        models = FoldModels(
+            models=tuple(self._name(result) for result in first),
+            fold_of_model=tuple(result.fold for result in first), split=split.fingerprint,
+            source=data.source, repeats=split.repeats, prefix=self.options.prefix or "",
+            max_length=int(self.options.max_length or 0),
+        )  # fmt: skip
+        keys = np.array(data.text_keys(), np.int64)
+        SeenRecords(folder, models, split.row, keys, split.folds[:, 0]).write()
 
     def _predictions(self, results: Sequence[ModelResult]) -> RunPredictions:
         return run_predictions(self.records, self.division, results, self._threshold)
