@@ -67,6 +67,18 @@ def test_the_choices_of_every_fold_are_kept() -> None:
     assert found.final.choice.value in row.values
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_is_predicted_as_the_majority_is(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    X = random.normal(size=(150, 40)).astype(np.float32)
+    y = np.arange(150, dtype=np.int64) % 2
+    found = run(X, Target(y, ("0", "1")))
+    lost = log_loss(y, found.predictions.proba) - np.log(2)
+    strongest = [choice.value == TABLE["logreg"].values[0] for choice in found.choices]
+    assert sum(strongest) >= 3
+    assert lost < 0.02
+
+
 def test_noise_takes_the_strongest_regularisation_and_is_no_worse_than_guessing() -> None:
     random = np.random.default_rng(0)
     X = random.normal(size=(200, 150)).astype(np.float32)
@@ -115,6 +127,20 @@ def test_inner_folds_never_divide_a_group() -> None:
     inner = group[train]
     for fold in records.folds("common"):
         assert not set(inner[fold.train]) & set(inner[fold.test])
+
+
+def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
+    """Words of held-out texts are in no vocabulary of their fold."""
+    y = np.arange(60) % 2
+    made = split_of(y)
+    texts = [f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}"
+             for i, fold in enumerate(made.folds[:, 0])]  # fmt: skip
+    train, _ = made.fold(0, 2)
+    settings = EstimatorSettings(features="tfidf")
+    fitted = fit(texts, Target(y, ("0", "1")), made, train, settings, tune=True)
+    words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
+    assert {"only0", "only1", "only3", "only4"} <= set(words)
+    assert "only2" not in words
 
 
 def test_the_error_of_a_mean_takes_a_group_as_one_unit() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import embedkit
 from benchmarks.mteb import main, mteb_protocol
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, UsageError
@@ -78,6 +79,36 @@ def test_protocol_of_what_does_not_fit(data: Path, tmp_path: Path) -> None:
         mteb_protocol(data, data, experiments=0)
     with pytest.raises(UsageError, match=r"expected 1 or more"):
         mteb_protocol(data, data, samples_per_label=0)
+
+
+def test_the_protocol_is_that_of_mteb(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which records train each classifier, and by what: against a loop as in MTEB."""
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = []
+    honest = LogisticRegression.fit
+
+    def fit(self: Any, X: Any, y: Any) -> Any:
+        fitted.append((self.max_iter, self.random_state, X.copy(), y.copy()))
+        return honest(self, X, y)
+
+    monkeypatch.setattr(LogisticRegression, "fit", fit)
+    mteb_protocol(data, data, samples_per_label=8, experiments=3)
+    loaded = embedkit.load(data)
+    X = loaded.X / np.linalg.norm(loaded.X, axis=1, keepdims=True)
+    order = np.arange(N).tolist()
+    for max_iter, seed, found, labels in fitted:
+        np.random.RandomState(42).shuffle(order)
+        counts: dict[str, int] = {}
+        drawn = []
+        for i in order:
+            counts[loaded.y[i]] = counts.get(loaded.y[i], 0) + 1
+            if counts[loaded.y[i]] <= 8:
+                drawn.append(i)
+        assert (max_iter, seed) == (100, 42)
+        assert np.allclose(found, X[drawn])
+        assert (labels == loaded.y[drawn]).all()
+    assert len(fitted) == 3
 
 
 def test_draws_are_those_of_the_protocol() -> None:

@@ -18,6 +18,7 @@ import pytest
 import embedkit
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import train
+from embedkit.comparison.charts import Picture, _distinct
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import disputed, shown, write_report
 from embedkit.encoding.encoder import Encoder
@@ -133,6 +134,14 @@ def test_pictures_are_files_too(shared: Path) -> None:
     for file in (shared / "report.figures").iterdir():
         head = file.read_bytes()[:8]
         assert head == b"\x89PNG\r\n\x1a\n" if file.suffix == ".png" else head.startswith(b"<?xml")
+
+
+def test_names_that_differ_in_case_alone_are_two_files() -> None:
+    made = _distinct([Picture(n, n, b"", b"", "") for n in ("layers-A", "layers-a", "layers-A-2")])
+    names = [picture.name for picture in made]
+    assert names[0] == "layers-A"
+    assert len({name.casefold() for name in names}) == 3
+    assert [picture.title for picture in made] == ["layers-A", "layers-a", "layers-A-2"]
 
 
 def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"pca": 5}, {"tune": False}, {"threshold": Threshold(None, 7.0)}], ids=str
+    "options", [{}, {"pca": 5}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
 )
 def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
     assert not moved_by_other_held_out_records(shared, **options)
@@ -380,6 +380,31 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
     tfidf = train(shared / "data", out=tmp_path / "t", test=corpus, features="tfidf").content
     again = train(shared / "data", out=tmp_path / "u", test=tmp_path / "test", features="tfidf")
     assert tfidf.scores["test"] == again.content.scores["test"]
+
+
+def test_the_default_estimator_is_that_of_the_task(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", labels=np.arange(N) / 7)
+    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
+    made = train(tmp_path / "data", out=tmp_path / "run", task="regression").content
+    assert made.estimator == "ridge"
+    probed = probe(tmp_path / "data", out=tmp_path / "probe", task="regression").content
+    assert probed.estimator == "ridge"
+
+
+def test_units_of_a_test_set_are_its_texts(shared: Path, tmp_path: Path) -> None:
+    """A test file whose records stand there three times tells no more than once."""
+    once = corpus_of(tmp_path / "once.tsv", seed=3)
+    head, *records = once.read_text("utf-8").splitlines()
+    distinct = list({text_key(line.split("\t")[0]): line for line in records}.values())
+    scores = {}
+    for name, times in (("one", 1), ("three", 3)):
+        corpus = tmp_path / f"{name}.tsv"
+        corpus.write_text("\n".join([head, *distinct * times]) + "\n", "utf-8")
+        scores[name] = train(
+            shared / "data", out=tmp_path / name, test=corpus, features="tfidf"
+        ).content.scores["test"]
+    for metric, score in scores["one"].items():
+        assert astuple(scores["three"][metric]) == pytest.approx(astuple(score), abs=1e-6), metric
 
 
 def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:

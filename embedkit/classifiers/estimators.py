@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+_DEFAULTS = {"classification": "logreg", "regression": "ridge"}
+
+
 @dataclass(frozen=True, slots=True)
 class EstimatorSettings:
     """Settings of a pipeline.
@@ -51,6 +54,18 @@ class EstimatorSettings:
     class_weight: str | None = None
     seed: int = 0
     metric: str | None = None
+
+    @classmethod
+    def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
+        """Return checked settings; the default estimator is that of the task.
+
+        Raises:
+            UsageError: a value is unknown, or two of them cannot be combined.
+        """
+        check_choice(TASKS, task=task)
+        made = cls(estimator or _DEFAULTS[task], task=task, **settings)
+        made.check()
+        return made
 
     @property
     def row(self) -> Estimator:
@@ -363,7 +378,7 @@ TABLE: Mapping[str, Estimator] = {
         _logreg,
         None,
         parameter="C",
-        values=(0.01, 0.1, 1.0, 10.0, 100.0, 1_000.0),
+        values=(1e-4, 0.01, 0.1, 1.0, 10.0, 100.0, 1_000.0),  # the first is the prior, nearly
         default=1.0,
         warm=True,
         class_weights=True,

@@ -69,7 +69,7 @@ def probe(
     *,
     out: str | Path,
     view: str | Sequence[str] | None = None,
-    estimator: str = "logreg",
+    estimator: str | None = None,
     task: str = "classification",
     split: str | Path | None = None,
     folds: int = 5,
@@ -92,7 +92,8 @@ def probe(
         dataset: folder that ``extract`` wrote, with a label column.
         out: folder for the table and the figures.
         view: name of a stored view, or several in a list; by default all.
-        estimator: one of :data:`~embedkit.choices.ESTIMATORS`, fitted on each view.
+        estimator: one of :data:`~embedkit.choices.ESTIMATORS`, fitted on each view; by default
+            ``logreg``, of values ``ridge``.
         task: ``classification`` or ``regression``.
         split: file that ``embedkit split`` wrote; of several repeats, the first is used.
         folds: number of folds where no split is given.
@@ -120,8 +121,7 @@ def probe(
     """
     started = time.perf_counter()
     wanted = [view] if isinstance(view, str) else view
-    settings = EstimatorSettings(estimator, "vectors", task, seed=seed, metric=metric)
-    settings.check()
+    settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     check_seed(seed)
     check_counts(threads=threads, shuffles=shuffles, encoders=encoders)
     if control is not None:

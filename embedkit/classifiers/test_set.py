@@ -23,6 +23,7 @@ from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.dataset.vector_settings import encode_as
 from embedkit.errors import UsageError
 from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
+from embedkit.runs.splits import same_text_groups
 from embedkit.runs.targets import Target, target_like
 from embedkit.types import Int64
 
@@ -38,6 +39,7 @@ class TestSet:
     Attributes:
         source: SHA-256 of its input files.
         row: ``(m,)`` record numbers.
+        group: ``(m,)`` sampling unit: records of the same text have the same.
         ids: ``m`` ids.
         target: its labels by the classes of the training dataset; empty without labels.
         features: ``(m, width)`` float32, or a list of texts.
@@ -49,6 +51,7 @@ class TestSet:
 
     source: tuple[str, ...]
     row: Int64
+    group: Int64
     ids: Sequence[str]
     target: Target
     features: Any
@@ -73,6 +76,7 @@ def load_test_set(test: Path, data: VectorData, target: Target, *, texts_only: b
     found, labels, keys = read(test, data, texts_only)
     return replace(
         found,
+        group=same_text_groups(keys, None, len(found.row)),
         target=target_like(target, labels, rows=found.row, name=str(test)),
         seen_texts=count_seen(keys, text_keys(data)),
     )
@@ -93,6 +97,7 @@ def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
     found = TestSet(
         source=source_of(other),
         row=other.row,
+        group=other.row,
         ids=[str(i) for i in other.ids],
         target=_UNKNOWN,
         features=stored_texts(other, separator=" ") if texts_only else other.X,
@@ -131,7 +136,8 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
         features = encode_as(data.manifest, data.views, owner=str(data.path))(texts, pairs)
     found = TestSet(
         source=tuple(file.sha256 for file in plan.files),
-        row=np.array([r.row for r in records], np.int64),
+        row=(row := np.array([r.row for r in records], np.int64)),
+        group=row,
         ids=[r.id for r in records],
         target=_UNKNOWN,
         features=features,

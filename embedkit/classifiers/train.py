@@ -71,7 +71,7 @@ def train(
     *,
     out: str | Path,
     view: str | Sequence[str] | None = None,
-    estimator: str = "logreg",
+    estimator: str | None = None,
     features: str = "vectors",
     task: str = "classification",
     split: str | Path | None = None,
@@ -94,7 +94,8 @@ def train(
         dataset: folder that ``extract`` wrote, with a label column.
         out: folder of the run.
         view: a stored view, or several to put side by side; by default the last mean.
-        estimator: one of :data:`~embedkit.choices.ESTIMATORS`.
+        estimator: one of :data:`~embedkit.choices.ESTIMATORS`; by default ``logreg``, of values
+            ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts.
         task: ``classification`` or ``regression``.
         split: file that ``embedkit split`` wrote; without one a split is made.
@@ -123,8 +124,10 @@ def train(
         >>> result.content.estimator, result.content.views
         ('logreg', ('cls_6',))
     """
-    settings = EstimatorSettings(estimator, features, task, pca, class_weight, seed, metric)
-    settings.check()
+    settings = EstimatorSettings.of(
+        estimator, task=task, features=features, pca=pca, class_weight=class_weight, seed=seed,
+        metric=metric,
+    )  # fmt: skip
     check_seed(seed)
     check_counts(threads=threads)
     data = load(dataset, view)
@@ -246,7 +249,7 @@ class _Training:
             proba = predict_proba(pipeline, test_set.features, self._target)
             return Predictions.of_fold(
                 np.arange(len(proba)), proba, row=test_set.row, ids=test_set.ids,
-                target=test_set.target, fold=TEST, threshold=threshold,
+                target=test_set.target, fold=TEST, group=test_set.group, threshold=threshold,
             )  # fmt: skip
         index = self._split.test
         if not len(index):

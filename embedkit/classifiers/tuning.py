@@ -177,10 +177,11 @@ class _Records:
     def search(self) -> tuple[Choice, Float64]:
         """Return the choice, and the inner predictions that it was scored by.
 
-        Of log-loss and squared error the choice is the one nearest to the default that is better
-        than the class prior and within two standard errors of the best (as Breiman et al. 1984,
-        section 3.4.3, with the default in place of the smallest tree): few records cannot tell
-        neighbouring values apart, and the best of many is too good by chance.
+        Of log-loss and squared error it is the first of the path if the best is not better than
+        the class prior (or the mean) by a standard error. Else the choice is the one nearest to the
+        default that is better than the prior and within two standard errors of the best (as Breiman
+        et al. 1984, section 3.4.3, with the default in place of the smallest tree): few records
+        cannot tell neighbouring values apart, and the best of many is too good by chance.
         """
         first, *others = scalings_of(self._settings)
         tried = self._path(first, self._values())
@@ -191,16 +192,21 @@ class _Records:
             tried += self._path(scaling, (value,))
         best = max(tried, key=lambda one: one[0].score)
         if self._settings.metric is None:
-            losses = self._losses(best[1])
             guess = class_prior(self._y, self._target.classes, len(self._y))
-            near = [best]
-            for one in tried:
-                worse = self._losses(one[1]) - losses
-                close = worse.mean() <= _ERRORS * self._standard_error(worse)
-                if close and one[0].score > self._score(guess):
-                    near.append(one)
-            best = min(near[1:] or near, key=lambda one: self._distance(one[0]))
+            if not self._is_better(best[1], guess, errors=1.0):
+                return tried[0]  # the strongest regularisation, which hardly leaves the prior
+            near = [
+                one for one in tried
+                if one[0].score > self._score(guess)
+                and not self._is_better(best[1], one[1], errors=_ERRORS)
+            ]  # fmt: skip
+            best = min(near, key=lambda one: self._distance(one[0]))
         return best
+
+    def _is_better(self, proba: Float64, other: Float64, *, errors: float) -> bool:
+        """Whether the mean loss is lower by more than so many standard errors."""
+        gain = self._losses(other) - self._losses(proba)
+        return float(gain.mean()) > errors * self._standard_error(gain)
 
     def _standard_error(self, values: Float64) -> float:
         """Standard error of the mean of values ``(n,)``, of which those of a group are one unit."""

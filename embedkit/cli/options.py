@@ -87,8 +87,8 @@ _SHARED: Mapping[str, Option] = {
         ("--folds", "Number of folds, if there is no --split.", {"default": 5}),
         ("--task", "classification: labels are classes; regression: labels are numbers.",
          {"default": "classification", "type": click.Choice(TASKS)}),
-        ("--estimator", "Classifier, or its counterpart for regression.",
-         {"default": "logreg", "type": click.Choice(ESTIMATORS)}),
+        ("--estimator", "Classifier, or its counterpart for regression. [logreg; for regression "
+         "ridge]", {"type": click.Choice(ESTIMATORS)}),
         ("--class-weight", "balanced: weight classes inversely to their frequency.",
          {"type": click.Choice(CLASS_WEIGHTS)}),
         ("--threads", "Number of threads. [number of cores]", {"type": click.IntRange(min=1)}),

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -79,7 +79,18 @@ def draw_all(compared: Compared) -> tuple[Picture, ...]:
                 figure, axis = canvas(*_SIZE)
                 draw_learning_curves(figure, axis, entries)
                 made.append(_picture(f"training-{run.name}", title, figure))
-    return tuple(made)
+    return _distinct(made)
+
+
+def _distinct(pictures: Sequence[Picture]) -> tuple[Picture, ...]:
+    """Number names that differ in case alone, which some file systems take for one."""
+    found: dict[str, Picture] = {}
+    for picture in pictures:
+        name, number = picture.name, 2
+        while name.casefold() in found:
+            name, number = f"{picture.name}-{number}", number + 1
+        found[name.casefold()] = replace(picture, name=name)
+    return tuple(found.values())
 
 
 def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
