@@ -30,7 +30,7 @@ Option = Callable[[Any], Any]
 
 option = click.option
 FILE = click.Path(path_type=Path)
-LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-4..-1; 0 is the embedding "
+LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding "
           "output.")  # fmt: skip
 
 
