@@ -86,6 +86,8 @@ _SHARED: Mapping[str, Option] = {
          {"default": "logreg", "type": click.Choice(ESTIMATORS)}),
         ("--class-weight", "balanced: weight classes inversely to their frequency.",
          {"type": click.Choice(CLASS_WEIGHTS)}),
+        ("--submission", "Write two columns under these names, the id and the label or value, of "
+         "test records only.", {"metavar": "ID,LABEL"}),
         ("--threads", "Number of threads. [number of cores]", {"type": click.IntRange(min=1)}),
     )
 }  # fmt: skip
