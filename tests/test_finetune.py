@@ -20,6 +20,7 @@ from transformers import AutoModel
 
 import embedkit
 from embedkit import fsio
+from embedkit.checksums import seal
 from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_text
 from embedkit.cli.run_text import run_info_text
@@ -111,8 +112,8 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
     assert predictions(tmp_path / "frozen").columns.tolist() == \
         predictions(shared / "run").columns.tolist()  # fmt: skip
     assert sorted(p.name for p in (shared / "run").iterdir()) == [
-        "figures", "inner_predictions.parquet", "model", "predictions.parquet", "run.json",
-        "split.parquet", "training.jsonl",
+        "SHA256SUMS", "figures", "inner_predictions.parquet", "model", "predictions.parquet",
+        "run.json", "split.parquet", "training.jsonl",
     ]  # fmt: skip
     assert (shared / "run/figures/training.png").stat().st_size > 5_000
     told = run_info_text(shared / "run", ours)
@@ -128,7 +129,7 @@ def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:
         (fold, epoch) for fold in range(3) for epoch in (1.0, 2.0, 3.0, 4.0)
     ]
     learnt = [line for line in log if "loss" in line]
-    assert {"repeat", "fold", "step", "epoch", "loss", "learning_rate"} == set(learnt[0])
+    assert set(learnt[0]) == {"repeat", "fold", "seed", "step", "epoch", "loss", "learning_rate"}
     kept = finetuned(shared / "run").epochs
     for fold in range(3):
         losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
@@ -241,9 +242,12 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:500])
     done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert done.returncode == 5
-    assert "fold-1 cannot be read" in done.stderr
+    assert "fold-1/model.safetensors is damaged: its SHA-256" in done.stderr
+    seal(tmp_path / "run")
+    with pytest.raises(DamagedError, match="fold-1 cannot be read"):
+        Predictor(tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "run/model/fold-1")
-    with pytest.raises(DamagedError, match=r"fold-1 is missing\. Make the run again"):
+    with pytest.raises(DamagedError, match=r"fold-1/.* cannot be read: No such file.*run again"):
         Predictor(tmp_path / "run", device="cpu")
 
 
@@ -708,7 +712,7 @@ def test_a_loss_that_is_no_number(
     stages: list[str] = []
     tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1,
           progress=lambda state: stages.append(state.stage))  # fmt: skip
-    assert set(stages) == {"fold 2 of 3", "fold 3 of 3"}
+    assert set(stages) == {"fold 2 of 3, epoch 1 of 1", "fold 3 of 3, epoch 1 of 1"}
 
 
 def test_a_learning_rate_that_explodes(shared: Path, tmp_path: Path) -> None:
@@ -758,8 +762,8 @@ def test_no_room_for_a_checkpoint(
     tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1,
           progress=lambda state: stages.append(state.stage))  # fmt: skip
     # where the trained model could not be written, its last checkpoint is there
-    again = set() if writer == "model" else {"fold 2 of 3"}
-    assert set(stages) == again | {"fold 3 of 3"}
+    again = set() if writer == "model" else {"fold 2 of 3, epoch 1 of 1"}
+    assert set(stages) == again | {"fold 3 of 3, epoch 1 of 1"}
     assert (tmp_path / "run/run.json").is_file()
 
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.checksums import check_files
 from embedkit.errors import DamagedError
 from embedkit.runs.content import ClassScore, ReportedScore
 from embedkit.runs.metrics import Metric, beta_of, classification_metrics, regression_metrics
@@ -32,6 +33,7 @@ __all__ = [
     "class_scores",
     "decide",
     "fold_names",
+    "metric_values",
     "metrics_of",
     "read_predictions",
     "reported_scores",
@@ -242,6 +244,22 @@ def reported_scores(
     return found
 
 
+def metric_values(
+    predictions: Predictions, *, beta: float | None = None
+) -> dict[str, dict[str, float]]:
+    """Return scores without intervals, by subset and metric.
+
+    Args:
+        predictions: of all folds, and of the test set where there is one.
+        beta: also F-beta of the second of two classes.
+    """
+    found = {}
+    for name, index in _scored_subsets(predictions).items():
+        metrics = metrics_of(predictions.take(index), beta=beta)
+        found[name] = {metric: one.value(len(index)) for metric, one in metrics.items()}
+    return found
+
+
 def class_scores(predictions: Predictions) -> dict[str, tuple[ClassScore, ...]]:
     """Return precision, recall, F1 and support by subset and class; empty for a regression."""
     from sklearn.metrics import precision_recall_fscore_support
@@ -310,7 +328,7 @@ def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
         classes: labels by class number; empty for a regression.
 
     Raises:
-        DamagedError: a file cannot be read, or lacks a column or label.
+        DamagedError: a file was changed since, cannot be read, or lacks a column or label.
     """
     found = _read(folder / _FILE, classes)
     inner = folder / _INNER_FILE
@@ -318,6 +336,7 @@ def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
 
 
 def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
+    check_files(file.parent, [file.name], advice="Make the run again.")
     try:
         table = pq.read_table(file, page_checksum_verification=True)
         fold = [TEST if f == "test" else int(f) for f in table["fold"].to_pylist()]
