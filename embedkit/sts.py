@@ -141,7 +141,10 @@ def similarity(
     for notice in plan.notices:
         if score is not None or not notice.startswith("label"):
             logger.info(notice)
-    records, rejected = _read(plan)
+    reader = CorpusReader(plan)
+    records = [item for item in reader if isinstance(item, Record)]
+    if not records:
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
     gold = None if score is None else _gold(records, score)
     encoder = Encoder.load(
         model, revision=revision, offline=offline, device=device, precision=precision,
@@ -150,12 +153,11 @@ def similarity(
     kinds = parse_poolings(pooling)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip
-    run = _Pairs(encoder, views, special_tokens, prefix)
-    cosines = run.all(records, progress)
+    cosines, truncated = _cosines(records, encoder, views, special_tokens, prefix, progress)
     found = PairSimilarity(
         records=tuple(records), cosines=cosines, gold=gold,
         agreement=() if gold is None else agreement(cosines, gold, seed=seed),
-        rejected=rejected, truncated=run.truncated, model=encoder.checkpoint.name,
+        rejected=reader.counts.n_rejected, truncated=truncated, model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
@@ -238,53 +240,27 @@ def _score(values: Float64) -> Score:
     return Score(float(values[0]), float(low), float(high))
 
 
-class _Pairs:
-    """Encodes pairs and keeps nothing but their cosines."""
+def _cosines(
+    records: Sequence[Record], encoder: Encoder, views: Sequence[View], special_tokens: bool,
+    prefix: str, progress: ProgressCallback,
+) -> tuple[dict[str, Float64], int]:  # fmt: skip
+    """Cosine of every pair by view, and the number of truncated texts; no vector is kept."""
+    from embedkit.encoding.tokenization import TokenizerSettings
 
-    def __init__(
-        self, encoder: Encoder, views: Sequence[View], special_tokens: bool, prefix: str
-    ) -> None:
-        from embedkit.encoding.tokenization import TokenizerSettings
-
-        self._encoder, self._views, self._special = encoder, views, special_tokens
-        self._settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
-        self.truncated = 0
-
-    def all(self, records: Sequence[Record], progress: ProgressCallback) -> dict[str, Float64]:
-        """Cosine of every pair, by view."""
-        parts = []
-        for start in range(0, len(records), _CHUNK):
-            parts.append(self._cosines(records[start : start + _CHUNK]))
-            done = min(start + _CHUNK, len(records))
-            progress(Progress("comparing", done, len(records), "pairs"))
-        return {view.name: np.concatenate([p[view.name] for p in parts]) for view in self._views}
-
-    def _cosines(self, records: Sequence[Record]) -> dict[str, Float64]:
-        texts = [r.text for r in records] + [str(r.text_pair) for r in records]
-        tokenized = self._encoder.tokenizer.encode(texts, settings=self._settings)
-        self.truncated += sum(t.cut for t in tokenized)
-        shard = self._encoder.encode_shard(
-            tokenized, views=self._views, special_tokens=self._special
-        )
-        half = len(records)
-        cosines = {}
-        for name, vectors in shard.views.items():
-            unit = unit_rows(vectors).astype(np.float64)
-            cosines[name] = np.einsum("ij,ij->i", unit[:half], unit[half:])
-        return cosines
-
-
-def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
-    """All pairs, and the number of rejected records.
-
-    Raises:
-        UsageError: there is no pair.
-    """
-    reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
-    if not records:
-        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
-    return records, reader.counts.n_rejected
+    settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
+    parts, truncated = [], 0
+    for start in range(0, len(records), _CHUNK):
+        some = records[start : start + _CHUNK]
+        texts = [r.text for r in some] + [str(r.text_pair) for r in some]
+        tokenized = encoder.tokenizer.encode(texts, settings=settings)
+        truncated += sum(t.cut for t in tokenized)
+        shard = encoder.encode_shard(tokenized, views=views, special_tokens=special_tokens)
+        units = {name: unit_rows(v).astype(np.float64) for name, v in shard.views.items()}
+        parts.append({
+            name: np.einsum("ij,ij->i", *np.split(unit, 2)) for name, unit in units.items()
+        })  # fmt: skip
+        progress(Progress("comparing", start + len(some), len(records), "pairs"))
+    return {v.name: np.concatenate([part[v.name] for part in parts]) for v in views}, truncated
 
 
 def _check_gold(gold: Float64) -> None:

@@ -15,7 +15,7 @@ from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
 from embedkit.corpus.rows import BadRow, Row, Table, check_encoding, has_surrogate, is_text
 
-__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
+__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject", "normal_form"]
 
 _TRIAL = 1_000
 _EXCERPT = 200
@@ -144,8 +144,8 @@ class CorpusReader:
 
     def _check_encoding(self, table: Table, bad: int, seen: int) -> None:
         # judged on the first records of a file, or on all of a shorter one
-        if READERS[self.plan.dialect.format].text:
-            check_encoding(table.path, self.plan.dialect.encoding, bad=bad, seen=seen)
+        if READERS[self.plan.format].text:
+            check_encoding(table.path, self.plan.encoding, bad=bad, seen=seen)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row):
@@ -157,7 +157,7 @@ class CorpusReader:
         if isinstance(raw, BadRow):
             self.counts.rejected[raw.reason] += 1
             return Reject(**asdict(raw), row=row, file=self.plan.files[number].name)
-        text = self._formed(str(cells[0]))
+        text = normal_form(str(cells[0]), self.plan.unicode)
         if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
             return None
@@ -177,7 +177,7 @@ class CorpusReader:
         if plan.text_pair is not None:
             pair = str(next(rest))
             self._count_form(pair)
-            pair = self._formed(pair)
+            pair = normal_form(pair, plan.unicode)
         identifier = next(rest) if plan.id is not None else None
         label = next(rest) if plan.label is not None else None
         return Record(
@@ -196,18 +196,19 @@ class CorpusReader:
         if text is not None and not unicodedata.is_normalized("NFC", text):
             self.counts.not_nfc += 1
 
-    def _formed(self, text: str) -> str:
-        if self.plan.unicode == "none":
-            return str(text)
-        return unicodedata.normalize("NFC" if self.plan.unicode == "nfc" else "NFKC", text)
-
     def _count_quotes(self, cells: list[str | None]) -> None:
-        dialect = self.plan.dialect
-        if dialect.quoting == "none" and READERS[dialect.format].delimiters:
+        if self.plan.quoting == "none" and READERS[self.plan.format].delimiters:
             for cell in cells:
                 if cell and '"' in cell:
                     self.counts.fields_with_quotes += 1
                     self.counts.fields_csv_quoted += _looks_quoted(cell)
+
+
+def normal_form(text: str, form: str) -> str:
+    """Return a text in a normal form: ``none``, ``nfc`` or ``nfkc``."""
+    if form == "none":
+        return text
+    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
 
 
 def _problem(cells: list[str | None], *, paired: bool) -> tuple[str, str] | None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embedkit.corpus import Record
 from embedkit.dataset.manifest import JobSettings
@@ -14,10 +13,9 @@ from embedkit.dataset.record_keys import text_key, whole_text
 from embedkit.dataset.schema import text_column
 from embedkit.encoding.tables import token_vectors, word_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
+from embedkit.types import Float32, Int64
 
 __all__ = ["ledger_of", "sentence_columns", "token_columns", "word_table"]
-
-Floats = NDArray[np.float32]
 
 
 def sentence_columns(
@@ -73,11 +71,11 @@ def token_columns(
 def word_table(
     records: Sequence[Record],
     texts: Sequence[TokenizedText],
-    vectors: Mapping[str, Floats],
+    vectors: Mapping[str, Float32],
     *,
     subtokens: str,
     paired: bool,
-) -> tuple[dict[str, pa.Array], dict[str, Floats]]:
+) -> tuple[dict[str, pa.Array], dict[str, Float32]]:
     """The word table: one row per whitespace word that has a kept token.
 
     Args:
@@ -131,5 +129,5 @@ def ledger_of(
     }
 
 
-def _rows(records: Sequence[Record]) -> NDArray[np.int64]:
+def _rows(records: Sequence[Record]) -> Int64:
     return np.array([r.row for r in records], np.int64)
