@@ -112,7 +112,9 @@ def draw_map(
     labels, number = _labels(data, indices, color)
     fsio.make_folder(html.absolute().parent)
     title = f"{data.path.name}: {data.views[0]} by {method.upper()}"
-    page = _page(data, indices, points, labels, number, title)
+    columns = ["row", *(name for name in ("id", "text") if name in data.columns)]
+    values = data.reader.pick(indices, columns)
+    page = _page(values, len(data), points, labels, number, title)
     fsio.write_durably(html, page.encode(), scratch=html.parent)
     fsio.write_durably(png, _figure(points, labels, number, title, explained), scratch=png.parent)
     counts = np.bincount(number, minlength=len(labels)).tolist()
@@ -250,15 +252,14 @@ def _labels(data: VectorData, indices: Int64, color: str | None) -> tuple[_Label
 
 
 def _page(
-    data: VectorData, indices: Int64, points: Float32, labels: _Labels, number: Int64,
+    values: dict[str, list[Any]], total: int, points: Float32, labels: _Labels, number: Int64,
     title: str,
 ) -> str:  # fmt: skip
+    """The page of records with the columns ``row`` and ``id``, perhaps ``text``, of so many."""
     from jinja2 import Environment, FileSystemLoader
 
     style, script = ((_TEMPLATES / f"map.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    columns = [name for name in ("id", "text") if name in data.columns]
-    values = data.reader.pick(indices, ["row", *columns])
-    texts = values.get("text") or [""] * len(indices)
+    texts = values.get("text") or [""] * len(points)
     payload = {
         "points": _packed(points, "<f4"),
         "labels": _packed(number, "<u2"),
@@ -270,7 +271,7 @@ def _page(
     }
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
     return environment.get_template("map.html").render(
-        title=title, count=len(indices), total=len(data), payload=payload, style=style,
+        title=title, count=len(points), total=total, payload=payload, style=style,
         script=script, style_hash=_hash(style), script_hash=_hash(script),
     )  # fmt: skip
 

@@ -111,7 +111,7 @@ class TextEncoder(_Vectors):
         device: ``auto``, ``cpu`` or ``cuda:0``.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         max_length: tokens per text.
-        prefix: put before every text.
+        prefix: put before every text; by default that of the checkpoint.
         normalize: scale every vector to length 1 (L2).
         cache: folder to keep vectors in, by all that shapes them; ``None`` keeps none.
 
@@ -127,7 +127,7 @@ class TextEncoder(_Vectors):
         device: str = "auto",
         precision: str | None = None,
         max_length: int | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
         normalize: bool = False,
         cache: str | Path | None = None,
     ) -> None:
@@ -208,7 +208,8 @@ class TextEncoder(_Vectors):
         encoder = self._encoder()
         shaping = [
             sorted(encoder.checkpoint.sha256.items()), self._view_name, encoder.precision,
-            encoder.max_length, encoder.model.name, str(encoder.model.device), self.prefix,
+            encoder.max_length, encoder.model.name, str(encoder.model.device),
+            encoder.checkpoint.prefix_or_own(self.prefix),
             self.normalize,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(shaping).encode()).hexdigest()[:32]

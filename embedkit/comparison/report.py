@@ -275,7 +275,7 @@ def _ledger(dataset: Dataset) -> dict[str, Any]:
     return {
         "path": str(dataset.path.resolve().name),
         "runs": dataset.runs,
-        "model": manifest.names.model,
+        "model": manifest.names.checkpoint,
         "inputs": [Path(name).name for name in manifest.names.inputs],
         "records": totals.records,
         "accepted": totals.accepted,

@@ -144,6 +144,11 @@ class Names:
     model_source: str
     revision: str | None
 
+    @property
+    def checkpoint(self) -> str:
+        """The model and its revision; that of quantized weights says so."""
+        return self.model + (f" at {self.revision}" if self.revision else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:

@@ -78,7 +78,7 @@ class ExtractSettings:
     stride: int | None = None
     special_tokens: bool = True
     normalize: bool = False
-    prefix: str = ""
+    prefix: str | None = None
     precision: str | None = None
     storage: str = "float32"
     device: str = "auto"
@@ -197,6 +197,8 @@ def _with_model(
         offline=settings.offline, max_length=settings.max_length,
         batch_tokens=settings.batch_tokens,
     )  # fmt: skip
+    if settings.prefix is None and (prefix := encoder.checkpoint.prefix):
+        logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
     specs = parse_layers(str(settings.layers), n_layers=encoder.n_layers)
     if Pooling.POOLER in poolings:
         encoder.require_pooler()
@@ -241,7 +243,8 @@ def _vectors(
         token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
         words=settings.words, tokens=settings.tokens, special_tokens=settings.special_tokens,
         normalize=settings.normalize, max_length=encoder.max_length, on_long=settings.on_long,
-        stride=stride if settings.on_long == "window" else 0, prefix=settings.prefix,
+        stride=stride if settings.on_long == "window" else 0,
+        prefix=encoder.checkpoint.prefix_or_own(settings.prefix),
         precision=encoder.precision, batch_tokens=encoder.batch_tokens,
     )  # fmt: skip
 
