@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from embedkit.errors import UsageError
 from embedkit.runs.content import Agreement, Checkpoint, Cost, PairCounts, SimilarityRun
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.metrics import Score
+from embedkit.runs.resampling import bootstrap_weights
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
@@ -42,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1_024
 _SAMPLES = 1_000
-_NUMBERS = 1 << 22
 _NOTHING = 1e-20
 
 
@@ -190,26 +191,16 @@ def agreement(
     _check_gold(gold)
     values = np.stack(list(cosines.values()), axis=1)
     ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
+    n = len(gold)
+    drawn = bootstrap_weights(np.arange(n), seed=seed, samples=samples)
     chunks = [
         (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
-        for weights in _weights(len(gold), samples, seed)
+        for weights in chain([np.ones((1, n))], drawn)
     ]
     ranks, linear = (np.concatenate(chunk) for chunk in zip(*chunks, strict=True))
     return tuple(
         Agreement(view, _score(ranks[:, i]), _score(linear[:, i])) for i, view in enumerate(cosines)
     )
-
-
-def _weights(count: int, samples: int, seed: int) -> Iterator[Float64]:
-    """Weights of the pairs in chunks ``(m, count)``: ones, then those of the bootstrap samples."""
-    yield np.ones((1, count))
-    random = np.random.default_rng(seed)
-    at_once = max(1, _NUMBERS // count)
-    for start in range(0, samples, at_once):
-        yield np.stack([
-            np.bincount(random.integers(count, size=count), minlength=count).astype(np.float64)
-            for _ in range(start, min(start + at_once, samples))
-        ])  # fmt: skip
 
 
 def _correlations(weights: Float64, x: Float64, y: Float64) -> Float64:

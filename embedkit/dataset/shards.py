@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
@@ -23,16 +23,17 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, Record, Reject
-from embedkit.dataset.columns import ledger_of, sentence_columns, token_columns, word_table
+from embedkit.dataset.columns import layer_columns, ledger_of, sentence_columns
 from embedkit.dataset.jobs import Job, JobFolder
 from embedkit.dataset.manifest import Manifest, Totals
 from embedkit.dataset.planning import ExtractPlan
 from embedkit.dataset.schema import Footer, cast_for_storage, shard_bytes
 from embedkit.dataset.workers import Clock, StageTime, Writers, ahead
 from embedkit.encoding.encoder import PendingShard, ShardVectors
+from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import CorpusError
-from embedkit.types import Float32, Progress, ProgressCallback
+from embedkit.types import Progress, ProgressCallback
 
 __all__ = ["JobRun"]
 
@@ -203,23 +204,15 @@ class JobRun:
 
     def _tables(self, shard: _Shard, vectors: ShardVectors) -> Iterator[_Table]:
         """Name, scalar columns and stored vectors of the tables of a shard, sentences last."""
-        plan, settings = self._plan, self._vectors
-        records, texts = shard.records, shard.texts
-        paired = plan.corpus.text_pair is not None
-        spelled = plan.settings.storage.text
+        settings, records, texts = self._vectors, shard.records, shard.texts
         if settings.words is not None:
-            columns, layers = word_table(
-                records, texts, vectors.tokens, subtokens=settings.words, paired=paired
-            )
-            if not spelled:
-                del columns["text"]
-            yield "words", columns, self._layers("words", columns, layers)
+            sources = [[r.text] if r.text_pair is None else [r.text, r.text_pair] for r in records]
+            words = word_vectors(texts, sources, vectors.tokens, settings.words)
+            yield self._layer_table("words", words, records)
         if settings.tokens:
-            columns = token_columns(records, texts, plan.encoder.tokenizer, paired=paired)
-            if not spelled:
-                del columns["token"], columns["token_id"]
-            yield "tokens", columns, self._layers("tokens", columns, vectors.tokens)
-        columns = sentence_columns(records, texts, plan.settings)
+            tokens = token_vectors(texts, vectors.tokens, self._plan.encoder.tokenizer)
+            yield self._layer_table("tokens", tokens, records)
+        columns = sentence_columns(records, texts, self._plan.settings)
         rows = columns["row"].to_numpy()
         views = {
             name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows)
@@ -227,16 +220,17 @@ class JobRun:
         }
         yield "sentences", columns, views
 
-    def _layers(
-        self, table: str, columns: Mapping[str, pa.Array], layers: Mapping[str, Float32]
-    ) -> dict[str, NDArray[Any]]:
+    def _layer_table(
+        self, name: str, found: WordVectors | TokenVectors, records: Sequence[Record]
+    ) -> _Table:
+        columns = layer_columns(found, records, self._plan.settings)
         rows, storage = columns["row"].to_numpy(), self._vectors.storage
-        return {
-            f"layer_{name}": cast_for_storage(
-                values, storage, name=f"{table} layer_{name}", rows=rows
+        return name, columns, {
+            f"layer_{layer}": cast_for_storage(
+                values, storage, name=f"{name} layer_{layer}", rows=rows
             )
-            for name, values in layers.items()
-        }
+            for layer, values in found.vectors.items()
+        }  # fmt: skip
 
     def _check_rows(self, footer: Footer, records: list[Record]) -> None:
         ends = _ends(records)
