@@ -20,6 +20,7 @@ from transformers import AutoModel
 
 import embedkit
 from embedkit import fsio
+from embedkit.checksums import seal
 from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_text
 from embedkit.cli.run_text import run_info_text
@@ -111,8 +112,8 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
     assert predictions(tmp_path / "frozen").columns.tolist() == \
         predictions(shared / "run").columns.tolist()  # fmt: skip
     assert sorted(p.name for p in (shared / "run").iterdir()) == [
-        "figures", "inner_predictions.parquet", "model", "predictions.parquet", "run.json",
-        "training.jsonl",
+        "SHA256SUMS", "figures", "inner_predictions.parquet", "model", "predictions.parquet",
+        "run.json", "split.parquet", "training.jsonl",
     ]  # fmt: skip
     assert (shared / "run/figures/training.png").stat().st_size > 5_000
     told = run_info_text(shared / "run", ours)
@@ -241,9 +242,12 @@ def test_a_damaged_model_is_told(shared: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:500])
     done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert done.returncode == 5
-    assert "fold-1 cannot be read" in done.stderr
+    assert "fold-1/model.safetensors is damaged: its SHA-256" in done.stderr
+    seal(tmp_path / "run")
+    with pytest.raises(DamagedError, match="fold-1 cannot be read"):
+        Predictor(tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "run/model/fold-1")
-    with pytest.raises(DamagedError, match=r"fold-1 is missing\. Make the run again"):
+    with pytest.raises(DamagedError, match=r"fold-1/.* cannot be read: No such file.*run again"):
         Predictor(tmp_path / "run", device="cpu")
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import embedkit
 from embedkit import fsio
+from embedkit.checksums import seal
 from embedkit.choices import INDEX_KINDS
 from embedkit.cli.main import cli
 from embedkit.dataset.store import Layout
@@ -103,6 +104,7 @@ def test_tuning_counts_recall_of_records_left_out(copy: Path) -> None:
     file = index_folder(copy, "mean_2.ivf.cosine") / "index.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "curve": [{**content["curve"][0], "recall": 0.5}]}))
+    seal(file.parent)
     with pytest.raises(UsageError, match=r"recall=0.9: this ivf index reaches 0.500 at most"):
         open_index(data, kind="ivf", recall=0.9)
 
@@ -113,7 +115,8 @@ def test_the_dataset_stays_whole(copy: Path) -> None:
     after = tree(copy)
     assert {name: after[name] for name in before} == before
     assert {name for name in after if name not in before} == {
-        f"_embedkit/index/mean_2.hnsw.cosine/{name}" for name in ("index.faiss", "index.json")
+        f"_embedkit/index/mean_2.hnsw.cosine/{name}"
+        for name in ("SHA256SUMS", "index.faiss", "index.json")
     }
     assert verify(copy).ok
     assert len(embedkit.load(copy)) == N
@@ -148,6 +151,7 @@ def test_a_stale_index_is_refused(copy: Path, dataset: Path) -> None:
     file = index_folder(copy, "mean_2.flat.cosine") / "index.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "fingerprint": "f" * 64}))
+    seal(file.parent)
     with pytest.raises(MismatchError, match=r"another dataset or another state.*--overwrite"):
         open_index(embedkit.load(copy), kind="flat")
     with pytest.raises(OutputExistsError, match="pass overwrite=True to build it again"):
@@ -176,17 +180,19 @@ def test_a_damaged_index_is_named(copy: Path, damage: bytes) -> None:
     build_index(copy, kind="hnsw")
     file = index_folder(copy, "mean_2.hnsw.cosine") / "index.faiss"
     file.write_bytes(damage)
+    with pytest.raises(DamagedError, match=r"index.faiss is damaged: .*Build it again: embedkit"):
+        open_index(embedkit.load(copy), kind="hnsw")
+    seal(file.parent)
     with pytest.raises(DamagedError, match=r"index.faiss cannot be read: .*Build it again"):
         open_index(embedkit.load(copy), kind="hnsw")
     info = file.with_name("index.json")
     content = json.loads(info.read_text())
-    info.write_text(json.dumps({**content, "nbytes": len(damage)}))
-    with pytest.raises(DamagedError, match=r"index.faiss cannot be read"):
-        open_index(embedkit.load(copy), kind="hnsw")
     info.write_text(json.dumps({**content, "records": "many"}))
+    seal(file.parent)
     with pytest.raises(DamagedError, match=r"index.json is damaged: records is a string"):
         open_index(embedkit.load(copy), kind="hnsw")
     info.write_text("{")
+    seal(file.parent)
     with pytest.raises(DamagedError, match=r"index.json is damaged: .*Build it again"):
         open_index(embedkit.load(copy), kind="hnsw")
 

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -167,13 +167,7 @@ class JobRun:
             self.fresh += count
             self._report(shard.number)
 
-        vectors = plan.encoder.start_shard(
-            shard.texts,
-            views=plan.views,
-            token_layers=plan.token_layers,
-            special_tokens=self._vectors.special_tokens,
-            on_tokens=on_tokens,
-        )
+        vectors = plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
         writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
 
@@ -196,7 +190,7 @@ class JobRun:
                         name: hashlib.sha256(memoryview(data)).hexdigest()
                         for name, data in files.items()
                     } if folder == "sentences" else {},
-                    job=asdict(self._job),
+                    job=self._job.as_dict(),
                 )  # fmt: skip
                 files[folder] = shard_bytes(scalars, stored, footer=footer, storage=storage)
             self._folder.commit(shard.number, footer, files.pop("sentences"), files)
@@ -212,7 +206,9 @@ class JobRun:
         if settings.tokens:
             tokens = token_vectors(texts, vectors.tokens, self._plan.encoder.tokenizer)
             yield self._layer_table("tokens", tokens, records)
-        columns = sentence_columns(records, texts, self._plan.settings)
+        columns = sentence_columns(
+            records, texts, self._plan.settings, self._plan.folds_of(records)
+        )
         rows = columns["row"].to_numpy()
         views = {
             name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows)

@@ -154,6 +154,11 @@ def find_checkpoint(
 def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
+        if (folder / "run.json").is_file():
+            raise ModelError(
+                f"{name} is a run. embedkit extract takes its models together; give one of them, "
+                f"{folder / 'model/fold-0'}, or what embedkit export makes of it."
+            )
         inner = [c.parent for c in sorted(folder.glob("*/config.json")) if _has_weights(c.parent)]
         instead = f"Give {inner[0]}." if inner else "Give the folder that save_pretrained wrote."
         raise ModelError(

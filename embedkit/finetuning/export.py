@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from embedkit import fsio
+from embedkit.checksums import check_files
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
 from embedkit.finetuning.model_folder import HEAD_FILE, is_plain_head, read_model
 from embedkit.runs.content import FinetuneRun
@@ -92,6 +93,7 @@ def export(
             "finetune."
         )
     name = _model_name(source, content, fold)
+    check_files(source, [f"model/{name}"], advice="Make the run again.")
     config = read_model(source / "model" / name).config
     has_head = is_plain_head(config)
     _check_free(target, overwrite=overwrite)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
+from embedkit.checksums import check_files
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import choose_device
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
@@ -29,7 +30,7 @@ class FinetunedRun:
         device: where they run.
 
     Raises:
-        DamagedError: a model cannot be read.
+        DamagedError: a model was changed since, or cannot be read.
         UsageError: the device does not exist here.
     """
 
@@ -41,6 +42,8 @@ class FinetunedRun:
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"
         folders = [run / "model" / name for name in content.models]
+        names = [f"model/{name}" for name in content.models]
+        check_files(run, names, advice="Make the run again.")
         self._models = [read_model(folder).to(where) for folder in folders]
         try:
             tokenizer = AutoTokenizer.from_pretrained(

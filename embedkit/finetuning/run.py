@@ -23,6 +23,7 @@ import transformers
 from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.classifiers.test_set import count_seen
+from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import PlainModel, load_model
@@ -50,6 +51,7 @@ from embedkit.runs.figures import draw_run, draw_training
 from embedkit.runs.folder import UNFINISHED, path_from, versions, write_run
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import class_scores, reported_scores, write_predictions
+from embedkit.runs.split_files import write_split
 from embedkit.types import Int64, ProgressCallback
 
 __all__ = ["FoldsOfRun", "model_name"]
@@ -229,12 +231,26 @@ class FoldsOfRun:
         log = [line for result in results for line in result.log]
         lines = "".join(json.dumps(line) + "\n" for line in log)
         fsio.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
+        self._keep_records(folder, results)
         draw_run(folder, found.predictions)
         classes = self.records.target.classes
         draw_training(folder, log, metric="macro-F1" if classes else "R²")
         content = self._content(folder, results, found)
         write_run(folder, content)
         return content
+
+    def _keep_records(self, folder: Path, results: Sequence[ModelResult]) -> None:
+        """Write the split, and beside the models which of them has not seen which record."""
+        data, split = self.records.data, self.records.split
+        write_split(split, folder / "split.parquet")
+        models = FoldModels(
+            models=tuple(model_name(result.repeat, result.fold) for result in results),
+            fold_of_model=tuple(result.fold for result in results), split=split.fingerprint,
+            source=data.source, repeats=split.repeats, prefix=self.options.prefix or "",
+            max_length=int(self.options.max_length or 0),
+        )  # fmt: skip
+        keys = np.array(data.text_keys(), np.int64)
+        SeenRecords(folder, models, split.row, keys, split.folds[:, 0]).write()
 
     def _content(
         self, folder: Path, results: Sequence[ModelResult], found: RunPredictions

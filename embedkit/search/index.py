@@ -25,6 +25,7 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit._version import __version__
+from embedkit.checksums import check_files, seal
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
 from embedkit.dataset.reader import Block
 from embedkit.dataset.store import Layout, VectorData, load
@@ -203,7 +204,7 @@ def open_index(
     Raises:
         UsageError: there is no such index, or it does not reach the recall.
         MismatchError: it belongs to another state of the dataset.
-        DamagedError: its files cannot be read.
+        DamagedError: a file was changed since, or cannot be read.
     """
     _check(kind, metric, whitening, recall)
     check_counts(threads=threads)
@@ -214,8 +215,6 @@ def open_index(
     file = folder / "index.faiss"
     threads = threads or usable_cores()
     try:
-        if file.stat().st_size != info.nbytes:
-            raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
         with faiss_with_threads(threads) as faiss:
             index = faiss.read_index(str(file), getattr(faiss, KINDS[kind].mapping))
         if index.ntotal != info.records or index.d != info.width:
@@ -371,6 +370,7 @@ def _new_index(target: Path, *, overwrite: bool) -> Iterator[Path]:
         for left in work.iterdir():  # of a build that did not end
             fsio.remove_file(left)
         yield work
+        seal(work)
         if target.is_dir():
             fsio.remove_tree(target)
         fsio.publish_folder(work, target)
@@ -382,6 +382,7 @@ def _read_info(folder: Path, data: VectorData, again: str) -> IndexInfo:
         there = sorted(p.parent.name for p in folder.parent.glob("*/index.json"))
         have = f"it has {', '.join(there)}" if there else "it has none"
         raise UsageError(f"{data.path} has no index {folder.name}; {have}. Build it: {again}.")
+    check_files(folder, advice=f"Build it again: {again} --overwrite.")
     try:
         content = json.loads(file.read_text("utf-8"))
     except ValueError as error:

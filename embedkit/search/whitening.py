@@ -10,6 +10,7 @@ the fingerprint of the dataset and is fitted again when the fingerprint differs.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -121,7 +122,8 @@ def _read(file: Path, kind: str, fingerprint: str) -> Whitening | None:
             if (content.metadata() or {}).get("fingerprint") != fingerprint:
                 return None
             matrix = content.get_tensor("shrunk") if kind == "whiten" else None
-            return Whitening(kind, content.get_tensor("mean"), matrix)
+            found = Whitening(kind, content.get_tensor("mean"), matrix)
+            return found if content.metadata().get("sha256") == _digest(found) else None
     except (SafetensorError, OSError):
         return None
 
@@ -133,5 +135,11 @@ def _write(file: Path, fitted: Whitening, fingerprint: str) -> None:
     if fitted.matrix is not None:
         tensors["shrunk"] = np.ascontiguousarray(fitted.matrix)
     fsio.make_folder(file.parent)
-    data = save(tensors, metadata={"fingerprint": fingerprint})
+    data = save(tensors, metadata={"fingerprint": fingerprint, "sha256": _digest(fitted)})
     fsio.write_durably(file, data, scratch=file.parent)
+
+
+def _digest(fitted: Whitening) -> str:
+    parts = (fitted.mean, fitted.matrix)
+    content = b"".join(np.ascontiguousarray(part).tobytes() for part in parts if part is not None)
+    return hashlib.sha256(content).hexdigest()
