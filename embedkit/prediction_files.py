@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ def write_prediction_file(
         kind = file_format(out)
         fsio.make_folder(out.parent)
     columns = _columns(names, folds)
-    rows = (_fields(record) for record in records)
+    rows = (_fields(record, flat=kind != "jsonl") for record in records)
     if submission is not None:
         answer = "label" if names else "value"
         columns = {submission.id: "string", submission.answer: columns[answer]}
@@ -110,12 +111,10 @@ def _writer(
         table = csv.writer(sink, lineterminator="\n")
         table.writerow(columns)
         return lambda fields: table.writerow(
-            f"{v:.6f}" if isinstance(v, float) else v for v in _flat(fields).values()
+            f"{v:.6f}" if isinstance(v, float) else v for v in fields.values()
         )
     sink.write("\t".join(map(tsv_field, columns)) + "\n")
-    return lambda fields: sink.write(
-        "\t".join(tsv_field(value) for value in _flat(fields).values()) + "\n"
-    )
+    return lambda fields: sink.write("\t".join(map(tsv_field, fields.values())) + "\n")
 
 
 def parse_submission(text: str | None) -> Submission | None:
@@ -170,7 +169,7 @@ def read_prediction_files(
         if missing:
             raise UsageError(
                 f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
-                ".tsv, .csv or .parquet file, without --label-names and --submission."
+                ".tsv, .csv or .parquet file, without label_names and submission."
             )
         if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
             raise MismatchError(
@@ -184,7 +183,7 @@ def read_prediction_files(
 def tsv_field(value: object) -> str:
     """Return a TSV field; characters that would break the line become spaces."""
     text = f"{value:.6f}" if isinstance(value, float) else str(value)
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+    return re.sub(r"[\t\r\n]", " ", text)
 
 
 def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
@@ -195,21 +194,17 @@ def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
     return columns | {"label": "string"} | {f"proba_{name}": "float64" for name in names}
 
 
-def _fields(record: PredictedRecord) -> dict[str, Any]:
-    """A record as JSON lines hold it."""
+def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
+    """A record as JSON lines hold it, or ``flat``, with a column per probability, as tables do."""
     fields: dict[str, Any] = {"row": record.row, "id": record.id}
     if record.fold is not None:
         fields["fold"] = record.fold
     made = record.prediction
     if made.value is not None:
         return fields | {"value": made.value}
-    return fields | {"label": made.label, "proba": made.proba}
-
-
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    """A record as tables hold it: one column per probability."""
-    proba = fields.pop("proba", {})
-    return fields | {f"proba_{name}": value for name, value in proba.items()}
+    fields["label"] = made.label
+    return fields | ({f"proba_{n}": p for n, p in made.proba.items()} if flat
+                     else {"proba": made.proba})  # fmt: skip
 
 
 @contextmanager
@@ -232,7 +227,7 @@ def _parquet(rows: Iterable[dict[str, Any]], columns: dict[str, str], out: Path)
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
-    table = pa.Table.from_pylist([_flat(fields) for fields in rows], schema)
+    table = pa.Table.from_pylist(list(rows), schema)
     fsio.write_parquet(out, table)
     return int(table.num_rows)
 
@@ -243,7 +238,7 @@ def _table(path: Path) -> Any:
     from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
 
     if not path.is_file():
-        raise UsageError(f"{path} does not exist. Make it with embedkit predict RUN CORPUS --out.")
+        raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
     try:
         if path.suffix == ".parquet":
             return pq.read_table(path, page_checksum_verification=True)
