@@ -59,9 +59,8 @@ def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path)
         assert one["row"].tolist() == five["row"].tolist()
         assert np.allclose(one[PROBA], five[PROBA], atol=1e-6)
     found = compare([tmp_path / "tuned-1", tmp_path / "frozen-1"], samples=50)
-    assert found.table.records["folds"] == len(
-        pd.read_parquet(folder / "1.parquet").query("fold == 0")
-    )
+    made = pd.read_parquet(folder / "1.parquet")
+    assert found.table.records["folds"] == len(made.query("fold == 0"))
     assert "blend: stacked" in [row.name for row in found.table.rows]
     prior = found.predictions["majority"].proba[0]
     rest = made.query("fold == -2")["row"]
