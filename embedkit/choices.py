@@ -17,6 +17,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "ESTIMATORS",
     "FEATURES",
+    "FIGURE_FORMATS",
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
@@ -27,6 +28,7 @@ __all__ = [
     "POOLINGS",
     "PRECISIONS",
     "QUOTINGS",
+    "REPORT_LANGUAGES",
     "SEARCH_METRICS",
     "STORAGES",
     "SUBTOKENS",
@@ -71,6 +73,8 @@ ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
+REPORT_LANGUAGES = ("en", "ko", "ja")
+FIGURE_FORMATS = ("pdf", "svg", "png")
 
 LEVELS = ("sentence", "word", "token")
 SEARCH_METRICS = ("cosine", "dot", "euclid")

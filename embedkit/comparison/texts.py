@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embedkit.comparison.load import LoadedProbe, LoadedRun
 from embedkit.dataset.record_keys import source_of
 from embedkit.dataset.store import Layout, Manifest, is_dataset, load, read_manifest
 from embedkit.errors import MismatchError, UsageError
+from embedkit.types import Bool, Int64
 
-__all__ = ["Dataset", "Texts", "find_datasets", "find_texts"]
+__all__ = ["Dataset", "Lengths", "Texts", "find_datasets", "find_lengths", "find_texts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,41 @@ class Texts:
 
     by_row: dict[int, str]
     note: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Lengths of texts.
+
+    Attributes:
+        values: ``(n,)`` lengths.
+        cut: ``(n,)`` whether the text was cut.
+        unit: ``tokens``, or ``characters`` where no dataset counted tokens.
+        limit: number of tokens at which texts are cut; ``None`` of characters.
+    """
+
+    values: Int64
+    cut: Bool
+    unit: str
+    limit: int | None
+
+
+def find_lengths(rows: Int64, datasets: Sequence[Dataset], texts: Texts) -> Lengths | None:
+    """Return the lengths of records ``rows`` ``(n,)``: in tokens from the first dataset.
+
+    Without a dataset they are those of the texts, in characters; ``None`` without texts.
+    """
+    for dataset in datasets:
+        data = load(dataset.path)
+        place = np.searchsorted(data.row, rows)
+        if len(data) and np.array_equal(data.row[np.minimum(place, len(data) - 1)], rows):
+            values = np.array(data.column("n_tokens"), np.int64)[place]
+            cut = np.array(data.column("truncated"), np.bool_)[place]
+            return Lengths(values, cut, "tokens", dataset.manifest.job.vectors.max_length)
+    if not all(int(row) in texts.by_row for row in rows):
+        return None
+    values = np.array([len(texts.by_row[int(row)]) for row in rows], np.int64)
+    return Lengths(values, np.zeros(len(rows), np.bool_), "characters", None)
 
 
 def find_datasets(runs: Sequence[LoadedRun | LoadedProbe]) -> tuple[Dataset, ...]:
