@@ -187,7 +187,7 @@ def test_every_sentence_is_used() -> None:
                 for kind in ("html", "js")]  # fmt: skip
     english = json.loads((package / "templates" / "phrases" / "en.json").read_text("utf-8"))
     families = ("metric.", "title.", "lang", "word.", "question.", "answer.", "alert.", "blend.",
-                "length.", "cases.list.", "section.", "col.", "pooling.")  # fmt: skip
+                "length.", "cases.list.", "section.", "col.", "pooling.", "texts.", "finetuned.", "unit.")  # fmt: skip
     for key in english:
         named = any(f'"{key}"' in source or f'"{key.removeprefix("cases.")}"' in source
                     for source in sources)  # fmt: skip
@@ -371,7 +371,7 @@ def test_warnings_are_counted(tmp_path: Path) -> None:
     found = compare(paths, samples=50)
     verdict = verdict_of(found, scale_of(found))
     cases = cases_of(found, verdict.chosen, voting=["seed0", "seed1"], cut=np.zeros(n, np.bool_))
-    texts = Texts({i: "same" if i < 3 else f"text {i}" for i in range(n)}, "")
+    texts = Texts({i: "same" if i < 3 else f"text {i}" for i in range(n)})
     alerts = {a.kind: a.values for a in alerts_of(found, verdict, cases, texts)}
     assert alerts["small_classes"]["classes"] == ["rare"]
     assert alerts["duplicates"] == {"texts": 1, "records": 3, "conflicts": 0}

@@ -33,10 +33,10 @@ EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.
 N = 60
 
 
-def corpus_of(path: Path) -> Path:
+def corpus_of(path: Path, n: int = N) -> Path:
     lines = ["id\tdocument\tlabel"]
     random = np.random.default_rng(0)
-    for i in range(N):
+    for i in range(n):
         words = " ".join(random.choice(["good", "bad", "movie", "rain", "bus"], 4))
         text = f"{EVIL} {i}" if i % 3 == 0 else f"{words} & {i} \u202e \x1b[31m 👨\u200d👩"
         lines.append(f"r{i}\t{text}\t{i % 2}")

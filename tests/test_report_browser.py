@@ -46,7 +46,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "load", load_quickly)
-        embedkit.extract(corpus_of(folder / "corpus.tsv"), out=folder / "data", layers="all",
+        embedkit.extract(corpus_of(folder / "corpus.tsv", 400), out=folder / "data", layers="all",
                          model=str(tiny_model()))  # fmt: skip
     split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)
     options: dict[str, Any] = {"split": folder / "s.parquet"}
@@ -66,7 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         many.append(write_fake_run(folder / f"many/run_with_a_rather_long_name_{number}",
                                    [labels[i] for i in y], output, [i % 5 for i in range(600)],
                                    classes=labels))  # fmt: skip
-    write_report(compare(many, samples=100), folder / "many.html", report_lang="ja")
+    write_report(compare(many, samples=20), folder / "many.html", report_lang="ja")
     values = random.normal(size=300)
     made = [write_fake_run(folder / f"values/{name}", values,
                            values + random.normal(size=300) * noise, [i % 5 for i in range(300)],
@@ -164,7 +164,8 @@ def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None
         expected = len(data["rows"]) if name == "all" else len(data["lists"][name])
         assert count.inner_text() == f"{min(expected, 25)} of {expected} records"
         assert shown.count() == min(expected, 25)
-    page.click("#more")
+    while page.locator("#more").is_visible():
+        page.click("#more")
     assert shown.count() == len(data["rows"])
     page.fill("#find", "ONERROR")
     evil = [text for text in data["texts"] if "onerror" in text]

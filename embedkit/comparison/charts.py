@@ -313,12 +313,9 @@ def _score_line(scene: Scene, axis: _Axis, score: Score, y: float, style: int) -
 def _length_label(content: ReportContent, words: Phrases, number: int) -> str:
     one, last = content.lengths[number], len(content.lengths) - 1
     unit = words(f"length.{content.length_unit}")
-    if not last:
-        key = "between"
-    else:
-        key = "up_to" if not number else "from" if number == last else "between"
-    said = words(f"length.{key}", shortest=one.shortest, longest=one.longest)
-    return f"{said} {unit}" if not number else said
+    ends = {0: "up_to", last: "from"} if last else {0: "only"}
+    key = ends.get(number, "between")
+    return words(f"length.{key}", shortest=one.shortest, longest=one.longest, unit=unit)
 
 
 def calibration(content: ReportContent, words: Phrases, width: float) -> Scene:

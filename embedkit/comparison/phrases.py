@@ -235,6 +235,8 @@ class Phrases:
         return self("untried"), self._command("finetune")
 
     def _effect(self, key: str, effect: Effect, **more: Any) -> str:
+        if not self._compared.runs.records.classes:
+            key = key.replace(".answer", ".values")
         return self(
             key, answer=self(f"answer.{effect.word}"), name=self.method(effect.name),
             other=self.method(effect.other), difference=self.difference(effect.value),

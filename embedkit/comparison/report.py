@@ -42,6 +42,7 @@ __all__ = ["language_of", "shown", "write_report"]
 _HARMLESS = "\n\t\u200c\u200d"
 _LARGEST_MATRIX = 20
 _FIRST_CLASSES = 15
+_NARROW_CLASSES = 2
 _HALF, _WHOLE, _PHONE = 510.0, 1_060.0, 330.0
 _FILE_WIDTH = {"layers": 900.0}
 
@@ -145,10 +146,11 @@ def _render(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         **_findings(compared, content, words),
-        **_details(compared, content),
+        **_details(compared, content, words),
         words=words, content=content, scale=content.scale, verdict=content.verdict,
         alerts=content.alerts, table=compared.table, classes=content.classes,
         pictures={chart.name: _drawn(chart) for chart in charts},
+        wide=_wide({chart.name for chart in charts}, content),
         pair_text=partial(_pair_text, content, words),
         first_classes=_FIRST_CLASSES, nan=math.nan, version=__version__,
         page_words=Markup(_for_script(_page_words(words))),
@@ -167,7 +169,7 @@ def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dic
                  for name in run.content.dataset.names.inputs]  # fmt: skip
     data = ", ".join(dict.fromkeys(names))
     models = dict.fromkeys(Path(run.content.dataset.names.model).name for run in compared.runs.all)
-    facts = words("facts", data=data or "–", records=table.records["folds"], folds=split.folds,
+    facts = words("facts", data=data, records=table.records["folds"], folds=split.folds,
                   model=", ".join(models))  # fmt: skip
     caption = words("cases.caption", count=len(content.cases),
                     repeat=words("cases.repeat") if split.repeats > 1 else "")  # fmt: skip
@@ -175,7 +177,9 @@ def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dic
         limit = f"{float(np.std(content.cases.records.y)):.3g}"
         caption += " " + words("cases.off", limit=limit)
     return {
-        "title": words.title(content.verdict), "facts": facts, "cases_caption": caption,
+        "title": words.title(content.verdict), "facts": facts.lstrip(" ·"),
+        "texts_note": words(f"texts.{content.texts.source}", **content.texts.values),
+        "cases_caption": caption,
         "lead": words.lead(content.verdict), "answers": words.answers(content.verdict),
         "legend_methods": [m for m in content.methods if m.name == content.verdict.chosen
                            or (content.has_other and m.name == table.baseline)],
@@ -184,7 +188,7 @@ def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dic
     }  # fmt: skip
 
 
-def _details(compared: Compared, content: ReportContent) -> dict[str, Any]:
+def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict[str, Any]:
     """What is folded: all numbers and settings."""
     table = compared.table
     metrics = [content.scale.metric]
@@ -193,7 +197,7 @@ def _details(compared: Compared, content: ReportContent) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "lower_names": ", ".join(m for m in metrics if m in LOWER_IS_BETTER) or "–",
-        "unit": compared.runs.runs[0].content.split.unit_text,
+        "unit": words(f"unit.{compared.runs.runs[0].content.split.unit}"),
         "probes": [
             _Probe(probe.name, probe.content.metric, probe.content.views,
                    any(v.p_best is not None for v in probe.content.views),
@@ -233,6 +237,26 @@ def _matrices(compared: Compared, content: ReportContent) -> Iterator[dict[str, 
 
 def _counts(p: Predictions, count: int) -> Any:
     return np.bincount(p.y * count + p.y_pred, minlength=count**2).reshape(count, count)
+
+
+def _wide(names: set[str], content: ReportContent) -> set[str]:
+    """Sections over the whole width: tables of many classes, and what would stand beside nothing.
+
+    Others stand in twos. Where there is a heat map, it divides them.
+    """
+    many = len(content.classes) > _NARROW_CLASSES
+    order = ["forest", "cost", *(["|"] if "layers-1" in names else []), "curve", "length",
+             "values", "calibration",
+             *(["classes"] if content.classes and not many else [])]  # fmt: skip
+    wide = {"classes"} if many else set()
+    row: list[str] = []
+    for name in [*order, "|"]:
+        if name == "|":
+            wide |= set(row)
+            row = []
+        elif name in names or name == "classes":
+            row = [] if row else [name]
+    return wide
 
 
 def _drawn(chart: Chart) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ class Texts:
 
     Attributes:
         by_row: text of a record; of a pair both, in two lines. Empty if there are none.
-        note: where they are from, or why there are none.
+        source: ``stored`` in a dataset, of a ``corpus``, or ``none``.
+        values: names of the dataset or corpus, and what it was made from or its columns.
     """
 
     by_row: dict[int, str]
-    note: str
+    source: str = "none"
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,8 +137,7 @@ def find_texts(
     for path in corpus:
         if path.is_file() and _hashes(path) == source:
             return _of_corpus(path, rows, reading)
-    return Texts({}, "The texts are left out: no dataset of these runs that holds texts is where "
-                 "it was, unchanged. Name it, or the corpus, as texts=.")  # fmt: skip
+    return Texts({})
 
 
 def _reading(
@@ -180,7 +181,7 @@ def _stored(path: Path, rows: Collection[int]) -> Texts:
     parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
     texts = {int(row): _joined(text) for row, *text in parts if row in wanted}
     names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
-    return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
+    return Texts(texts, "stored", {"name": path.resolve().name, "inputs": names})
 
 
 def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
@@ -194,7 +195,7 @@ def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) ->
         if isinstance(item, Record) and item.row in wanted
     }
     columns = [repr(name) for name in (plan.text, plan.text_pair) if name]
-    return Texts(texts, f"Texts from column {' and '.join(columns)} of {path.name}.")
+    return Texts(texts, "corpus", {"name": path.name, "columns": ", ".join(columns)})
 
 
 def _hashes(path: Path) -> tuple[str, ...]:

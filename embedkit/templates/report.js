@@ -103,16 +103,29 @@
       return found;
     };
 
-    const chip = (number, method, i) => {
-      const wrong = data.labels.length ? number !== data.y[i] : !data.right[method][i];
+    const sure = (method, i) => say("percent", { value: Math.round(data.confidence[method][i] / 10) });
+    // what the methods say: of classes those that say the same together, with their probabilities
+    const answers = (i) => {
+      const groups = new Map();
+      data.methods.forEach((_, method) => {
+        const number = data.said[method][i];
+        const key = data.labels.length ? number : method;
+        groups.set(key, [...(groups.get(key) ?? []), method]);
+      });
+      return [...groups.values()].map((methods) => chip(data.said[methods[0]][i], methods, i));
+    };
+    const chip = (number, methods, i) => {
+      const wrong = data.labels.length ? number !== data.y[i] : !data.right[methods[0]][i];
       const made = make("span", wrong ? "chip wrong" : "chip");
-      made.append(make("span", "by", shown(data.methods[method])));
-      made.append(speak(make("span", "", shown(label(number))), label(number)));
+      made.append(speak(make("b", "", shown(label(number))), label(number)));
       if (data.confidence.length) {
-        const sure = data.confidence[method][i];
         const bar = make("span", "bar");
-        bar.style.width = `${sure / 25}px`;
-        made.append(bar, make("span", "", say("percent", { value: Math.round(sure / 10) })));
+        bar.style.width = `${Math.max(...methods.map((m) => data.confidence[m][i])) / 25}px`;
+        made.append(bar);
+      }
+      for (const method of methods) {
+        made.append(make("span", "by", shown(data.methods[method])));
+        if (data.confidence.length) made.append(" ", make("span", "", sure(method, i)));
       }
       return made;
     };
@@ -132,17 +145,12 @@
       details.append(summary);
       details.addEventListener("toggle", () => { if (details.open) open(details, i); }, { once: true });
       const said = make("div", "said");
-      said.append(truth(i), ...data.methods.slice(0, 5).map((_, m) => chip(data.said[m][i], m, i)));
+      said.append(truth(i), ...answers(i));
       item.append(details, said);
       return item;
     };
     const open = (details, i) => {
       const near = data.near && data.near.of[i];
-      if (data.methods.length > 5) {
-        const more = make("div", "said");
-        more.append(...data.methods.slice(5).map((_, m) => chip(data.said[m + 5][i], m + 5, i)));
-        details.append(more);
-      }
       if (near) {
         const box = make("div", "near");
         box.append(make("p", "soft", say("cases.near", { view: data.near.view })));
