@@ -18,8 +18,8 @@ from embedkit._version import __version__
 
 __all__ = [
     "CorpusOptions", "Encoder", "Predictor", "Searcher", "TrainingOptions", "__version__",
-    "build_index", "compare", "errors", "extract", "finetune", "load", "probe", "similarity",
-    "split", "train", "verify",
+    "build_index", "compare", "errors", "export", "extract", "finetune", "load", "probe",
+    "similarity", "split", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from embedkit.dataset.store import load
     from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
+    from embedkit.finetuning.export import export
     from embedkit.finetuning.folds import finetune
     from embedkit.finetuning.options import TrainingOptions
     from embedkit.predict import Predictor
@@ -48,6 +49,7 @@ _HOMES = {
     "TrainingOptions": "embedkit.finetuning.options",
     "build_index": "embedkit.search.index",
     "compare": "embedkit.comparison.compare",
+    "export": "embedkit.finetuning.export",
     "extract": "embedkit.dataset.extraction",
     "finetune": "embedkit.finetuning.folds",
     "load": "embedkit.dataset.store",

@@ -24,6 +24,7 @@ __all__ = [
     "LEVELS",
     "MAP_METHODS",
     "MATCHES",
+    "MULTILINGUAL",
     "ON_LONG",
     "POOLINGS",
     "PRECISIONS",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+MULTILINGUAL = "multilingual"
+"""The name by which multilingual-e5-small is found, wherever its weights come from."""
 
 FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow")
 QUOTINGS = ("auto", "none", "csv")

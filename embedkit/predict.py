@@ -1,4 +1,7 @@
-"""Predict labels of new texts with a run; texts are encoded as its dataset was."""
+"""Predict labels of new texts with a run, or with a checkpoint for classification.
+
+Texts are encoded as the dataset of the run was.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +42,22 @@ class Prediction:
 
 
 class Predictor:
-    """A run that is ready to predict.
+    """A run or a checkpoint that is ready to predict.
 
     Args:
-        run: folder that ``train`` or ``finetune`` wrote.
+        run: folder that ``train`` or ``finetune`` wrote; or folder or hub id of a
+            ``*ForSequenceClassification`` checkpoint.
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
-        model: another location of the same checkpoint, if it was moved.
+        model: another location of the checkpoint of a run on vectors, if it was moved.
 
     Attributes:
-        content: the content of ``run.json``.
-        names: readable names of the classes, by class number.
+        content: the content of ``run.json``; ``None`` for a checkpoint.
+        names: readable names of the classes, by class number; empty for a regression.
 
     Raises:
         UsageError: there is no such run, it holds no model, or a label has no such name.
+        ModelError: the checkpoint has no classifier that can be read.
         DamagedError: a file of the run cannot be read.
         MismatchError: the checkpoint found is not the one that made the vectors.
 
@@ -71,24 +76,28 @@ class Predictor:
         model: str | None = None,
     ) -> None:
         self.run = Path(run)
-        content = read_run(self.run)
-        if type(content) not in _MODELS:
-            raise UsageError(
-                f"{self.run} is a {content.kind} run, which holds no model. "
-                "Give a run of embedkit train or finetune."
-            )
-        assert isinstance(content, PredictionRun)
-        self.content = content
-        self.names = _readable(content.classes, label_names or {})
-        self._model = _MODELS[type(content)](self.run, content, device=device, model=model)
+        self.content: PredictionRun | None = None
+        if _is_checkpoint(str(run)):
+            self._model, classes = _checkpoint(str(run), device=device, model=model)
+        else:
+            content = read_run(self.run)
+            if type(content) not in _MODELS:
+                raise UsageError(
+                    f"{self.run} is a {content.kind} run, which holds no model. "
+                    "Give a run of embedkit train or finetune."
+                )
+            assert isinstance(content, PredictionRun)
+            self.content, classes = content, content.classes
+            self._model = _MODELS[type(content)](self.run, content, device=device, model=model)
+        self.names = _readable(classes, label_names or {})
 
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
 
     @property
-    def takes_pairs(self) -> bool:
-        """Whether the run was made on pairs of texts."""
-        return self.content.dataset.pairs
+    def takes_pairs(self) -> bool | None:
+        """Whether the run was made on pairs of texts; ``None`` for a checkpoint: it takes both."""
+        return None if self.content is None else self.content.dataset.pairs
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
@@ -104,14 +113,14 @@ class Predictor:
         for name, value in (("texts", texts), ("pairs", pairs)):
             if isinstance(value, str):
                 raise TypeError(f"{name}={value!r} is a string; pass a list of strings.")
-        if (pairs is not None) != self.takes_pairs:
+        if self.takes_pairs not in (None, pairs is not None):
             made, wanted = "single texts", "one"
             if self.takes_pairs:
                 made, wanted = "pairs of texts", "a second text too (pairs=)"
             raise UsageError(f"{self.run} was made on {made}; give {wanted}.")
         if not texts:
             return np.zeros((0, len(self.names)) if self.names else (0,))
-        form = self.content.dataset.unicode
+        form = "none" if self.content is None else self.content.dataset.unicode
         first = [normal_form(text, form) for text in texts]
         second = None if pairs is None else [normal_form(text, form) for text in pairs]
         return np.asarray(self._model.predict_proba(first, second), np.float64)
@@ -129,21 +138,24 @@ class Predictor:
             UsageError: the dataset does not hold what the run reads.
             MismatchError: its vectors were made with other settings than those of the run.
         """
-        views = list(self.content.views)
+        views = [] if self.content is None else list(self.content.views)
         data = load(dataset, views or None)
-        check_alike(
-            dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
-        )
+        if self.content is not None:
+            check_alike(
+                dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
+            )
         if views:
             return data, self._predictions(self._model.predict_vectors(data.X))
         if not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
-        pairs = [str(text) for text in data.column("text_pair")] if self.takes_pairs else None
+        paired = data.manifest.job.input.text_pair is not None
+        pairs = [str(text) for text in data.column("text_pair")] if paired else None
         return data, self._predictions(self._model.predict_proba(data.text, pairs))
 
     def _predictions(self, values: Any) -> list[Prediction]:
         proba = np.asarray(values, np.float64)
-        y_pred = decide(proba, threshold=self.content.threshold)
+        threshold = None if self.content is None else self.content.threshold
+        y_pred = decide(proba, threshold=threshold)
         return list(predictions_of(proba, y_pred, self.names))
 
 
@@ -186,8 +198,29 @@ def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | Non
     return FinetunedRun(run, content, device=device)
 
 
+def _checkpoint(name: str, *, device: str, model: str | None) -> tuple[Any, Sequence[str]]:
+    """A checkpoint for classification, and its labels."""
+    from embedkit.finetuning.classifier import CheckpointClassifier
+
+    if model is not None:
+        raise UsageError(f"model={model!r}: {name} is a checkpoint itself.")
+    found = CheckpointClassifier(name, device=device)
+    return found, found.classes
+
+
 _MODELS: Mapping[type[Run], Callable[..., Any]] = {TrainRun: _Trained, FinetuneRun: _finetuned}
 """Opens the model of each kind of run that has one."""
+
+
+def _is_checkpoint(name: str) -> bool:
+    """Whether a name is that of a checkpoint: a folder with ``config.json``, or a hub id.
+
+    ``owner/name`` is a hub id where there is no folder ``owner``; else a run is missing in it.
+    """
+    path = Path(name)
+    if path.exists():
+        return (path / "config.json").is_file() and not (path / "run.json").is_file()
+    return name.count("/") == 1 and name[0] not in "./~" and not path.parent.exists()
 
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:

@@ -30,6 +30,7 @@ from embedkit.types import Float32
 
 __all__ = ["StoredVectors", "TextEncoder"]
 
+_DIGEST = 8  # bytes
 _MISSING = ("None", "nan", "<NA>", "NaT")
 """Missing values of lists, NumPy and pandas, as text."""
 
@@ -111,7 +112,7 @@ class TextEncoder(_Vectors):
         device: ``auto``, ``cpu`` or ``cuda:0``.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         max_length: tokens per text.
-        prefix: put before every text.
+        prefix: put before every text; by default that of the checkpoint.
         normalize: scale every vector to length 1 (L2).
         cache: folder to keep vectors in, by all that shapes them; ``None`` keeps none.
 
@@ -127,7 +128,7 @@ class TextEncoder(_Vectors):
         device: str = "auto",
         precision: str | None = None,
         max_length: int | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
         normalize: bool = False,
         cache: str | Path | None = None,
     ) -> None:
@@ -192,15 +193,17 @@ class TextEncoder(_Vectors):
                 key: row[0]
                 for key in set(keys)
                 if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
+                and row[0] == _sealed(key, row[0][_DIGEST:])
             }
             missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
             if missing:
                 made = self._encode(list(missing.values()))
-                new = {key: vector.tobytes() for key, vector in zip(missing, made, strict=True)}
+                new = {key: _sealed(key, vector.tobytes())
+                       for key, vector in zip(missing, made, strict=True)}  # fmt: skip
                 with database:
-                    database.executemany("INSERT OR IGNORE INTO v VALUES (?, ?)", new.items())
+                    database.executemany("INSERT OR REPLACE INTO v VALUES (?, ?)", new.items())
                 known |= new
-        joined = b"".join(known[key] for key in keys)
+        joined = b"".join(known[key][_DIGEST:] for key in keys)
         return np.frombuffer(joined, np.float32).reshape(len(texts), -1).copy()
 
     def _key(self) -> str:
@@ -208,7 +211,8 @@ class TextEncoder(_Vectors):
         encoder = self._encoder()
         shaping = [
             sorted(encoder.checkpoint.sha256.items()), self._view_name, encoder.precision,
-            encoder.max_length, encoder.model.name, str(encoder.model.device), self.prefix,
+            encoder.max_length, encoder.model.name, str(encoder.model.device),
+            encoder.checkpoint.prefix_or_own(self.prefix),
             self.normalize,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(shaping).encode()).hexdigest()[:32]
@@ -250,6 +254,11 @@ def _cache(file: Path) -> Iterator[sqlite3.Connection]:
         raise DamagedError(
             f"the cache {file} is damaged: {error}. Delete it; it is made again."
         ) from error
+
+
+def _sealed(key: bytes, vector: bytes) -> bytes:
+    """A vector behind its checksum, so that a bit that changed on disk is no other vector."""
+    return hashlib.sha256(key + vector).digest()[:_DIGEST] + vector
 
 
 def _row(value: Any) -> int:

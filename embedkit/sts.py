@@ -87,7 +87,7 @@ def similarity(
     layers: str = "all",
     pooling: str | Sequence[str] = ("cls", "mean", "max"),
     special_tokens: bool = True,
-    prefix: str = "",
+    prefix: str | None = None,
     max_length: int | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -112,7 +112,7 @@ def similarity(
         pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
             with commas.
         special_tokens: whether ``mean`` and ``max`` count special tokens.
-        prefix: put before every text, such as ``"query: "``.
+        prefix: put before every text; by default that of the checkpoint.
         max_length: tokens per text.
         out: folder for the cosines, the table and the figure.
         overwrite: replace such a folder.
@@ -150,6 +150,7 @@ def similarity(
     kinds = parse_poolings(pooling)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip
+    prefix = encoder.checkpoint.prefix_or_own(prefix)
     run = _Pairs(encoder, views, special_tokens, prefix)
     cosines = run.all(records, progress)
     found = PairSimilarity(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedkit.checksums import seal
 from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.runs.content import (
     Cost,
@@ -84,6 +85,7 @@ def write_fake_run(
         "versions": {"embedkit": "0"},
     }  # fmt: skip
     write_run(folder, TrainRun(**(fields | content)))
+    seal(folder)
     return folder
 
 
@@ -133,3 +135,4 @@ def edit_run(folder: Path, **changes: Any) -> None:
     """Change entries of ``run.json``."""
     content = json.loads((folder / "run.json").read_text("utf-8"))
     (folder / "run.json").write_text(json.dumps({**content, **changes}), "utf-8")
+    seal(folder)

@@ -304,7 +304,7 @@ def test_info_of_a_dataset(here: Path, embedkit_: Any) -> None:
 
 def test_info_of_a_checkpoint(embedkit_: Any) -> None:
     text = embedkit_("info", str(tiny_model())).out
-    assert "bert, 2 layers, 16 wide" in text
+    assert "BertModel, 2 layers, 16 wide" in text
     assert "positions  24" in text
     assert "pooler     yes" in text
     assert re.search(r"encoder \(BertEncoder\) +[\d,]+", text)

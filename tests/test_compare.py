@@ -18,6 +18,7 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from embedkit.checksums import seal
 from embedkit.cli.compare import comparison_markdown, comparison_text
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.compare import Comparison, compare
@@ -373,6 +374,7 @@ def test_records_that_one_run_lacks_are_left_out_of_the_stack(tmp_path: Path) ->
     file = paths[1] / "inner_predictions.parquet"
     frame = pd.read_parquet(file)
     frame[frame["row"] % 3 > 0].to_parquet(file)
+    seal(paths[1])
     found = compare(paths).predictions["blend: stacked"].proba
     X = np.stack([np.log(o[:, 0] / o[:, 1]) for o in outputs], axis=1)
     folds, known = np.arange(150) % 5, np.arange(150) % 3 > 0
@@ -568,6 +570,7 @@ def test_names_and_measures(tmp_path: Path) -> None:
 def test_damage(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=50)
     (paths[1] / "predictions.parquet").write_bytes(b"PAR1 no more")
+    seal(paths[1])
     with pytest.raises(DamagedError, match=r"predictions.parquet cannot be read: .*again"):
         compare(paths)
 

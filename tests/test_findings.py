@@ -187,7 +187,8 @@ def test_every_sentence_is_used() -> None:
                 for kind in ("html", "js")]  # fmt: skip
     english = json.loads((package / "templates" / "phrases" / "en.json").read_text("utf-8"))
     families = ("metric.", "title.", "lang", "word.", "question.", "answer.", "alert.", "blend.",
-                "length.", "cases.list.", "section.", "col.", "pooling.", "texts.", "finetuned.", "unit.")  # fmt: skip
+                "length.", "cases.list.", "section.", "col.", "pooling.", "texts.",
+                "finetuned.", "unit.")  # fmt: skip
     for key in english:
         named = any(f'"{key}"' in source or f'"{key.removeprefix("cases.")}"' in source
                     for source in sources)  # fmt: skip

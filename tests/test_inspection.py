@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import (
+    AlbertForSequenceClassification,
+    BertForSequenceClassification,
+    RobertaForSequenceClassification,
+)
 
 import embedkit
 from embedkit.dataset.inspection import (
     _health,
     describe_dataset,
-    describe_model,
     open_lines,
 )
 from embedkit.dataset.store import read_manifest
-from embedkit.encoding.encoder import Encoder
+from embedkit.encoding import architecture, model
+from embedkit.encoding.architecture import describe_model
 from embedkit.errors import DamagedError, UsageError
+from tests.processes import command
 from tests.store_fixtures import (
     N_ACCEPTED,
-    load_quickly,
     quick,  # noqa: F401 - a fixture
     run,
     tiny_model,
     write_tsv,
 )
-
-REAL_LOAD = Encoder.load  # the fixture puts a cached one in its place
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -81,21 +87,91 @@ def test_a_dataset_without_rows_or_texts(tmp_path: Path) -> None:
 
 
 def test_checkpoint() -> None:
-    encoder = REAL_LOAD(str(tiny_model()), device="cpu", forward="transformers")
-    info = describe_model(encoder)
+    info = describe_model(str(tiny_model()))
     assert (info.model_type, info.n_layers, info.width, info.positions) == ("bert", 2, 16, 24)
-    assert info.source == "folder"
+    assert (info.source, info.architecture, info.labels) == ("folder", "BertModel", ())
     assert info.has_pooler
     embeddings = (info.vocabulary + 24 + 2) * 16 + 32
     layer = 4 * (16 * 16 + 16) + 2 * 16 * 24 + 24 + 16 + 4 * 16
     pooler = 16 * 16 + 16
-    assert info.parameters == embeddings + 2 * layer + pooler
-    top = {name: count for depth, name, _, count in info.modules if depth == 0}
+    assert info.parameters == info.encoder_parameters == embeddings + 2 * layer + pooler
+    top = {module.name: module.parameters for module in info.modules if module.depth == 0}
     assert top == {"embeddings": embeddings, "encoder": 2 * layer, "pooler": pooler}
-    bare = REAL_LOAD(str(tiny_model(pooler=False)), device="cpu", forward="transformers")
-    assert not describe_model(bare).has_pooler
-    with pytest.raises(TypeError, match=r'expected an encoder loaded with forward="transformers"'):
-        describe_model(load_quickly(str(tiny_model())))
+    assert info.missing == info.unused == ()
+    bare = describe_model(str(tiny_model(pooler=False)))
+    assert not bare.has_pooler
+    assert bare.missing == ("pooler.dense.bias", "pooler.dense.weight")
+    assert bare.encoder_parameters == embeddings + 2 * layer
+
+
+FAMILIES = {"bert": BertForSequenceClassification, "roberta": RobertaForSequenceClassification,
+            "albert": AlbertForSequenceClassification}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_is_shown_with_its_head(
+    tiny: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    """The listed modules, repeated as often as they say, have the shapes of the real model."""
+    model = FAMILIES[family].from_pretrained(tiny(family), num_labels=3)
+    model.save_pretrained(tmp_path / "m")
+    shutil.copytree(tiny(family), tmp_path / "m", dirs_exist_ok=True, ignore=lambda _, names: [
+        name for name in names if name in ("config.json", "model.safetensors")])  # fmt: skip
+    info = describe_model(str(tmp_path / "m"))
+    assert info.architecture == type(model).__name__
+    assert info.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert info.parameters == sum(p.numel() for p in model.parameters())
+    assert info.missing == info.unused == ()
+    listed: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    times = [1] * 20
+    for module in info.modules:
+        times[module.depth + 1] = times[module.depth] * module.count
+        for name, shape in module.shapes.items():
+            listed[name, shape] += times[module.depth + 1]
+    real = Counter((n.rpartition(".")[2], tuple(p.shape)) for n, p in model.named_parameters())
+    assert listed == real
+    kinds = [module.kind for module in info.modules]
+    layers = next(kind for kind in kinds if kind.endswith("Layer"))
+    assert kinds.count(layers) == 1
+    assert info.modules[-1].name in ("classifier", "out_proj")
+
+
+def test_weights_that_are_missing_and_unused_are_named(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["BertForSequenceClassification"]
+    (folder / "config.json").write_text(json.dumps(config))
+    info = describe_model(str(folder))
+    assert info.missing == ("classifier.bias", "classifier.weight")
+    model = BertForSequenceClassification.from_pretrained(tiny("bert"), num_labels=5)
+    model.save_pretrained(folder)
+    config["architectures"] = ["BertModel"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert describe_model(str(folder)).unused == ("classifier.bias", "classifier.weight")
+    config["architectures"] = ["SomethingOfItsOwn"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert describe_model(str(folder)).architecture == "BertModel"
+    done = command("info", folder, cwd=tmp_path)
+    assert "unused     2 weights: classifier.bias, classifier.weight" in done.stdout
+    config["architectures"] = ["BertForSequenceClassification"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "missing    2 weights" in command("info", folder, cwd=tmp_path).stdout  # 5 labels, not 2
+
+
+def test_no_number_is_read(tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: set[str] = set()
+    loaded = model.load_module
+
+    def noted(*given: Any, **settings: Any) -> Any:
+        module, report = loaded(*given, **settings)
+        devices.update(p.device.type for p in module.parameters())
+        return module, report
+
+    monkeypatch.setattr(architecture, "load_module", noted)
+    describe_model(str(tiny("bert")))
+    assert devices == {"meta"}
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])

@@ -20,6 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 import embedkit
+from embedkit.checksums import seal
 from embedkit.choices import ESTIMATORS
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.folds import cross_validate
@@ -506,6 +507,7 @@ def test_trees_that_point_outside_are_never_applied(shared: Path, tmp_path: Path
 
     run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
     save_model(run, honest := forest())
+    seal(run)
     assert np.array_equal(load_model(run)(X), honest.predict_proba(X))
     far, loop, wide, narrow = (forest() for _ in range(4))
     far[-1].estimators_[1].tree_.children_right[0] = 10**6
@@ -518,6 +520,7 @@ def test_trees_that_point_outside_are_never_applied(shared: Path, tmp_path: Path
         (forest(RandomForestClassifier), "trees outside of an extra_trees estimator"),
     ):  # fmt: skip
         save_model(run, damaged)
+        seal(run)
         with pytest.raises(DamagedError, match=message):
             load_model(run)
 
@@ -531,9 +534,11 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
 
     run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
     (run / "model/pipeline.skops").write_bytes(dumps(Stranger()))
+    seal(run)
     with pytest.raises(UsageError, match=r"holds tests\..*Stranger, which is never loaded"):
         Predictor(run, device="cpu")
     (run / "model/pipeline.skops").write_bytes(b"PK no")
+    seal(run)
     with pytest.raises(DamagedError, match="cannot be read"):
         Predictor(run, device="cpu")
 
@@ -550,11 +555,13 @@ def test_a_run_with_damage(shared: Path, tmp_path: Path) -> None:
     for name in ("kind", "classes", "views", "dataset"):
         less = {key: value for key, value in content.items() if key != name}
         (run / "run.json").write_text(json.dumps(less), "utf-8")
+        seal(run)
         with pytest.raises(DamagedError, match=rf"run\.json is damaged: .*{name}"):
             Predictor(run, device="cpu")
     trees = tmp_path / "trees"
     train(shared / "data", out=trees, estimator="lightgbm")
     (trees / "model/booster.txt").write_bytes(b"\xff\xfe no tree")
+    seal(trees)
     with pytest.raises(DamagedError, match=r"booster\.txt cannot be read"):
         Predictor(trees, device="cpu")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedkit.checksums import seal
 from embedkit.choices import BLENDS, ESTIMATORS
 from embedkit.classifiers.estimators import TABLE
 from embedkit.comparison.blend import _BLENDS
@@ -100,6 +101,7 @@ def test_predictions_are_read_as_they_were_written(
 ) -> None:
     made = some_predictions(classes, labelled)
     write_predictions(tmp_path, made)
+    seal(tmp_path)
     found = read_predictions(tmp_path, classes)
     for name, value in asdict(made).items():
         assert np.array_equal(getattr(found, name), value, equal_nan=name == "y"), name

@@ -8,11 +8,15 @@ Only types that skops trusts, or that a row of the estimators' table names, are 
 
 from __future__ import annotations
 
+import io
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from embedkit import fsio
+from embedkit.checksums import check_files
 from embedkit.classifiers.estimators import TABLE
 from embedkit.errors import DamagedError, UsageError
 
@@ -31,19 +35,37 @@ def save_model(folder: Path, pipeline: Any) -> None:
         text = last.booster_.model_to_string()
         fsio.write_durably(where / "booster.txt", text.encode(), scratch=folder)
         pipeline = Pipeline([*pipeline.steps[:-1], ("nothing", "passthrough")])
-    fsio.write_durably(where / "pipeline.skops", dumps(pipeline), scratch=folder)
+    content = _repeatable(dumps(pipeline))
+    fsio.write_durably(where / "pipeline.skops", content, scratch=folder)
+
+
+def _repeatable(content: bytes) -> bytes:
+    """A skops file without what differs between two equal pipelines: dates and memory addresses."""
+    written, numbers = io.BytesIO(), dict[str, str]()
+
+    def number(match: re.Match[str]) -> str:
+        return match[1] + numbers.setdefault(match[2], str(len(numbers)))
+
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(written, "w") as new:
+        schema = re.sub(r'("__id__": |"file": ")(\d+)', number, old.read("schema.json").decode())
+        for name in old.namelist():
+            data = schema.encode() if name == "schema.json" else old.read(name)
+            new_name = re.sub(r"()^(\d+)", number, name)
+            new.writestr(zipfile.ZipInfo(new_name), data, zipfile.ZIP_DEFLATED)
+    return written.getvalue()
 
 
 def load_model(run: Path) -> Callable[[Any], Any]:
     """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``.
 
     Raises:
-        DamagedError: a file cannot be read.
+        DamagedError: a file was changed since, or cannot be read.
         UsageError: it holds types that are never built.
     """
     from skops.io import get_untrusted_types, loads
 
     file = run / "model" / "pipeline.skops"
+    check_files(run, ["model"], advice="Make the run again.")
     trusted = sorted({name for row in TABLE.values() for name in row.types})
     try:
         content = file.read_bytes()

@@ -36,7 +36,14 @@ from embedkit.runs.predictions import (
     write_predictions,
 )
 from embedkit.runs.reencoding import dataset_content
-from embedkit.runs.split_files import TEST, Split, align_split, read_split
+from embedkit.runs.split_files import (
+    TEST,
+    Split,
+    align_split,
+    check_fold_models,
+    read_split,
+    split_of_run,
+)
 from embedkit.runs.splits import leaking_records, make_split, records_of, split_by_column
 from embedkit.runs.targets import Target, target_from
 from embedkit.types import ProgressCallback, no_progress
@@ -129,6 +136,7 @@ def train(
         chosen = split_for(data, split, folds=folds, seed=seed)
     elif split is None:
         chosen = _column_split(data, split_column, folds=folds, seed=seed)
+        check_fold_models(data, chosen, split=f"column {split_column!r}")
     else:
         raise UsageError("pass split= or split_column=, not both.")
     test_set = None
@@ -157,15 +165,21 @@ def target_of(data: VectorData, task: str) -> Target:
 def split_for(data: VectorData, split: str | Path | None, *, folds: int, seed: int) -> Split:
     """Return the given split in the order of the dataset, or a new one.
 
+    Of vectors that were made by the models of a fine-tuned run it is that of the run.
+
     Raises:
-        MismatchError: it was made for other data.
+        MismatchError: it was made for other data, or the models of a run had other folds.
     """
+    if split is None and data.manifest.job.folds is not None:
+        split = split_of_run(data)
     if split is None:
         return make_split(records_of(data), folds=folds, seed=seed)
-    return align_split(
+    chosen = align_split(
         read_split(Path(split)), source=source_of(data), row=data.row, name=str(data.path),
         file=split,
     )  # fmt: skip
+    check_fold_models(data, chosen, split=str(split))
+    return chosen
 
 
 def _column_split(data: VectorData, column: str, *, folds: int, seed: int) -> Split:

@@ -18,12 +18,17 @@ from embedkit.display import bytes_text, visible
 from embedkit.errors import ModelError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from embedkit.dataset.inspection import DatasetInfo, ModelInfo
+    from collections.abc import Sequence
+
+    from embedkit.dataset.inspection import DatasetInfo
     from embedkit.dataset.verification import Verification
+    from embedkit.encoding.architecture import ModelInfo, ModuleInfo
 
 __all__ = ["info", "tokenize", "verify"]
 
 logger = logging.getLogger(__name__)
+
+_NAMES_SHOWN = 6
 
 
 @command(
@@ -55,15 +60,12 @@ def info(what: str, revision: str | None, offline: bool) -> Result:
 
         dataset = describe_dataset(path)
         return Result(_dataset_data(dataset), lambda: _dataset_text(dataset), asked_for=True)
-    from embedkit.dataset.inspection import describe_model
-    from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.architecture import describe_model
 
     try:
-        encoder = Encoder.load(what, revision=revision, offline=offline, device="cpu",
-                               precision="fp32", forward="transformers")  # fmt: skip
+        model = describe_model(what, revision=revision, offline=offline)
     except ModelError as error:
         raise error if path.is_dir() else _not_found(path, error) from error
-    model = describe_model(encoder)
     return Result(model, lambda: _model_text(model), asked_for=True)
 
 
@@ -87,10 +89,9 @@ def _dataset_text(info: DatasetInfo) -> str:
     ledger = totals.ledger
     records = ledger_text(totals.accepted, "embedded", totals.rejected_by_reason,
                           totals.left_out_by_reason)  # fmt: skip
-    revision = f" at {names.revision}" if names.revision else ""
     lines = [
         f"{info.path}: vectors of {', '.join(names.inputs)}",
-        f"  model      {names.model}{revision}, {manifest.n_layers} layers, "
+        f"  model      {names.checkpoint}, {manifest.n_layers} layers, "
         f"{manifest.job.model.width} wide, computed in {vectors.precision}",
         f"  records    {records}",
         f"  tokens     {tokens_text(manifest)}",
@@ -136,17 +137,34 @@ def _model_text(model: ModelInfo) -> str:
     """A checkpoint with its module tree."""
     pooler = "yes" if model.has_pooler else "no (--pooling pooler is refused)"
     lines = [
-        f"{model.name}: {model.model_type}, {model.n_layers} layers, {model.width} wide",
+        f"{model.name}: {model.architecture}, {model.n_layers} layers, {model.width} wide",
         f"  from       {model.source}: {model.folder}",
         *([f"  revision   {model.revision}"] if model.revision else []),
         f"  positions  {model.positions}; texts are cut at {model.max_length} tokens by default",
         f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
         f"  pooler     {pooler}",
-        f"  parameters {model.parameters:,}",
+        *([f"  labels     {', '.join(model.labels)}"] if model.labels else []),
+        f"  parameters {model.parameters:,}, of the encoder {model.encoder_parameters:,}",
+        f"  missing    {_names_text(model.missing)}",
+        f"  unused     {_names_text(model.unused)}",
     ]
-    for depth, name, kind, count in model.modules:
-        lines.append(f"    {'  ' * depth}{name} ({kind})".ljust(52) + f"{count:>14,}")
+    lines += [_module_line(module) for module in model.modules]
     return visible("\n".join(lines))
+
+
+def _module_line(module: ModuleInfo) -> str:
+    kind = module.kind if module.count == 1 else f"{module.count} × {module.kind}"
+    shapes = ", ".join(f"{n} {' × '.join(map(str, s))}" for n, s in module.shapes.items())
+    each = " each" if module.count > 1 else ""
+    count = f"{module.parameters:,}{each}" if module.parameters else ""
+    line = f"  {'  ' * module.depth}{module.name} ({kind})"
+    return f"{line:<46} {count:>17}  {shapes}".rstrip()
+
+
+def _names_text(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{count_text(len(names), 'weight')}: {shown}{more}" if names else "no weights"
 
 
 @command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")
@@ -199,7 +217,8 @@ def _verification_text(found: Verification, out: Path) -> str:
     "checkpoint",
 )
 def tokenize(
-    text: str | None, pair: str | None, vocab: str | None, max_length: int | None, prefix: str,
+    text: str | None, pair: str | None, vocab: str | None, max_length: int | None,
+    prefix: str | None,
     **model: Any,
 ) -> Result:  # fmt: skip
     """Show how a text is tokenized.

@@ -17,6 +17,7 @@ from embedkit._version import __version__
 from embedkit.cli.compare import compare
 from embedkit.cli.doctor import doctor
 from embedkit.cli.experiment import fetch, run
+from embedkit.cli.export import export
 from embedkit.cli.extract import extract
 from embedkit.cli.finetune import finetune
 from embedkit.cli.info import info, tokenize, verify
@@ -90,7 +91,7 @@ def cli() -> None:
 
 
 for _command in (
-    extract, info, verify, tokenize, split, train, probe, finetune, predict, compare, run, fetch,
-    search, index, similarity, words, map_, doctor,
+    extract, info, verify, tokenize, split, train, probe, finetune, predict, export, compare, run,
+    fetch, search, index, similarity, words, map_, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

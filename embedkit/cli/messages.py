@@ -84,4 +84,4 @@ def _as_option(option: click.Option, value: str) -> str:
         return option.secondary_opts[0]
     if value in ("True", "") or (value == "False" and option.is_flag):
         return positive
-    return f"{positive} {value.strip(chr(39) + chr(34))}"
+    return f"{positive} {value.strip(chr(39) + chr(34)) or repr('')}"

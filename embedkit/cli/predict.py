@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
     'embedkit predict runs/logreg --text "재미있어요" --label-names 0=부정,1=긍정',
     "embedkit predict runs/logreg new.tsv --out predictions.tsv",
     "embedkit predict runs/logreg -",
+    'embedkit predict ./checkpoint --text "재미있어요"',
 )
-@click.argument("run", type=FILE)
+@click.argument("run", metavar="RUN|CHECKPOINT")
 @click.argument("corpus", required=False)
 @options(
     option("--text", "single", help="One text, instead of a corpus."),
@@ -50,14 +51,15 @@ logger = logging.getLogger(__name__)
     "--device",
 )  # fmt: skip
 def predict(
-    run: Path, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
+    run: str, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
     label_names: str | None, model: str | None, device: str, as_json: bool, quiet: bool,
     **settings: Any,
 ) -> int:  # fmt: skip
-    """Predict labels of new texts with a run.
+    """Predict labels of new texts with a run or a checkpoint.
 
-    RUN is a folder that train or finetune wrote; CORPUS a file of texts, a dataset extracted with
-    the same settings as that of the run, or - to read lines from standard input.
+    RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
+    classification (BertForSequenceClassification and the like); CORPUS a file of texts, a dataset
+    extracted with the same settings as that of the run, or - to read lines from standard input.
     """
     from embedkit.predict import Predictor, parse_label_names
     from embedkit.prediction_files import file_format

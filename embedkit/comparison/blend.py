@@ -3,8 +3,9 @@
 The stacked model is a logistic regression (for values: a ridge regression) on the log-odds of the
 runs. For the records of a fold it is fitted on predictions that inner folds made for the training
 records of that fold: no model that made them has seen the fold. Out-of-fold predictions would not
-do, since the models that predict the other folds have been fitted on this one. Runs without inner
-predictions can be stacked for new records, but not for those of the folds.
+do, since the models that predict the other folds have been fitted on this one. A fine-tuned run has
+inner predictions for its validation records alone; a blend with it is fitted on these. Runs without
+inner predictions can be stacked for new records, but not for those of the folds.
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ class Blend:
 def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None = None) -> Blend:
     """Blend runs.
 
-    Weights and thresholds for the records of a fold are learnt from predictions of inner folds, if
-    all runs have them. Without them a stacked blend has no predictions for the folds, and
-    thresholds of the mean are chosen by out-of-fold predictions for the other folds.
+    Weights and thresholds for the records of a fold are learnt from inner predictions for its
+    training records: of the records for which all runs have them. Where these are none, or of one
+    class, a stacked blend has no predictions for the folds, and thresholds of the mean are chosen
+    by out-of-fold predictions for the other folds.
 
     Args:
         kind: one of :data:`~embedkit.choices.BLENDS`.
@@ -82,7 +84,7 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
     fit, records = _BLENDS[kind], runs[0]
     if len(records.classes) != 2:
         threshold = None
-    has_inner = all(run.inner is not None for run in runs)
+    has_inner = _have_inner(runs)
     cross_fitted = has_inner or fit is _mean
     proba = np.full(records.proba.shape, np.nan)
     y_pred = decide(proba)
@@ -107,6 +109,13 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
 
 def _of(runs: Sequence[Predictions], index: Int64) -> list[Float64]:
     return [run.proba[index] for run in runs]
+
+
+def _have_inner(runs: Sequence[Predictions]) -> bool:
+    """Whether all runs have inner predictions for common records of two classes in every fold."""
+    if any(run.inner is None for run in runs):
+        return False
+    return all(len(np.unique(_inner(runs, test)[1])) > 1 for _, test in runs[0].folds())
 
 
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:
@@ -171,8 +180,9 @@ def _own_records(made: Blend) -> Iterator[PredictedRecord]:
     p = p.take(np.concatenate([p.first_repeat if made.cross_fitted else p.test[:0], p.test]))
     if not len(p.row):
         raise UsageError(
-            f"{made.name} has no predictions for the folds, since a run has none of inner folds. "
-            "Train the runs with tune=True, blend their mean, or pass answers= for new records."
+            f"{made.name} has no predictions for the folds, since the runs have no inner "
+            "predictions for common records. Train with tune=True, fine-tune with the same "
+            "validation= above 0, blend their mean, or pass answers= for new records."
         )
     found = predictions_of(p.proba, p.y_pred, p.classes)
     for row, identifier, fold, one in zip(p.row, p.ids, fold_names(p.fold), found, strict=True):

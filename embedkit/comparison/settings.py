@@ -58,7 +58,7 @@ def ledger_text(dataset: Dataset) -> str:
     left_out = f" + {totals.left_out:,} left out" if totals.left_out else ""
     return "\n".join([
         f"made for: {', '.join(dataset.runs)}",
-        f"model: {manifest.names.model}",
+        f"model: {manifest.names.checkpoint}",
         f"records: {totals.records:,} = {totals.accepted:,} embedded + "
         f"{sum(totals.rejected_by_reason.values()):,} rejected{left_out}",
         f"tokens: {ledger.get('tokens', 0):,}; {tokens}",

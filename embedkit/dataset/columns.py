@@ -14,6 +14,7 @@ from embedkit.dataset.record_keys import text_key, whole_text
 from embedkit.dataset.schema import text_column
 from embedkit.encoding.tables import token_vectors, word_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
+from embedkit.types import Int64
 
 __all__ = ["ledger_of", "sentence_columns", "token_columns", "word_table"]
 
@@ -21,9 +22,19 @@ Floats = NDArray[np.float32]
 
 
 def sentence_columns(
-    records: Sequence[Record], texts: Sequence[TokenizedText], settings: JobSettings
+    records: Sequence[Record],
+    texts: Sequence[TokenizedText],
+    settings: JobSettings,
+    folds: Int64 | None = None,
 ) -> dict[str, pa.Array]:
-    """Everything of the sentence table but the vectors, one row per record."""
+    """Everything of the sentence table but the vectors, one row per record.
+
+    Args:
+        records: the records.
+        texts: their tokens.
+        settings: of the dataset.
+        folds: ``(n,)`` fold whose models made each vector; ``None`` for vectors of a checkpoint.
+    """
     columns = {
         "row": pa.array([r.row for r in records], pa.int64()),
         "id": text_column([r.id for r in records]),
@@ -37,6 +48,8 @@ def sentence_columns(
     for position, name in enumerate(settings.input.keep):
         columns[name] = text_column([r.kept[position] for r in records])
     keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
+    if folds is not None:
+        columns["fold"] = pa.array(folds, pa.int16())
     return columns | {
         "n_tokens": pa.array([t.n_tokens for t in texts], pa.int32()),
         "n_kept": pa.array([t.n_kept for t in texts], pa.int32()),

@@ -66,7 +66,7 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
     counts = reader.counts
     kept = sum(t.n_kept for t in texts)
     tokens = round(kept / n * counts.accepted)
-    speed = _speed(plan, texts) if texts else float("inf")
+    speed = _speed(plan, sample, texts) if texts else float("inf")
     words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
     sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
     scalars = sum(_scalar_bytes(r, plan) for r in sample) / n * counts.accepted
@@ -112,20 +112,17 @@ def _reservoir(reader: CorpusReader, random: np.random.Generator) -> list[Record
     return sample
 
 
-def _speed(plan: ExtractPlan, texts: Sequence[TokenizedText]) -> float:
+def _speed(plan: ExtractPlan, records: Sequence[Record], texts: Sequence[TokenizedText]) -> float:
     """Tokens per second of the real layers and views on the sample, over two seconds or more."""
     done: Counter[str] = Counter()
     started = time.perf_counter()
     first = True
     while time.perf_counter() - started < _LEAST_SECONDS:
-        result = plan.encoder.encode_shard(
-            texts,
-            views=plan.views,
-            token_layers=plan.token_layers,
-            special_tokens=plan.vectors.special_tokens,
-            on_tokens=lambda count: done.update(tokens=count),
+        pending = plan.start_shard(
+            records, texts, on_tokens=lambda count: done.update(tokens=count)
         )
-        del result
+        result = pending.result()
+        del pending, result
         if first:  # the first pass warms up
             started, first = time.perf_counter(), False
             done.clear()

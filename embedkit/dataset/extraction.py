@@ -72,7 +72,7 @@ def extract(
     stride: int | None = None,
     special_tokens: bool = True,
     normalize: bool = False,
-    prefix: str = "",
+    prefix: str | None = None,
     precision: str | None = None,
     storage: str = "float32",
     device: str = "auto",
@@ -97,7 +97,7 @@ def extract(
         corpus: what to encode, see above.
         out: folder to make; by default ``corpus.tsv`` → ``corpus.vectors`` in the current folder.
             Required for a corpus in memory.
-        model: hub id or folder of the checkpoint.
+        model: hub id or folder of the checkpoint, or ``multilingual``.
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         text: column of the text; this, ``id`` and ``label`` are guessed by name if not given.
@@ -125,7 +125,8 @@ def extract(
         stride: tokens common to neighbouring windows; by default a quarter of ``max_length``.
         special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
         normalize: scale sentence vectors to length 1 (L2).
-        prefix: put before every text, such as ``"query: "``.
+        prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
+            (``multilingual`` has one), ``""`` for none.
         precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         storage: ``float32``, ``float16`` or ``compact``.
         device: ``auto``, ``cpu`` or ``cuda:0``.

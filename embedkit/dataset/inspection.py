@@ -1,4 +1,4 @@
-"""What is in a checkpoint or a dataset, as plain records."""
+"""What is in a dataset, as plain records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import glob
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,57 +14,15 @@ from embedkit.dataset.record_keys import text_keys
 from embedkit.dataset.store import VectorData, load
 from embedkit.types import Float32
 
-if TYPE_CHECKING:
-    from embedkit.encoding.encoder import Encoder
-
 __all__ = [
     "DatasetInfo",
-    "ModelInfo",
     "ViewHealth",
     "atlas_line",
     "describe_dataset",
-    "describe_model",
     "open_lines",
 ]
 
 _HEALTH_ROWS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A checkpoint.
-
-    Attributes:
-        name: as the user gave it.
-        source: ``folder``, ``package`` or ``hub``.
-        folder: where it is.
-        revision: commit of a hub checkpoint.
-        model_type: architecture.
-        n_layers: encoder layers.
-        width: of the hidden states.
-        positions: longest sequence.
-        max_length: tokens kept of a text by default.
-        vocabulary: entries of the tokenizer.
-        tokenizer: its class, and whether it is fast.
-        has_pooler: whether pooler weights are in the checkpoint.
-        parameters: number of weights, the pooler's included.
-        modules: (depth, name, class, parameters) of the module tree.
-    """
-
-    name: str
-    source: str
-    folder: str
-    revision: str | None
-    model_type: str
-    n_layers: int
-    width: int
-    positions: int
-    max_length: int
-    vocabulary: int
-    tokenizer: str
-    has_pooler: bool
-    parameters: int
-    modules: tuple[tuple[int, str, str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,42 +71,6 @@ class DatasetInfo:
     health: tuple[ViewHealth, ...]
     health_rows: int
     duplicate_texts: int | None
-
-
-def describe_model(encoder: Encoder) -> ModelInfo:
-    """Describe a loaded checkpoint.
-
-    Args:
-        encoder: loaded with ``forward="transformers"``, which keeps the modules as they are.
-    """
-    from embedkit.encoding.model import PlainModel  # loads torch, which a dataset does not need
-
-    if not isinstance(encoder.model, PlainModel):
-        raise TypeError('expected an encoder loaded with forward="transformers"')
-    checkpoint, tokenizer = encoder.checkpoint, encoder.tokenizer
-    pooler = encoder.model.pooler
-    pooler_parameters = sum(p.numel() for p in pooler.parameters()) if pooler is not None else 0
-    module = encoder.model.module
-    kind = type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)")
-    parts = _module_tree(module)
-    if pooler is not None:
-        parts.append((0, "pooler", type(pooler).__name__, pooler_parameters))
-    return ModelInfo(
-        name=checkpoint.name,
-        source=checkpoint.source,
-        folder=str(checkpoint.folder),
-        revision=checkpoint.revision,
-        model_type=checkpoint.model_type,
-        n_layers=encoder.n_layers,
-        width=encoder.width,
-        positions=checkpoint.positions,
-        max_length=encoder.max_length,
-        vocabulary=len(tokenizer.hf),
-        tokenizer=kind,
-        has_pooler=encoder.has_pooler,
-        parameters=sum(p.numel() for p in module.parameters()) + pooler_parameters,
-        modules=tuple(parts),
-    )
 
 
 def describe_dataset(path: Path) -> DatasetInfo:
@@ -209,17 +130,6 @@ def atlas_line(path: Path, manifest: Manifest) -> str:
 def _default_view(manifest: Manifest) -> str:
     means = [name for name in manifest.views if name.startswith("mean_")]
     return (means or list(manifest.views))[-1]
-
-
-def _module_tree(module: Any) -> list[tuple[int, str, str, int]]:
-    """The modules that hold weights, repeated layers as one line each."""
-    tree = []
-    for name, child in module.named_modules():
-        depth = name.count(".") + 1 if name else 0
-        count = sum(p.numel() for p in child.parameters())
-        if name and count and depth <= 3:
-            tree.append((depth - 1, name.rpartition(".")[2], type(child).__name__, count))
-    return tree
 
 
 def _sample(data: VectorData) -> Float32:

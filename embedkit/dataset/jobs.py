@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,11 @@ class Job:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the settings, hex."""
-        return hashlib.sha256(_canonical(asdict(self.settings))).hexdigest()
+        return hashlib.sha256(_canonical(self.settings.as_dict())).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"settings": self.settings.as_dict(), "environment": self.environment}
 
 
 def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
@@ -78,7 +82,7 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
         return True
     raise OutputExistsError(
         f"{out} exists and was made otherwise. Choose another --out, or replace it with "
-        f"--overwrite. It differs in:\n{difference(asdict(manifest.job), asdict(job.settings))}"
+        f"--overwrite. It differs in:\n{difference(manifest.job.as_dict(), job.settings.as_dict())}"
     )
 
 
@@ -98,7 +102,7 @@ def what_is_there(out: Path, job: Job, *, overwrite: bool) -> str:
         return f"{out} exists and was made otherwise: only --overwrite would replace it"
     if not layout.job.is_file() or _holds_nothing(layout):
         return ""
-    if difference(_known(layout).get("settings", {}), asdict(job.settings)):
+    if difference(_known(layout).get("settings", {}), job.settings.as_dict()):
         return f"{layout.root} was begun otherwise: only --overwrite would start over"
     shards = len(layout.shard_files("sentences"))
     return f"{layout.root} holds {shards} finished shards, which would not be made again"
@@ -142,7 +146,7 @@ def open_job(
         for leftover in layout.scratch.iterdir():
             fsio.remove_file(leftover)
         if not layout.job.is_file():
-            fsio.write_durably(layout.job, _canonical(asdict(job)), scratch=layout.scratch)
+            fsio.write_durably(layout.job, _canonical(job.as_dict()), scratch=layout.scratch)
         yield JobFolder(layout, out, job, overwrite=overwrite)
 
 
@@ -274,7 +278,7 @@ class JobFolder:
 
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
     known = _known(layout)
-    settings = difference(known.get("settings", {}), asdict(job.settings))
+    settings = difference(known.get("settings", {}), job.settings.as_dict())
     environment = difference(known.get("environment", {}), job.environment)
     if (settings or environment) and (overwrite or _holds_nothing(layout)):
         _discard(layout)

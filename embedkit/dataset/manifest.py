@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.choices import POOLINGS, Pooling
+from embedkit.dataset.fold_models import FoldSettings
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.decoding import decode
 from embedkit.encoding.views import split_view
@@ -115,13 +116,24 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Everything that shapes a byte of a dataset, the environment aside."""
+    """Everything that shapes a byte of a dataset, the environment aside.
+
+    ``folds`` says which models of a fine-tuned run made the vectors; ``None`` for a checkpoint.
+    """
 
     format_version: int
     input: InputSettings
     model: ModelSettings
     vectors: VectorOptions
     storage: StorageSettings
+    folds: FoldSettings | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it: without ``folds`` for a checkpoint, as in earlier versions."""
+        content = asdict(self)
+        if self.folds is None:
+            del content["folds"]
+        return content
 
     @property
     def vector_settings(self) -> VectorSettings:
@@ -157,6 +169,11 @@ class Names:
     model: str
     model_source: str
     revision: str | None
+
+    @property
+    def checkpoint(self) -> str:
+        """The model and its revision; that of quantized weights says so."""
+        return self.model + (f" at {self.revision}" if self.revision else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +229,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: the same content gives the same bytes."""
-        text = json.dumps(asdict(self), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        content = asdict(self) | {"job": self.job.as_dict()}
+        text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         return text.encode("utf-8", "backslashreplace")  # bytes of a file name that are not UTF-8
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from embedkit.corpus import (
     CorpusLike,
     CorpusOptions,
     CorpusPlan,
+    CorpusReader,
     Record,
     hash_inputs,
     input_files,
@@ -26,6 +28,12 @@ from embedkit.corpus import (
 )
 from embedkit.corpus.inputs import paths_of
 from embedkit.corpus.source import PACKED_SUFFIXES
+from embedkit.dataset.fold_models import (
+    SeenRecords,
+    find_fold_models,
+    find_run_of,
+    load_encoder,
+)
 from embedkit.dataset.jobs import Job, recorded_precision
 from embedkit.dataset.manifest import (
     InputSettings,
@@ -37,9 +45,11 @@ from embedkit.dataset.manifest import (
 from embedkit.dataset.schema import RESERVED
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError, check_counts
+from embedkit.types import Int64
 
 __all__ = ["ExtractPlan", "ExtractSettings", "plan_extract"]
 
@@ -52,6 +62,7 @@ _IN_FILES = {"format", "encoding", "quoting", "header"}
 _SHARD_BYTES = 64 << 20
 _MAX_SHARD_ROWS = 16_384
 _TYPICAL_TOKENS = 32
+_CHECKED_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +88,7 @@ class ExtractSettings:
     stride: int | None = None
     special_tokens: bool = True
     normalize: bool = False
-    prefix: str = ""
+    prefix: str | None = None
     precision: str | None = None
     storage: str = "float32"
     device: str = "auto"
@@ -111,6 +122,7 @@ class ExtractPlan:
         views: sentence vectors.
         token_layers: layers of word and token vectors; empty if neither is asked for.
         settings: everything that shapes a byte of the dataset.
+        seen: records of the fine-tuned run whose encoders are used; ``None`` for a checkpoint.
     """
 
     corpus: CorpusPlan
@@ -119,6 +131,7 @@ class ExtractPlan:
     views: tuple[View, ...]
     token_layers: tuple[LayerSpec, ...]
     settings: JobSettings
+    seen: SeenRecords | None = None
 
     @property
     def vectors(self) -> VectorSettings:
@@ -139,6 +152,24 @@ class ExtractPlan:
             settings=vectors.tokenizer,
             offsets=vectors.tokens or vectors.words is not None,
         )
+
+    def folds_of(self, records: Sequence[Record]) -> Int64 | None:
+        """Return the fold whose models encode each record; ``None`` for a checkpoint."""
+        return None if self.seen is None else self.seen.folds_of_records(records)
+
+    def start_shard(
+        self,
+        records: Sequence[Record],
+        texts: Sequence[TokenizedText],
+        *,
+        on_tokens: Callable[[int], None] = lambda _: None,
+    ) -> PendingShard:
+        """Run the tokenized texts of records through the model."""
+        folds: dict[str, Any] = {} if self.seen is None else {"folds": self.folds_of(records)}
+        return self.encoder.start_shard(
+            texts, views=self.views, token_layers=self.token_layers,
+            special_tokens=self.vectors.special_tokens, on_tokens=on_tokens, **folds,
+        )  # fmt: skip
 
     def job(self) -> Job:
         """The identity of the dataset, for its fingerprint."""
@@ -200,11 +231,15 @@ def _with_model(
     precision = settings.precision
     if precision == "auto":
         precision = recorded_precision(target) or precision
-    encoder = Encoder.load(
+    corpus = hash_inputs(corpus)
+    seen = _seen_records(settings.model, corpus)
+    encoder = load_encoder(
         settings.model, revision=settings.revision, device=settings.device, precision=precision,
         offline=settings.offline, max_length=settings.max_length,
         batch_tokens=settings.batch_tokens,
     )  # fmt: skip
+    if settings.prefix is None and (prefix := encoder.checkpoint.prefix):
+        logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
     specs = parse_layers(str(settings.layers), n_layers=encoder.n_layers)
     if Pooling.POOLER in poolings:
         encoder.require_pooler()
@@ -213,7 +248,6 @@ def _with_model(
     token_layers = specs if settings.tokens or settings.words else ()
     vectors = _vectors(encoder, views, token_layers, settings)
     encoder.tokenizer.room(vectors.tokenizer, paired=corpus.text_pair is not None)
-    corpus = hash_inputs(corpus)
     job = JobSettings(
         format_version=FORMAT_VERSION,
         input=_input(corpus),
@@ -228,8 +262,34 @@ def _with_model(
             or _shard_rows(views, token_layers, encoder.width, settings),
             text=settings.store_text,
         ),
+        folds=None if seen is None else seen.models.settings,
     )  # fmt: skip
-    return ExtractPlan(corpus, encoder, target, views, token_layers, job)
+    return ExtractPlan(corpus, encoder, target, views, token_layers, job, seen)
+
+
+def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
+    """The records that the models of a run were trained on; ``None`` for a checkpoint.
+
+    Raises:
+        UsageError: some vectors would be of a model that was trained on the text.
+    """
+    seen, inside = find_fold_models(model), find_run_of(model)
+    if seen is None and inside is None:
+        return None
+    if seen is not None and "fold" in corpus.keep:
+        raise UsageError(
+            "keep='fold': the fold of the run's models is written into a column of this name. "
+            "Rename the column in the corpus."
+        )
+    source = [file.sha256 for file in corpus.files]
+    records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
+    while chunk := list(islice(records, _CHECKED_AT_ONCE)):
+        if seen is not None:
+            seen.check_source(source, chunk)
+            seen.folds_of_records(chunk)
+        elif inside is not None:
+            inside.check_unseen(Path(model).name, chunk)
+    return seen
 
 
 def _input(corpus: CorpusPlan) -> InputSettings:
@@ -254,7 +314,8 @@ def _vectors(
         token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
         words=settings.words, tokens=settings.tokens, special_tokens=settings.special_tokens,
         normalize=settings.normalize, max_length=encoder.max_length, on_long=settings.on_long,
-        stride=stride if settings.on_long == "window" else 0, prefix=settings.prefix,
+        stride=stride if settings.on_long == "window" else 0,
+        prefix=encoder.checkpoint.prefix_or_own(settings.prefix),
         precision=encoder.precision, batch_tokens=encoder.batch_tokens,
     )  # fmt: skip
 

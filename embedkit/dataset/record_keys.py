@@ -38,7 +38,7 @@ def text_keys(data: VectorData) -> Int64 | None:
     ``None`` if an earlier version wrote the dataset, which stored none, and it has no texts either.
     """
     if "text_key" in data.columns:
-        return np.array(data.column("text_key"), np.int64)
+        return np.asarray(data.reader.column("text_key").to_numpy(), np.int64)
     texts = stored_texts(data)
     return None if texts is None else np.array([text_key(text) for text in texts], np.int64)
 

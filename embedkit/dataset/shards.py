@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -177,13 +177,7 @@ class JobRun:
             self.fresh += count
             self._report(shard.number)
 
-        vectors = plan.encoder.start_shard(
-            shard.texts,
-            views=plan.views,
-            token_layers=plan.token_layers,
-            special_tokens=self._vectors.special_tokens,
-            on_tokens=on_tokens,
-        )
+        vectors = plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
         writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
         self._report(shard.number)
@@ -216,7 +210,7 @@ class JobRun:
                 rows=count,
                 ledger=ledger,
                 companions=companions,
-                job=asdict(self._job),
+                job=self._job.as_dict(),
             )
 
         others = self._other_tables(records, texts, vectors, footer)
@@ -227,7 +221,7 @@ class JobRun:
             name: self._vectors.as_stored(vectors.views.pop(name), name=name, rows=rows)
             for name in list(vectors.views)
         }
-        scalars = sentence_columns(records, texts, plan.settings)
+        scalars = sentence_columns(records, texts, plan.settings, plan.folds_of(records))
         own = footer(len(rows), companions)
         sentences = shard_bytes(scalars, views, footer=own, storage=self._vectors.storage)
         self._folder.commit(number, own, sentences, others)

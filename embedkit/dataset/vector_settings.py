@@ -16,6 +16,7 @@ from embedkit.errors import MismatchError
 from embedkit.types import Float32
 
 if TYPE_CHECKING:
+    from embedkit.dataset.fold_models import SeenRecords
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
 
@@ -166,10 +167,18 @@ class DatasetEncoder:
         encoder: the checkpoint.
         settings: how the dataset was made.
         views: names of sentence views, which are put side by side.
+        seen: records that the models of a run were trained on; a text is encoded by those that
+            have not seen it.
     """
 
-    def __init__(self, encoder: Encoder, settings: VectorSettings, views: Sequence[str]) -> None:
-        self.encoder, self.settings = encoder, settings
+    def __init__(
+        self,
+        encoder: Encoder,
+        settings: VectorSettings,
+        views: Sequence[str],
+        seen: SeenRecords | None = None,
+    ) -> None:
+        self.encoder, self.settings, self._seen = encoder, settings, seen
         self._views = [parse_view(name, n_layers=encoder.n_layers) for name in views]
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
@@ -194,10 +203,13 @@ class DatasetEncoder:
 
     def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
         """``(n, width)`` float32 by name of the view; all texts at once, as one shard."""
-        shard = self.encoder.encode_shard(
+        folds: dict[str, Any] = {}
+        if self._seen is not None:
+            folds["folds"] = self._seen.folds_of_texts(texts, pairs)
+        shard = self.encoder.start_shard(
             self.tokenized(texts, pairs), views=self._views,
-            special_tokens=self.settings.special_tokens,
-        )  # fmt: skip
+            special_tokens=self.settings.special_tokens, **folds,
+        ).result()  # fmt: skip
         rows = np.arange(len(texts))
         return {
             view.name: self.settings.as_stored(
@@ -244,11 +256,11 @@ def encode_as(
         >>> float(np.abs(encode(data.text) - data.X).max())
         0.0
     """
-    from embedkit.encoding.encoder import Encoder
+    from embedkit.dataset.fold_models import find_fold_models, load_encoder
 
-    settings = made.vector_settings
-    encoder = Encoder.load(
-        model or made.names.model, revision=None if model else made.names.revision, device=device,
+    settings, name = made.vector_settings, model or made.names.model
+    encoder = load_encoder(
+        name, revision=None if model else made.names.revision, device=device,
         precision=settings.precision, max_length=settings.max_length,
         batch_tokens=settings.batch_tokens,
     )  # fmt: skip
@@ -257,7 +269,7 @@ def encode_as(
             f"{encoder.checkpoint.name} is not the checkpoint that {owner} was made with: {files} "
             "differ. Pass the right one as model=."
         )
-    return DatasetEncoder(encoder, settings, views)
+    return DatasetEncoder(encoder, settings, views, find_fold_models(name))
 
 
 def normal_form(text: str, form: str) -> str:

@@ -1,4 +1,4 @@
-"""Check a dataset: bytes, counts, order, numbers; and, on request, embed some of it again."""
+"""Check a dataset: bytes, counts, order, numbers, and some vectors again; or a run: bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.checksums import check_files, file_sums, is_sealed
 from embedkit.dataset.jobs import Job
 from embedkit.dataset.manifest import TABLES, Layout, Manifest, read_manifest
 from embedkit.dataset.schema import read_footer
@@ -60,10 +61,10 @@ def verify(
     device: str = "auto",
     seed: int = 0,
 ) -> Verification:
-    """Check a dataset against its manifest and against itself.
+    """Check a dataset against its manifest and against itself, a run or index by its checksums.
 
     Args:
-        path: the dataset.
+        path: a dataset with its indexes, a run, or one index.
         recompute: number of random shards to embed again from their stored texts.
         model: where the checkpoint is now, if not under the name it had.
         device: where to recompute.
@@ -80,15 +81,38 @@ def verify(
         (True, 12, 12)
     """
     folder = Path(path)
+    if is_sealed(folder):
+        return _verify_sealed(folder)
     manifest = read_manifest(folder)
     found = Verification()
     if Job(manifest.job, {}).fingerprint != manifest.fingerprint:
         found.problems.append("manifest.json was edited: its settings have another fingerprint")
     _check_files(folder, manifest, found)
+    for index in sorted((Layout(folder).private / "index").glob("*")):
+        if is_sealed(index):
+            sealed = _verify_sealed(index)
+            found.files += sealed.files
+            found.problems += sealed.problems
     if found.ok:
         _check_rows(folder, manifest, found)
     if found.ok and recompute:
         _recompute(folder, manifest, found, recompute, model, device, seed)
+    return found
+
+
+def _verify_sealed(folder: Path) -> Verification:
+    """Check a run or an index, whose files have no rows to look at."""
+    found = Verification()
+    try:
+        names = file_sums(folder)
+    except DamagedError as error:
+        return Verification(problems=[str(error)])
+    for name in names:
+        found.files += 1
+        try:
+            check_files(folder, [name])
+        except DamagedError as error:
+            found.problems.append(str(error))
     return found
 
 

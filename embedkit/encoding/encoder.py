@@ -148,7 +148,7 @@ class Encoder:
         normalize_embeddings: bool = False,
         show_progress_bar: bool = False,
         max_length: int | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
     ) -> Float32:
         """Vectors of texts: ``(n, width)`` float32 in input order.
 
@@ -162,7 +162,8 @@ class Encoder:
             normalize_embeddings: scale every vector to length 1 (L2).
             show_progress_bar: show progress on standard error.
             max_length: tokens per text; longer ones are truncated.
-            prefix: put before every text, such as ``"query: "``.
+            prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
+                (``multilingual`` has one), ``""`` for none.
 
         Raises:
             TypeError: ``texts`` is a string, or holds something else than strings.
@@ -195,7 +196,7 @@ class Encoder:
         normalize_embeddings: bool = False,
         show_progress_bar: bool = False,
         max_length: int | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
     ) -> dict[str, Float32]:
         """Several views by one forward pass: ``{"mean_6": (n, width), ...}``, float32, input order.
 
@@ -243,7 +244,7 @@ class Encoder:
         batch_size: int | None = None,
         show_progress_bar: bool = False,
         max_length: int | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
     ) -> TokenVectors:
         """Vectors of all tokens of texts, special ones included, with offsets into the texts.
 
@@ -286,7 +287,7 @@ class Encoder:
         batch_size: int | None = None,
         show_progress_bar: bool = False,
         max_length: int | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
     ) -> WordVectors:
         """Vectors of the whitespace words of texts, with offsets into the texts.
 
@@ -413,7 +414,7 @@ class Encoder:
         batch_size: int | None,
         show: bool,
         max_length: int | None,
-        prefix: str,
+        prefix: str | None,
     ) -> Iterator[tuple[int, list[TokenizedText], ShardVectors]]:
         """Encode shard by shard: the next one is tokenized while a device works on this one.
 
@@ -423,7 +424,7 @@ class Encoder:
         rows = batch_size or _ENCODE_ROWS
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
-        settings = TokenizerSettings(length, prefix=prefix)
+        settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         begun: deque[tuple[int, list[TokenizedText], PendingShard]] = deque()
         with _progress_bar(len(texts), show=show) as advance:
             for first in range(0, max(len(texts), 1), rows):

@@ -23,7 +23,10 @@ from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, first_line
 from embedkit.types import Int64
 
-__all__ = ["PRECISIONS", "PackedBatch", "PlainModel", "load_model"]
+__all__ = [
+    "PRECISIONS", "PackedBatch", "PlainModel", "check_complete", "load_model", "load_module",
+    "mismatched_keys",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -219,9 +222,8 @@ def load_model(
     Raises:
         ModelError: weights are missing, of another shape, or cannot be read.
     """
-    if checkpoint.is_pickle:
-        _check_reader(checkpoint)
-    model, missing = _weights(checkpoint, dtype)
+    model, report = load_module(checkpoint, "AutoModel", dtype=dtype)
+    missing = check_complete(checkpoint, report)
     pooler = getattr(model, "pooler", None)
     if hasattr(model, "pooler"):
         model.pooler = None  # applied to what is asked for, not inside every forward
@@ -254,22 +256,37 @@ def _check_reader(checkpoint: Checkpoint) -> None:
     )
 
 
-def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, set[str]]:
-    """The model of transformers, and which of the pooler's weights are missing."""
+def load_module(
+    checkpoint: Checkpoint, kind: str, *, dtype: torch.dtype, device: str | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A model of transformers, and what its loader reports: missing and unused weights.
+
+    Args:
+        checkpoint: where the weights are.
+        kind: name of the class in transformers, such as ``AutoModel``.
+        dtype: in which precision.
+        device: ``meta`` for a model without numbers.
+
+    Raises:
+        ModelError: the weights cannot be read.
+    """
+    if checkpoint.is_pickle:
+        _check_reader(checkpoint)
     quiet_transformers()
-    from transformers import AutoConfig, AutoModel
+    import transformers
 
     try:
-        model, report = AutoModel.from_pretrained(
+        model, report = getattr(transformers, kind).from_pretrained(
             str(checkpoint.folder),
-            config=AutoConfig.for_model(**checkpoint.config),
+            config=transformers.AutoConfig.for_model(**checkpoint.config),
             dtype=dtype,
             use_safetensors=not checkpoint.is_pickle,
             weights_only=True,
             local_files_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # they are named by who calls
             output_loading_info=True,
+            **({} if device is None else {"device_map": device}),
         )
     except Exception as error:  # the loader raises what its many formats raise
         reason = f" ({first_line(error)})"
@@ -279,17 +296,30 @@ def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, set[str]]
                 "which could run code"
             )
         raise ModelError(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
+    return model, report
+
+
+def mismatched_keys(report: dict[str, Any]) -> set[str]:
+    """Names of weights that have another shape than the configuration says."""
+    found = report["mismatched_keys"]  # names, or tuples that begin with them
+    return {key if isinstance(key, str) else key[0] for key in found}
+
+
+def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
+    """Return which of the pooler's weights are missing in an encoder that was loaded.
+
+    Raises:
+        ModelError: others are missing, or a weight has another shape.
+    """
     missing = set(report["missing_keys"])
-    mismatched = report["mismatched_keys"]  # names, or tuples that begin with them
-    wrong = {key for key in missing if not key.startswith("pooler.")}
-    wrong |= {key if isinstance(key, str) else key[0] for key in mismatched}
+    wrong = {key for key in missing if not key.startswith("pooler.")} | mismatched_keys(report)
     if wrong:
         raise ModelError(
             f"{checkpoint.name}: {len(wrong)} of the encoder's weights are missing or of another "
             f"shape, such as {min(wrong)}. Random numbers would take their place; the file does "
             "not fit its config.json."
         )
-    return model, missing
+    return missing
 
 
 def _usable(pooler: Any, device: torch.device) -> nn.Module | None:

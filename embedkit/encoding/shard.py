@@ -6,7 +6,7 @@ Which batches are made depends on the shard alone, so the same shard gives the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +19,12 @@ from embedkit.encoding.device import Link, Mark, is_out_of_memory
 from embedkit.encoding.model import PackedBatch, PlainModel
 from embedkit.encoding.packed import ROWS, PackedModel
 from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
-from embedkit.encoding.tokenization import TokenizedText, Window
+from embedkit.encoding.tokenization import TokenizedText
 from embedkit.encoding.views import LayerSpec, View
 from embedkit.errors import EncodeError
 from embedkit.types import Float32, Int64
 
 __all__ = ["PendingShard", "ShardVectors", "cut_batches"]
-
-_Positions = Sequence[Int64 | None]
-"""Positions in each of several sequences; ``None`` for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +71,7 @@ class _Windows:
     Attributes:
         windows: the windows.
         lengths: ``(windows,)``, their tokens.
+        owned: for each, the positions of the tokens that are taken from it.
         counted: for each, the positions that ``mean`` and ``max`` count.
         counts: ``(windows,)``, how many these are.
         first: ``(windows,)``, the first window that is equal: same ids, segments and tokens.
@@ -83,30 +81,31 @@ class _Windows:
 
     def __init__(self, texts: Sequence[TokenizedText], *, special_tokens: bool) -> None:
         self.windows = [window for text in texts for window in text.windows]
-        self.lengths = np.array([len(window.ids) for window in self.windows], np.int64)
-        self.counted = [
-            _counted(text, window, special_tokens=special_tokens)
-            for text in texts
-            for window in text.windows
-        ]
-        self.counts = _counts(self.counted, self.lengths)
+        self.lengths = _counts([window.ids for window in self.windows])
+        per_text = _counts([text.windows for text in texts])
+        whole = np.arange(self.lengths.max(initial=0))
+        self.owned = [whole[: len(w.ids)] if w.owned is None else w.owned for w in self.windows]
+        self._kept = [whole[: len(w.ids)] if w.kept is None else w.kept for w in self.windows]
+        self.counted = self.owned
+        if not special_tokens:
+            special = [text.special for text in texts for _ in text.windows]
+            positions = zip(self.owned, self._kept, special, strict=True)
+            self.counted = [owned[~one[kept]] for owned, kept, one in positions]
+        self.counts = _counts(self.counted)
         known: dict[tuple[bytes, ...], int] = {}
         first = []
-        for number, (window, counted) in enumerate(zip(self.windows, self.counted, strict=True)):
-            parts = (window.ids, window.type_ids, window.owned, counted)
-            key = tuple(b"all" if part is None else part.tobytes() for part in parts)
-            first.append(known.setdefault(key, number))
+        for number, window in enumerate(self.windows):
+            parts = window.ids, window.type_ids, self.owned[number], self.counted[number]
+            first.append(known.setdefault(tuple(part.tobytes() for part in parts), number))
         self.first = np.array(first, np.int64)
-        per_text = np.array([len(text.windows) for text in texts], np.int64)
         self.of_text = np.cumsum(per_text) - per_text
-        kept = np.array([text.n_kept for text in texts], np.int64)
+        kept = _counts([text.ids for text in texts])
         self._starts = np.repeat(np.cumsum(kept) - kept, per_text)
         self.n_tokens = int(kept.sum())
 
     def token_rows(self, numbers: Int64) -> Int64:
         """Rows of the tokens taken from some windows, among all kept tokens."""
-        kept = [self.windows[i].kept for i in numbers]
-        return _rows(kept, self.lengths[numbers], self._starts[numbers])
+        return _rows([self._kept[i] for i in numbers], self._starts[numbers])
 
 
 class PendingShard:
@@ -154,23 +153,21 @@ class PendingShard:
         unique = np.unique(self._windows.first)
         order = unique[np.argsort(-self._windows.lengths[unique], kind="stable")]
         windows = [self._windows.windows[i] for i in order]
-        self._lengths = self._windows.lengths[order]
-        self._begins = _ends(self._lengths)
         counted = [self._windows.counted[i] for i in order]
-        self._counted_ends = _ends(self._windows.counts[order])
+        self._lengths = self._windows.lengths[order]
+        self._begins, self._counted_ends = _ends(self._lengths), _ends(_counts(counted))
         arrays: list[NDArray[Any]] = [
             _joined([window.ids for window in windows]),
             _joined([window.type_ids for window in windows]),
             self._begins,
-            _rows(counted, self._lengths, self._begins[:-1]),
+            _rows(counted, self._begins[:-1]),
             self._counted_ends,
             order,
         ]
         if self._wanted.token_layers:
-            owned = [window.owned for window in windows]
-            self._owned_ends = _ends(_counts(owned, self._lengths))
-            arrays.append(_rows(owned, self._lengths, self._begins[:-1]))
-            arrays.append(self._windows.token_rows(order))
+            owned = [self._windows.owned[i] for i in order]
+            self._owned_ends = _ends(_counts(owned))
+            arrays += _rows(owned, self._begins[:-1]), self._windows.token_rows(order)
         self._sent = self._link.send(*arrays)
 
     def _run(self, start: int, stop: int) -> None:
@@ -300,37 +297,21 @@ def cut_batches(lengths: Int64, budget: int, *, padded: bool) -> list[tuple[int,
     return batches
 
 
-def _counted(text: TokenizedText, window: Window, *, special_tokens: bool) -> Int64 | None:
-    """Positions in the window that ``mean`` and ``max`` run over; ``None`` for all."""
-    if special_tokens:
-        return window.owned
-    if window.owned is None:
-        return np.flatnonzero(~text.special)
-    return window.owned[~text.special[window.kept]]
+def _counts(parts: Sequence[Sized]) -> Int64:
+    return np.array([len(part) for part in parts], np.int64)
 
 
-def _counts(positions: _Positions, lengths: Int64) -> Int64:
-    both = zip(positions, lengths, strict=True)
-    return np.array([n if chosen is None else len(chosen) for chosen, n in both], np.int64)
-
-
-def _rows(positions: _Positions, lengths: Int64, begins: Int64) -> Int64:
+def _rows(positions: Sequence[Int64], begins: Int64) -> Int64:
     """Rows of positions in sequences that begin at ``begins``, sequence after sequence."""
-    counts = _counts(positions, lengths)
-    if all(chosen is None for chosen in positions):
-        local = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    else:
-        both = zip(positions, lengths, strict=True)
-        local = np.concatenate([np.arange(n) if chosen is None else chosen for chosen, n in both])
-    return np.asarray(local + np.repeat(begins, counts))
+    return np.asarray(_joined(positions) + np.repeat(begins, _counts(positions)))
 
 
 def _ends(counts: Int64) -> Int64:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def _joined(arrays: list[NDArray[np.int32]]) -> NDArray[np.int32]:
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 
 def _block(rows: int, widths: dict[str, int], device: torch.device) -> dict[str, Tensor]:

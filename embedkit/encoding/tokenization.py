@@ -371,20 +371,16 @@ def _assembled(
 ) -> tuple[Ints, Ints, NDArray[np.int8], Ints | None]:
     """Ids, segment ids, segments and spans of the texts with the special tokens around them."""
     ids, types = [template.special[0]], [template.special_types[0]]
-    starts = []
-    size = len(template.special[0])
-    for number, (part, _) in enumerate(parts):
-        ids += part, template.special[number + 1]
-        filled = np.full(len(part), template.text_types[number], np.int32)
-        types += filled, template.special_types[number + 1]
-        starts.append(size)
-        size += len(part) + len(template.special[number + 1])
-    segment = np.full(size, -1, np.int8)
-    spans = None if parts[0][1] is None else np.zeros((size, 2), np.int32)
-    for number, (start, (part, own)) in enumerate(zip(starts, parts, strict=True)):
-        segment[start : start + len(part)] = number
-        if spans is not None and own is not None:
-            spans[start : start + len(part)] = own
+    for (part, _), kind, after, after_types in zip(
+        parts, template.text_types, template.special[1:], template.special_types[1:], strict=True
+    ):
+        ids += part, after
+        types += np.full(len(part), kind, np.int32), after_types
+    segment = np.repeat(np.array([-1, 0, -1, 1, -1][: len(ids)], np.int8), [len(x) for x in ids])
+    own = [spans for _, spans in parts if spans is not None]
+    spans = np.zeros((len(segment), 2), np.int32) if own else None
+    if spans is not None:
+        spans[segment >= 0] = np.concatenate(own)
     return np.concatenate(ids), np.concatenate(types), segment, spans
 
 
@@ -409,13 +405,7 @@ def _windows(
     windows = []
     for number, start in enumerate(starts):
         first = before + start
-        seen = np.concatenate(
-            [
-                np.arange(before),
-                np.arange(first, min(first + size, after)),
-                np.arange(after, len(ids)),
-            ]
-        )
+        seen = np.r_[:before, first : min(first + size, after), after : len(ids)]
         owned = np.flatnonzero(owner[seen] == number)
         windows.append(Window(ids[seen], types[seen], owned, seen[owned]))
     return tuple(windows)

@@ -99,7 +99,7 @@ def tokenize(
     revision: str | None = None,
     offline: bool = False,
     max_length: int | None = None,
-    prefix: str = "",
+    prefix: str | None = None,
 ) -> list[dict[str, Any]]:
     """What the model sees of a text, one record per token; a warning is logged if it is cut.
 
@@ -113,7 +113,7 @@ def tokenize(
         revision: branch, tag or commit of a hub checkpoint.
         offline: never ask the hub.
         max_length: tokens per text; by default what the checkpoint states.
-        prefix: put before the text.
+        prefix: put before the text; by default that of the checkpoint.
 
     Raises:
         ModelError: there is no such checkpoint or tokenizer.
@@ -127,7 +127,7 @@ def tokenize(
     length = choose_max_length(checkpoint, tokenizer, max_length)
     (found,) = tokenizer.encode(
         [text], None if pair is None else [pair],
-        settings=TokenizerSettings(length, prefix=prefix), offsets=True,
+        settings=TokenizerSettings(length, prefix=checkpoint.prefix_or_own(prefix)), offsets=True,
     )  # fmt: skip
     if found.cut:
         logger.warning(

@@ -22,10 +22,12 @@ from embedkit.corpus import (
 from embedkit.dataset.record_keys import source_of, text_key, whole_text
 from embedkit.dataset.store import is_dataset, load
 from embedkit.errors import CorpusError, UsageError
+from embedkit.runs.split_files import Split
 from embedkit.runs.splits import Labelled
+from embedkit.runs.targets import Target
 from embedkit.types import Int64
 
-__all__ = ["TextData", "read_more_texts", "read_texts"]
+__all__ = ["RunRecords", "TextData", "read_more_texts", "read_texts"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,32 @@ class TextData:
     def labelled(self) -> Labelled:
         """Return the records as a split needs them."""
         return Labelled(self.source, self.row, self.labels, self.text_keys(), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """The records of a run: those of its folds, and those of its test set.
+
+    Attributes:
+        data: the records of the split.
+        target: their labels.
+        split: their folds.
+        test_data: texts of the test set: ``data`` itself, or a corpus of its own.
+        test_target: labels of ``test_data``; empty where they are not known.
+        test_index: ``(m,)`` indices of the test set into ``test_data``.
+    """
+
+    data: TextData
+    target: Target
+    split: Split
+    test_data: TextData
+    test_target: Target
+    test_index: Int64
+
+    @property
+    def has_own_test_set(self) -> bool:
+        """Whether the test set is a corpus of its own."""
+        return self.test_data is not self.data
 
 
 def read_texts(source: str | Path, reading: CorpusOptions | None = None) -> TextData:

@@ -19,7 +19,7 @@ from embedkit.encoding.device import choose_device
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
 from embedkit.errors import UsageError
-from embedkit.finetuning.data import TextData, read_more_texts, read_texts
+from embedkit.finetuning.data import RunRecords, TextData, read_more_texts, read_texts
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.run import FoldsOfRun
 from embedkit.runs.content import FinetuneRun
@@ -123,10 +123,10 @@ def finetune(
     tokenizer = load_tokenizer(checkpoint)
     length = choose_max_length(checkpoint, tokenizer, options.max_length)
     check_folds(target, chosen)
-    run = FoldsOfRun(
-        data, target, chosen, test_data, test_target, test_index, checkpoint, tokenizer,
-        replace(options, max_length=length), where, progress,
-    )  # fmt: skip
+    records = RunRecords(data, target, chosen, test_data, test_target, test_index)
+    prefix = checkpoint.prefix_or_own(options.prefix)
+    options = replace(options, max_length=length, prefix=prefix)
+    run = FoldsOfRun(records, checkpoint, tokenizer, options, where, progress)
     run.check()
     with resumable_run(Path(out), run.identity(), overwrite=overwrite, begin=not resume) as folder:
         content = run.complete(folder)

@@ -8,7 +8,7 @@ The head sees the token vectors of the last layer, or of a trained mix of the la
     cnn      convolutions of several widths side by side, the maximum of each over the text
     lstm     a bidirectional LSTM over the tokens, its last state in either direction
 
-Padding changes no logit. A model is written by ``save_pretrained`` and read by ``from_pretrained``.
+Padding changes no logit. :mod:`embedkit.finetuning.model_folder` writes and reads models.
 """
 
 from __future__ import annotations

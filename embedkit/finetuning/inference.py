@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
+from embedkit.checksums import check_files
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import choose_device
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import DamagedError, first_line
-from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.model_folder import read_model
 from embedkit.finetuning.training import predict_logits
 from embedkit.runs.content import FinetuneRun
 from embedkit.types import Float64
@@ -29,7 +30,7 @@ class FinetunedRun:
         device: where they run.
 
     Raises:
-        DamagedError: a model cannot be read.
+        DamagedError: a model was changed since, or cannot be read.
         UsageError: the device does not exist here.
     """
 
@@ -40,25 +41,19 @@ class FinetunedRun:
         # half precision is for the kind of device it was trained on
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"
-        self._models: list[EncoderWithHead] = []
-        for folder in (run / "model" / name for name in content.models):
-            if not folder.is_dir():  # the loader would take its name for one of the hub
-                raise DamagedError(f"{folder} is missing. Make the run again.")
-            try:
-                model = EncoderWithHead.from_pretrained(
-                    str(folder), local_files_only=True, use_safetensors=True
-                )
-                if not self._models:
-                    self._tokenizer = TextTokenizer(
-                        AutoTokenizer.from_pretrained(
-                            str(folder), config=AutoConfig.for_model(**model.config.encoder),
-                            local_files_only=True, trust_remote_code=False,
-                        ),
-                        pad_id=tokens.pad_id, type_vocab=tokens.type_vocab,
-                    )  # fmt: skip
-            except Exception as error:  # the loaders raise what their many formats raise
-                raise DamagedError(f"{folder} cannot be read: {first_line(error)}.") from error
-            self._models.append(model.eval().to(where))
+        folders = [run / "model" / name for name in content.models]
+        names = [f"model/{name}" for name in content.models]
+        check_files(run, names, advice="Make the run again.")
+        self._models = [read_model(folder).to(where) for folder in folders]
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folders[0]), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # the loader raises what its many formats raise
+            raise DamagedError(f"{folders[0]} cannot be read: {first_line(error)}.") from error
+        self._tokenizer = TextTokenizer(
+            tokenizer, pad_id=tokens.pad_id, type_vocab=tokens.type_vocab
+        )
         self._pad_id = tokens.pad_id
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:

@@ -26,7 +26,7 @@ class TrainingOptions:
         cnn_widths: number of tokens that the convolutions span.
         one_logit: of two classes, one logit instead of two.
         max_length: tokens per text; by default what the checkpoint states.
-        prefix: put before every text, such as ``"query: "``.
+        prefix: put before every text; by default that of the checkpoint.
         epochs: largest number of passes over the training records.
         learning_rate: peak learning rate; it falls linearly to 0.
         head_learning_rate: peak learning rate of the head; by default at least 1e-3 for ``cnn`` and
@@ -61,7 +61,7 @@ class TrainingOptions:
     cnn_widths: tuple[int, ...] = (2, 3, 4)
     one_logit: bool = False
     max_length: int | None = None
-    prefix: str = ""
+    prefix: str | None = None
     epochs: int = 3
     learning_rate: float = 5e-5
     head_learning_rate: float | None = None

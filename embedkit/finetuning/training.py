@@ -8,6 +8,7 @@ choice of the epoch by the loss on validation records.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -25,6 +26,7 @@ from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import (
+    PreTrainedModel,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -42,7 +44,7 @@ from embedkit.runs.metrics import classification_scores, regression_scores
 from embedkit.runs.targets import Target
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["Fold", "batches_by_length", "predict_logits", "saving", "train_fold"]
+__all__ = ["Fold", "Trained", "batches_by_length", "predict_logits", "saving", "train_fold"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +90,26 @@ class Fold:
     work: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How a model was trained.
+
+    Attributes:
+        log: lines of ``training.jsonl``, without repeat and fold.
+        epoch: the epoch that was kept.
+        fit_seconds: seconds of all attempts together.
+        parameters: number of trained parameters.
+    """
+
+    log: list[dict[str, Any]]
+    epoch: float
+    fit_seconds: float
+    parameters: int
+
+
 def train_fold(
     fold: Fold, model: EncoderWithHead, *, progress: ProgressCallback = no_progress
-) -> tuple[EncoderWithHead, dict[str, Any]]:
+) -> tuple[EncoderWithHead, Trained]:
     """Train a fold, or resume where an earlier attempt stopped.
 
     Args:
@@ -99,9 +118,7 @@ def train_fold(
         progress: called with the steps done.
 
     Returns:
-        The model of the best epoch, and ``log`` (lines of ``training.jsonl``, without repeat and
-        fold), ``epoch`` (the one that was kept), ``fit_seconds`` (of all attempts together) and
-        ``parameters`` (number of trained ones).
+        The model of the best epoch, and how it was trained.
 
     Raises:
         EncodeError: the loss or a weight is not a number.
@@ -121,44 +138,50 @@ def train_fold(
         trainer = _FoldTrainer(fold, model, _Callback(fold, earlier, progress))
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state = trainer.state
-    found: dict[str, Any] = {"fit_seconds": earlier + time.perf_counter() - started}
+    seconds = earlier + time.perf_counter() - started
     kept = int((state.best_global_step if len(fold.valid) else None) or state.global_step)
     model.load_state_dict(load_file(str(fold.work / f"checkpoint-{kept}/model.safetensors")))
-    found["log"] = log = [
+    log = [
         {"step": entry["step"], "epoch": round(entry["epoch"], 6), **values}
         for entry in state.log_history
         if (values := {name: entry[key] for key, name in _LOGGED.items() if key in entry})
     ]
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
-    found["epoch"] = float([*scored, state.epoch][0])
-    found["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = Trained(
+        log=log,
+        epoch=float([*scored, state.epoch][0]),
+        fit_seconds=seconds,
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+    )
     if not all(bool(p.isfinite().all()) for p in model.parameters()):  # after the last step
         raise EncodeError(f"{fold.name}: weights are not numbers any more. {_advice(options)}")
     if lora is not None:
         merge_lora(model, lora)
-    return model.eval(), found
+    return model.eval(), trained
 
 
 def predict_logits(
-    model: EncoderWithHead, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32"
+    model: PreTrainedModel, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32"
 ) -> torch.Tensor:
     """Return logits ``(n, outputs)`` float32 on the CPU, in the order of the texts.
 
     Args:
-        model: on its device; it is put into evaluation mode.
+        model: any model for classification, on its device; it is put into evaluation mode.
         texts: the tokenized texts.
         pad_id: token id to fill with.
         precision: to compute in.
     """
     device = next(model.parameters()).device
     model.eval()
-    result = torch.zeros(len(texts), model.config.n_outputs)
+    takes = inspect.signature(model.forward).parameters
+    width = getattr(model.config, "n_outputs", None) or model.config.num_labels
+    result = torch.zeros(len(texts), width)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
         for index in batches_by_length([t.n_kept for t in texts], tokens=_PREDICT_TOKENS):
             batch = _padded([texts[i] for i in index], pad_id)
-            logits = model(**{name: value.to(device) for name, value in batch.items()}).logits
-            result[torch.from_numpy(index)] = logits.float().cpu()
+            given = {name: value.to(device) for name, value in batch.items() if name in takes}
+            result[torch.from_numpy(index)] = model(**given).logits.float().cpu()
     return result
 
 

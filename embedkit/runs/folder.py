@@ -4,6 +4,7 @@
     RUN/predictions.parquet  predictions of held-out records (:mod:`.predictions`)
     RUN/model/               the fitted pipeline; of a fine-tuned run fold-0/ …
     RUN/figures/             PNG
+    RUN/SHA256SUMS           of every file, compared when it is read (:mod:`~embedkit.checksums`)
 
 Output is atomic: a run is written to ``RUN.incomplete`` and renamed when complete. A run that takes
 long keeps finished folds there, and the same call goes on with them.
@@ -23,6 +24,7 @@ from typing import Any
 
 from embedkit import fsio
 from embedkit._version import __version__
+from embedkit.checksums import check_files, seal
 from embedkit.dataset.jobs import difference
 from embedkit.decoding import decode
 from embedkit.errors import (
@@ -60,6 +62,7 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     with fsio.exclusive(work):  # first of all: what is in it may be another process at work
         _empty(work)
         yield work
+        seal(work)
         _publish(work, out)
 
 
@@ -106,6 +109,7 @@ def resumable_run(
             if [path for path in work.rglob("*") if path.is_file()] == [job]:
                 fsio.remove_tree(work)
             raise
+        seal(work, leave_out=UNFINISHED)
         _publish(work, out)
         fsio.remove_tree(out / UNFINISHED)
 
@@ -189,7 +193,8 @@ def read_run(path: Path) -> Run:
 
     Raises:
         UsageError: the folder is no run, or one of another version of embedkit.
-        DamagedError: a field is missing or has another type; the message names file and field.
+        DamagedError: the file was changed since, a field is missing or has another type; the
+            message names file and field.
     """
     file = path / "run.json"
     if not is_run(path):
@@ -198,6 +203,7 @@ def read_run(path: Path) -> Run:
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
+    check_files(path, ["run.json"], advice="Make the run again.")
     try:
         content = json.loads(file.read_text("utf-8"))
     except ValueError as error:

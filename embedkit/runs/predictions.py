@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import fsio
+from embedkit.checksums import check_files
 from embedkit.errors import DamagedError
 from embedkit.runs.content import ClassScore, ReportedScore
 from embedkit.runs.metrics import Metric, beta_of, classification_metrics, regression_metrics
@@ -310,7 +311,7 @@ def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
         classes: labels by class number; empty for a regression.
 
     Raises:
-        DamagedError: a file cannot be read, or lacks a column or label.
+        DamagedError: a file was changed since, cannot be read, or lacks a column or label.
     """
     found = _read(folder / _FILE, classes)
     inner = folder / _INNER_FILE
@@ -318,6 +319,7 @@ def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
 
 
 def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
+    check_files(file.parent, [file.name], advice="Make the run again.")
     try:
         table = pq.read_table(file, page_checksum_verification=True)
         fold = [TEST if f == "test" else int(f) for f in table["fold"].to_pylist()]

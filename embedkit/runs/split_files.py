@@ -15,11 +15,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.dataset.store import VectorData
 from embedkit.decoding import decode
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.types import Int64
 
-__all__ = ["TEST", "Split", "SplitSettings", "align_split", "read_split", "write_split"]
+__all__ = [
+    "TEST",
+    "Split",
+    "SplitSettings",
+    "align_split",
+    "check_fold_models",
+    "read_split",
+    "split_of_run",
+    "write_split",
+]
 
 TEST = -1
 """Fold number of the test set."""
@@ -151,6 +161,50 @@ def read_split(path: Path) -> Split:
     if found.fingerprint != expected:
         raise DamagedError(f"{path} is not what was written. Make it again.")
     return found
+
+
+def split_of_run(data: VectorData) -> Path:
+    """Return the split file of the fine-tuned run whose models made the vectors of a dataset.
+
+    Raises:
+        UsageError: the run is not where it was.
+    """
+    run = Path(data.manifest.names.model)
+    if not (run / "split.parquet").is_file():
+        raise UsageError(
+            f"{data.path} was made by the models of the run {run}, which is not there. Pass split= "
+            "with the split.parquet of that run."
+        )
+    return run / "split.parquet"
+
+
+def check_fold_models(data: VectorData, chosen: Split, *, split: str) -> None:
+    """Check that the vectors of held-out records are of models that have not seen them.
+
+    The vectors of a fold are those of a model that was trained on all other folds. Under another
+    split an estimator would be fitted on vectors of models that were trained on its held-out
+    records.
+
+    Args:
+        data: the dataset.
+        chosen: a split in its order.
+        split: its name, for messages.
+
+    Raises:
+        MismatchError: the models of a fine-tuned run made the vectors, and the split has other
+            folds than the run, or several repeats.
+    """
+    if data.manifest.job.folds is None:
+        return
+    folds = np.array(data.column("fold"), np.int64)
+    other = int((chosen.folds != folds[:, None]).any(axis=1).sum())
+    if other:
+        raise MismatchError(
+            f"{data.path} holds vectors of the models of {data.manifest.names.model}, one for each "
+            f"fold; {split} has {other} of its {len(folds)} records in another fold, where models "
+            "that were trained on held-out records would make the vectors. Leave out split=, or "
+            f"pass the run's own: {Path(data.manifest.names.model) / 'split.parquet'}."
+        )
 
 
 def align_split(

@@ -1,20 +1,20 @@
 """Exact nearest neighbours, computed from the row groups of the Parquet files.
 
-Each thread reads a row group, multiplies it with the queries and adds the scores to a result heap
-of faiss; at the end the heaps of all threads are merged. Memory does not grow with the dataset.
+Each thread reads a row group, multiplies it with the queries and keeps the best scores in a result
+heap of faiss; the heaps of all row groups are merged in order. Memory does not grow with the
+dataset.
 
 The products are NumPy's and not those of ``faiss.knn``: for fewer than some hundred queries faiss
-compares pair by pair, and the BLAS in its wheel knows fewer processors than NumPy's
-(``docs/search.md`` has both times).
+compares pair by pair (``docs/search.md`` has both times), and of records with equal scores it does
+not keep the first ones.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,15 +23,18 @@ from embedkit.dataset.reader import Block
 from embedkit.dataset.store import VectorData
 from embedkit.errors import UsageError, check_counts
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.search.whitening import Whitening
 from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["Neighbours", "nearest", "unit_rows"]
+if TYPE_CHECKING:
+    from embedkit.search.whitening import Whitening
+
+__all__ = ["Neighbours", "nearest", "read_vectors", "unit_rows"]
 
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
 _PAIRS = 2_048  # distances that are refined at once
 _LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e38
 _ROUNDING = 2.0**-20  # relative error bound of a float32 sum of up to some thousand products
+_BLOCKS = 4  # row groups that a thread works on before the results are merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ def nearest(
 ) -> Neighbours:
     """Find the ``k`` nearest records of each query by comparing it with every record.
 
-    Memory holds one row group and one tile of scores for each thread, and ``k`` results for each
-    query and thread, whatever the size of the dataset.
+    Memory holds one row group and one tile of scores for each thread, and ``k`` results of some
+    row groups for each query, whatever the size of the dataset.
 
     Args:
         data: the dataset, with its chosen view.
@@ -79,13 +82,40 @@ def nearest(
         UsageError: a setting or the shape of the queries cannot be used.
         DamagedError: a file does not hold what was written.
     """
+    from threadpoolctl import threadpool_limits
+
     check_choice(SEARCH_METRICS, metric=metric)
     check_counts(k=k, threads=threads)
     queries = np.ascontiguousarray(queries, np.float32)
     if queries.ndim != 2 or queries.shape[1] != data.width:
         raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
-    scan = _Scan(data, queries, min(k, max(len(data), 1)), metric, whitening, chosen, progress)
-    return scan.run(threads or usable_cores())
+    k = min(k, max(len(data), 1))
+    if whitening is not None:
+        queries = whitening.apply(queries)
+    if metric == "cosine":
+        queries = unit_rows(queries)
+    best = partial(_best, data, queries, k, metric, whitening, chosen)
+    blocks = [b for b in data.reader.blocks if chosen is None or chosen[b.start : b.stop].any()]
+    threads = max(1, min(threads or usable_cores(), len(blocks)))
+    with (
+        faiss_with_threads(1) as faiss,
+        threadpool_limits(1, user_api="blas"),
+        # together the threads use the cores that one product would
+        ThreadPoolExecutor(threads, initializer=partial(faiss.omp_set_num_threads, 1)) as pool,
+    ):
+        heap = faiss.ResultHeap(len(queries), k)
+        for start in range(0, len(blocks), _BLOCKS * threads):
+            some = blocks[start : start + _BLOCKS * threads]
+            for block, (values, indices) in zip(some, pool.map(best, some), strict=True):
+                heap.add_result(values, indices)
+                progress(Progress("searching", block.stop, len(data), "records"))
+        heap.finalize()
+    euclid = metric == "euclid"
+    scores = np.sqrt(heap.D) if euclid else -heap.D
+    if metric == "cosine":  # rounding can lead beyond 1
+        scores = np.clip(scores, -1, 1)
+    scores[heap.I < 0] = np.inf if euclid else -np.inf
+    return Neighbours(scores, heap.I)
 
 
 def unit_rows(vectors: Float32) -> Float32:
@@ -97,157 +127,63 @@ def unit_rows(vectors: Float32) -> Float32:
     return np.asarray(vectors * _inverse_norms(vectors)[:, None], np.float32)
 
 
-class _Scan:
-    """One pass over the records for all queries.
+def read_vectors(data: VectorData, block: Block) -> Float32:
+    """The vectors of a row group, ``(block.rows, width)``."""
+    vectors = np.empty((block.rows, data.width), np.float32)
+    data.reader.read_block(block, vectors)
+    return vectors
 
-    The heaps keep the smallest values: negated products, or squared distances. Row groups reach a
-    thread in ascending order, and a heap of faiss admits only smaller values and drops the largest
-    index of equal ones, so that of equal values the lowest indices are kept.
+
+def _best(
+    data: VectorData, queries: Float32, k: int, metric: str, whitening: Whitening | None,
+    chosen: Bool | None, block: Block,
+) -> tuple[Float32, Int64]:  # fmt: skip
+    """Values and indices of the ``k`` nearest records of a row group, in no order.
+
+    The values are negated products or squared distances: a heap that keeps the smallest ones admits
+    only smaller values and drops the largest index of equal ones, so that of equal values the
+    lowest indices are kept.
     """
+    import faiss
 
-    def __init__(
-        self,
-        data: VectorData,
-        queries: Float32,
-        k: int,
-        metric: str,
-        whitening: Whitening | None,
-        chosen: Bool | None,
-        progress: ProgressCallback,
-    ) -> None:
-        self._data, self._k, self._metric = data, k, metric
-        self._whitening, self._chosen, self._progress = whitening, chosen, progress
-        if whitening is not None:
-            queries = whitening.apply(queries)
-        if metric != "euclid":
-            queries = -(unit_rows(queries) if metric == "cosine" else queries)
-        self._queries, self._squares = queries, _squares(queries)
-        self._done, self._lock = 0, threading.Lock()
-        self._stopped = False
+    vectors, indices = read_vectors(data, block), np.arange(block.start, block.stop)
+    if chosen is not None:
+        inside = chosen[block.start : block.stop]
+        vectors, indices = vectors[inside], indices[inside]
+    if whitening is not None:
+        vectors = whitening.apply(vectors)
+    factor = -_inverse_norms(vectors) if metric == "cosine" else np.float32(-1)
+    heap = faiss.ResultHeap(len(queries), min(k, len(vectors)))
+    step = max(1, _TILE // len(vectors))
+    for first in range(0, len(queries), step):
+        some = queries[first : first + step]
+        values = some @ vectors.T
+        if metric == "euclid":
+            values = _distances(values, some, vectors, heap.k)
+        else:
+            values *= factor
+        heap.add_result_subset(np.arange(first, first + len(some)), values, indices)
+    return heap.D, heap.I
 
-    def run(self, threads: int) -> Neighbours:
-        """Compare every query with every record."""
-        from threadpoolctl import threadpool_limits
 
-        if not len(self._queries):
-            empty = (0, self._k)
-            return Neighbours(np.zeros(empty, np.float32), np.zeros(empty, np.int64))
-        blocks = [block for block in self._data.reader.blocks if self._is_wanted(block)]
-        threads = max(1, min(threads, len(blocks)))
-        waiting = iter(blocks)  # shared: each thread takes the next row group when it is free
-        one_thread = (1,)  # together the threads use the cores that one product would
-        with (
-            faiss_with_threads(1) as faiss,
-            threadpool_limits(1, user_api="blas"),
-            ThreadPoolExecutor(threads, initializer=faiss.omp_set_num_threads,
-                               initargs=one_thread) as pool,
-        ):  # fmt: skip
-            try:
-                heaps = list(pool.map(lambda _: self._work(waiting), range(threads)))
-            except BaseException:
-                self._stopped = True  # the other threads end after their row group
-                raise
-        values = np.concatenate([heap.D for heap in heaps], axis=1)
-        indices = np.concatenate([heap.I for heap in heaps], axis=1)
-        values[indices < 0] = np.inf
-        order = np.lexsort((indices, values), axis=1)[:, : self._k]
-        values, indices = (np.take_along_axis(x, order, axis=1) for x in (values, indices))
-        return Neighbours(self._as_scores(values), indices)
+def _distances(products: Float32, queries: Float32, vectors: Float32, k: int) -> Float32:
+    """Squared distances, infinite for records that are not among the ``k`` nearest.
 
-    def _as_scores(self, values: Float32) -> Float32:
-        """Values of the heaps as distances or products; cosines within -1 and 1."""
-        if self._metric == "euclid":
-            return np.sqrt(values)
-        scores = -values
-        if self._metric == "cosine":  # rounding can lead beyond 1
-            scores = np.where(np.isinf(scores), scores, np.clip(scores, -1, 1))
-        return scores
-
-    def _is_wanted(self, block: Block) -> bool:
-        return self._chosen is None or bool(self._chosen[block.start : block.stop].any())
-
-    def _work(self, blocks: Iterator[Block]) -> Any:
-        """Compare with row groups until none is left; returns a ``faiss.ResultHeap``."""
-        import faiss
-
-        heap = faiss.ResultHeap(len(self._queries), self._k)
-        rows = max((block.rows for block in self._data.reader.blocks), default=0)
-        # allocated once for all row groups: allocating it for each costs a tenth of the time
-        buffer = np.empty(rows * self._data.width, np.float32)
-        tile = np.empty(max(_TILE, rows), np.float32)
-        for block in blocks:
-            if self._stopped:
-                break
-            vectors, indices = self._read(block, buffer)
-            self._compare(vectors, indices, tile, heap)
-            with self._lock:
-                self._done += block.rows
-                self._progress(Progress("searching", self._done, len(self._data), "records"))
-        heap.finalize()
-        return heap
-
-    def _read(self, block: Block, buffer: Float32) -> tuple[Float32, Int64]:
-        """Vectors of the chosen records of a row group as they are compared, and their indices."""
-        vectors = buffer[: block.rows * self._data.width].reshape(block.rows, -1)
-        self._data.reader.read_block(block, vectors)
-        indices = np.arange(block.start, block.stop)
-        if self._chosen is not None:
-            inside = self._chosen[block.start : block.stop]
-            if not inside.all():
-                vectors, indices = vectors[inside], indices[inside]
-        if self._whitening is not None:
-            vectors = self._whitening.apply(vectors)
-        return vectors, indices
-
-    def _compare(self, vectors: Float32, indices: Int64, tile: Float32, heap: Any) -> None:
-        """Add the values of some records and all queries to a heap."""
-        factor = _inverse_norms(vectors) if self._metric == "cosine" else None
-        step = max(1, _TILE // len(vectors))
-        for first in range(0, len(self._queries), step):
-            some = np.arange(first, min(first + step, len(self._queries)))
-            values = tile[: len(some) * len(vectors)].reshape(len(some), -1)
-            np.matmul(self._queries[first : first + step], vectors.T, out=values)
-            if factor is not None:
-                values *= factor
-            elif self._metric == "euclid":
-                rows, values = self._distances(values, vectors, some, heap.D[some, 0])
-                some = some[rows]
-            heap.add_result_subset(some, values, indices)
-
-    def _distances(
-        self, products: Float32, vectors: Float32, some: Int64, worst: Float32
-    ) -> tuple[Int64, Float32]:
-        """Squared distances, infinite for records that cannot be a result.
-
-        q² - 2 q·x + x² loses what is small beside q² and x². It only excludes records; distances
-        of the others are computed from the differences.
-
-        Args:
-            products: ``(queries, rows)``, overwritten.
-            vectors: ``(rows, width)``.
-            some: numbers of the queries.
-            worst: ``(queries,)`` largest value that each heap still holds.
-
-        Returns:
-            Which of the queries have a possible result, and their distances.
-        """
-        own, squares = self._squares[some], _squares(vectors)
-        products *= -2
-        products += squares  # q² is left out: it is the same for all records
-        limit = worst - own
-        unfilled = np.flatnonzero(worst == np.finfo(np.float32).max)
-        if len(unfilled) and len(vectors) > self._k:
-            kth = np.partition(products[unfilled], self._k - 1, axis=1)[:, self._k - 1]
-            limit[unfilled] = kth
-        limit += 2 * _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max())) ** 2
-        queries = np.flatnonzero(products.min(axis=1) <= limit)
-        rows, columns = np.nonzero(products[queries] <= limit[queries, None])
-        distances = np.full((len(queries), len(vectors)), np.inf, np.float32)
-        for start in range(0, len(rows), _PAIRS):
-            row, column = rows[start : start + _PAIRS], columns[start : start + _PAIRS]
-            apart = self._queries[some[queries[row]]].astype(np.float64) - vectors[column]
-            distances[row, column] = np.einsum("ij,ij->i", apart, apart)
-        return queries, distances
+    q² - 2 q·x + x² loses what is small beside q² and x². It only excludes records; distances of the
+    others are computed from the differences. ``products`` is overwritten.
+    """
+    own, squares = _squares(queries), _squares(vectors)
+    products *= -2
+    products += squares  # q² is left out: it is the same for all records
+    limit = np.partition(products, k - 1, axis=1)[:, k - 1]
+    limit += 2 * _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max())) ** 2
+    rows, columns = np.nonzero(products <= limit[:, None])
+    products[:] = np.inf
+    for start in range(0, len(rows), _PAIRS):
+        row, column = rows[start : start + _PAIRS], columns[start : start + _PAIRS]
+        apart = queries[row].astype(np.float64) - vectors[column]
+        products[row, column] = np.einsum("ij,ij->i", apart, apart)
+    return products
 
 
 def _squares(vectors: Float32) -> Float32:

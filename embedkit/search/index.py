@@ -2,7 +2,6 @@
 
     OUT/_embedkit/index/mean_6.hnsw.cosine/index.faiss    the index as faiss writes it
     OUT/_embedkit/index/mean_6.hnsw.cosine/index.json     its dataset, settings and measured recall
-    OUT/_embedkit/index/mean_6.hnsw.cosine/order.npy      records in the order they were added
 
 An index is written to a temporary folder, renamed when complete, carries the fingerprint of its
 dataset, and is mapped into memory when opened. Tuning leaves some records out, measures the
@@ -12,13 +11,12 @@ recall is counted.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,11 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit._version import __version__
+from embedkit.checksums import check_files, seal
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
 from embedkit.dataset.reader import Block
 from embedkit.dataset.store import Layout, VectorData, load
+from embedkit.decoding import decode
 from embedkit.errors import (
     DamagedError,
     MismatchError,
@@ -38,22 +38,17 @@ from embedkit.errors import (
     check_counts,
 )
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.search.exact import Neighbours, nearest, unit_rows
+from embedkit.search.exact import Neighbours, nearest, read_vectors, unit_rows
 from embedkit.search.kinds import KINDS
-from embedkit.search.tuning import (
-    RECALL_K,
-    TRUTH_K,
-    TunePoint,
-    measure_settings,
-    true_neighbours,
-)
+from embedkit.search.tuning import RECALL_K, TRUTH_K, TunePoint, measure_settings
 from embedkit.search.whitening import Whitening, load_whitening
-from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Float32, Int64, Progress, ProgressCallback, no_progress
 
 __all__ = ["AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
 
 logger = logging.getLogger(__name__)
 
+_FORMAT_VERSION = 2
 _HELD_OUT = 500
 _PER_LIST, _LEAST_SAMPLE = 64, 16_384
 _RECALL = 0.95
@@ -77,6 +72,7 @@ class IndexInfo:
         nbytes: size of ``index.faiss``.
         seconds: building time, without tuning.
         versions: of embedkit and faiss.
+        format_version: of the index.
     """
 
     fingerprint: str
@@ -91,40 +87,38 @@ class IndexInfo:
     curve: tuple[TunePoint, ...]
     nbytes: int
     seconds: float
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str]
+    format_version: int
 
 
+@dataclass(frozen=True, slots=True)
 class AnnIndex:
     """An open index; answers like :func:`~embedkit.search.exact.nearest`, approximately.
 
-    Args:
+    Attributes:
         index: the index of faiss.
         info: content of ``index.json``.
         whitening: the map that vectors went through before they were added.
-        order: ``(n,)`` record of each entry, or ``None`` if they were added in order.
         setting: search-time setting.
         threads: for batches of queries.
     """
 
-    def __init__(
-        self, index: Any, info: IndexInfo, whitening: Whitening | None, order: Int64 | None,
-        setting: int, threads: int,
-    ) -> None:  # fmt: skip
-        self.info, self.setting, self._threads = info, setting, threads
-        self._index, self._whitening, self._order = index, whitening, order
+    index: Any
+    info: IndexInfo
+    whitening: Whitening | None
+    setting: int
+    threads: int
 
     def __call__(self, queries: Float32, k: int) -> Neighbours:
         """``k`` neighbours of each of ``(queries, width)`` vectors."""
-        vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self._whitening)
+        vectors = _prepared(np.asarray(queries, np.float32), self.info.metric, self.whitening)
         kind = KINDS[self.info.kind]
         setting = max(self.setting, k) if kind.grows_with_k else self.setting
-        with faiss_with_threads(self._threads):
-            scores, found = self._index.search(vectors, k, params=kind.at(setting))
+        with faiss_with_threads(self.threads):
+            scores, found = self.index.search(vectors, k, params=kind.at(setting))
         if self.info.metric == "euclid":
             scores = np.sqrt(np.maximum(scores, 0))
-        if self._order is not None:
-            found = np.where(found >= 0, self._order[found], -1)
-        return Neighbours(scores.astype(np.float32), found.astype(np.int64))
+        return Neighbours(scores, found)
 
 
 def build_index(
@@ -176,9 +170,13 @@ def build_index(
             f"kind={kind!r}: {len(data):,} records are too few to learn its codes from "
             f"({KINDS[kind].minimum:,} or more). Use hnsw or flat."
         )
-    builder = _Builder(data, kind, metric, whitening, seed, threads, progress)
-    with _new_index(_folder(data, kind, metric, whitening), overwrite=overwrite) as folder:
-        info = builder.run(folder, tune=tune or recall is not None, recall=recall)
+    with (
+        _new_index(_folder(data, kind, metric, whitening), overwrite=overwrite) as folder,
+        faiss_with_threads(threads or usable_cores()),
+    ):
+        builder = _Builder(data, kind, metric, whitening, seed, threads, progress)
+        held = builder.held_out() if tune or recall is not None else np.zeros(0, np.int64)
+        info = builder.run(folder, held, _RECALL if recall is None else recall)
         content = json.dumps(asdict(info), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         fsio.write_durably(folder / "index.json", content.encode(), scratch=folder)
     return info
@@ -206,7 +204,7 @@ def open_index(
     Raises:
         UsageError: there is no such index, or it does not reach the recall.
         MismatchError: it belongs to another state of the dataset.
-        DamagedError: its files cannot be read.
+        DamagedError: a file was changed since, or cannot be read.
     """
     _check(kind, metric, whitening, recall)
     check_counts(threads=threads)
@@ -217,86 +215,86 @@ def open_index(
     file = folder / "index.faiss"
     threads = threads or usable_cores()
     try:
-        if file.stat().st_size != info.nbytes:
-            raise ValueError(f"{file.stat().st_size} bytes, {info.nbytes} were written")
         with faiss_with_threads(threads) as faiss:
             index = faiss.read_index(str(file), getattr(faiss, KINDS[kind].mapping))
-        order = _read_order(folder / "order.npy", info)
         if index.ntotal != info.records or index.d != info.width:
             raise ValueError(f"it holds {index.ntotal} vectors of width {index.d}")
-    except (OSError, ValueError, EOFError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise DamagedError(
             f"{file} cannot be read: {error}. Build it again: {again} --overwrite."
         ) from error
     fitted = None if whitening is None else load_whitening(data, whitening)
-    return AnnIndex(index, info, fitted, order, _setting(info, recall, again), threads)
+    return AnnIndex(index, info, fitted, _setting(info, recall, again), threads)
 
 
 class _Builder:
     """One index from empty to saved."""
 
     def __init__(
-        self,
-        data: VectorData,
-        kind: str,
-        metric: str,
-        whitening: str | None,
-        seed: int,
-        threads: int | None,
-        progress: ProgressCallback,
-    ) -> None:
+        self, data: VectorData, kind: str, metric: str, whitening: str | None, seed: int,
+        threads: int | None, progress: ProgressCallback,
+    ) -> None:  # fmt: skip
         self._data, self._kind, self._metric = data, kind, metric
         self._whitening = None if whitening is None else load_whitening(data, whitening)
         self._random = np.random.default_rng(seed)
-        self._threads = threads or usable_cores()
-        self._progress = progress
+        self._threads, self._progress = threads, progress
 
-    def run(self, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
-        """Train, fill, tune and write the index into a folder."""
-        with faiss_with_threads(self._threads) as faiss:
-            return self._run(faiss, folder, tune=tune, recall=recall)
+    def run(self, folder: Path, held: Int64, recall: float) -> IndexInfo:
+        """Train, fill, tune with the records ``held``, and write the index into a folder."""
+        import faiss
 
-    def _run(self, faiss: Any, folder: Path, *, tune: bool, recall: float | None) -> IndexInfo:
         started = time.perf_counter()
         parameters = KINDS[self._kind].parameters(self._data.width, len(self._data))
         index = _empty(self._kind, parameters, self._data.width, self._metric)
         self._train(index)
-        held = self._held_out() if tune else np.zeros(0, np.int64)
-        kept = np.ones(len(self._data), bool)
-        kept[held] = False
-        late: list[Float32] = []
+        queries = np.empty((len(held), self._data.width), np.float32)
         for block, vectors in self._blocks("adding"):
-            inside = kept[block.start : block.stop]
-            index.add(vectors if inside.all() else vectors[inside])
-            late.append(vectors[~inside])
+            first, last = np.searchsorted(held, (block.start, block.stop))
+            late = held[first:last] - block.start
+            queries[first:last] = vectors[late]
+            numbers = np.arange(block.start, block.stop)
+            index.add_with_ids(np.delete(vectors, late, axis=0), np.delete(numbers, late))
         seconds = time.perf_counter() - started
-        curve: tuple[TunePoint, ...] = ()
-        if tune:
-            curve = self._tune(index, held, kept, np.concatenate(late))
-            started = time.perf_counter()
-            index.add(np.concatenate(late))
-            seconds += time.perf_counter() - started
-            _save_order(folder / "order.npy", np.concatenate([np.flatnonzero(kept), held]))
+        curve = self._tune(index, held, queries) if len(held) else ()
+        started = time.perf_counter()
+        index.add_with_ids(queries, held)
+        seconds += time.perf_counter() - started
         partial = folder / "index.faiss.partial"
         with fsio.storage_errors(partial):
             faiss.write_index(index, str(partial))
         fsio.publish_file(partial, folder / "index.faiss")
+        setting = _fastest(curve, recall) if curve else KINDS[self._kind].default
+        if setting is None:
+            best = max(curve, key=lambda point: point.recall)
+            setting = best.setting
+            logger.warning(
+                "no setting of %s reaches recall %s; the best, %d, has %.3f and is used",
+                self._kind, recall, setting, best.recall,
+            )  # fmt: skip
         return IndexInfo(
             fingerprint=self._data.manifest.fingerprint, kind=self._kind,
             view="+".join(self._data.views), metric=self._metric,
             whitening=None if self._whitening is None else self._whitening.kind,
             records=len(self._data), width=self._data.width, parameters=parameters,
-            setting=self._chosen(curve, _RECALL if recall is None else recall), curve=curve,
-            nbytes=(folder / "index.faiss").stat().st_size, seconds=seconds,
-            versions={"embedkit": __version__, "faiss": faiss.__version__},
+            setting=setting, curve=curve, nbytes=(folder / "index.faiss").stat().st_size,
+            seconds=seconds, versions={"embedkit": __version__, "faiss": faiss.__version__},
+            format_version=_FORMAT_VERSION,
         )  # fmt: skip
+
+    def held_out(self) -> Int64:
+        """Records to tune with, ascending."""
+        count = min(_HELD_OUT, len(self._data) // 10)
+        if count < 1 or len(self._data) - count < RECALL_K:
+            raise UsageError(
+                f"tune=True: {len(self._data)} records are too few to hold some out; "
+                "exact search answers such a dataset at once."
+            )
+        return np.sort(self._random.choice(len(self._data), count, replace=False))
 
     def _blocks(self, stage: str) -> Iterator[tuple[Block, Float32]]:
         """Every row group with its vectors as they are added."""
         for block in self._data.reader.blocks:
-            vectors = np.empty((block.rows, self._data.width), np.float32)
-            self._data.reader.read_block(block, vectors)
-            yield block, _prepared(vectors, self._metric, self._whitening)
+            yield block, _prepared(read_vectors(self._data, block), self._metric, self._whitening)
             self._progress(Progress(stage, block.stop, len(self._data), "records"))
 
     def _train(self, index: Any) -> None:
@@ -312,39 +310,18 @@ class _Builder:
         self._progress(Progress("training", 0))
         index.train(sample)
 
-    def _tune(self, index: Any, held: Int64, kept: Bool, queries: Float32) -> tuple[TunePoint, ...]:
+    def _tune(self, index: Any, held: Int64, queries: Float32) -> tuple[TunePoint, ...]:
         """Recall and speed of ascending settings, against exact search among the same records."""
-        found = nearest(
+        kept = np.ones(len(self._data), bool)
+        kept[held] = False
+        truth = nearest(
             self._data, self._data.reader.vectors_at(held), k=TRUTH_K, metric=self._metric,
             whitening=self._whitening, chosen=kept, threads=self._threads,
         )  # fmt: skip
-        truth = true_neighbours(found, distances=self._metric == "euclid")
         return measure_settings(
-            index, KINDS[self._kind], queries, truth, np.flatnonzero(kept), self._progress
-        )
-
-    def _held_out(self) -> Int64:
-        count = min(_HELD_OUT, len(self._data) // 10)
-        if count < 1 or len(self._data) - count < RECALL_K:
-            raise UsageError(
-                f"tune=True: {len(self._data)} records are too few to hold some out; "
-                "exact search answers such a dataset at once."
-            )
-        return np.sort(self._random.choice(len(self._data), count, replace=False))
-
-    def _chosen(self, curve: Sequence[TunePoint], recall: float) -> int:
-        """The smallest setting that reaches a recall, else the one with the highest recall."""
-        if not curve:
-            return KINDS[self._kind].default
-        good = [point.setting for point in curve if point.recall >= recall]
-        if good:
-            return min(good)
-        best = max(curve, key=lambda point: point.recall)
-        logger.warning(
-            "no setting of %s reaches recall %s; the best, %d, has %.3f and is used",
-            self._kind, recall, best.setting, best.recall,
+            index, KINDS[self._kind], queries, truth, self._progress,
+            distances=self._metric == "euclid",
         )  # fmt: skip
-        return best.setting
 
 
 def _prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:
@@ -365,7 +342,7 @@ def _empty(kind: str, parameters: dict[str, int], width: int, metric: str) -> An
     for name in ("cp", "pq.cp"):  # else faiss writes warnings to standard error
         with suppress(AttributeError):
             attrgetter(name)(index).min_points_per_centroid = 1
-    return index
+    return index if hasattr(index, "nlist") else faiss.IndexIDMap(index)
 
 
 def _check(kind: str, metric: str, whitening: str | None, recall: float | None) -> None:
@@ -393,6 +370,7 @@ def _new_index(target: Path, *, overwrite: bool) -> Iterator[Path]:
         for left in work.iterdir():  # of a build that did not end
             fsio.remove_file(left)
         yield work
+        seal(work)
         if target.is_dir():
             fsio.remove_tree(target)
         fsio.publish_folder(work, target)
@@ -404,15 +382,16 @@ def _read_info(folder: Path, data: VectorData, again: str) -> IndexInfo:
         there = sorted(p.parent.name for p in folder.parent.glob("*/index.json"))
         have = f"it has {', '.join(there)}" if there else "it has none"
         raise UsageError(f"{data.path} has no index {folder.name}; {have}. Build it: {again}.")
+    check_files(folder, advice=f"Build it again: {again} --overwrite.")
     try:
         content = json.loads(file.read_text("utf-8"))
-        curve = tuple(TunePoint(**point) for point in content.pop("curve"))
-        info = IndexInfo(**content, curve=curve)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise DamagedError(
             f"{file} is damaged: {error}. Build it again: {again} --overwrite."
         ) from error
-    if info.fingerprint != data.manifest.fingerprint:
+    info = decode(IndexInfo, content, file=file)
+    state = info.fingerprint, info.format_version
+    if state != (data.manifest.fingerprint, _FORMAT_VERSION):
         raise MismatchError(
             f"{folder} was built for another dataset or another state of this one (fingerprint "
             f"{info.fingerprint[:12]}, now {data.manifest.fingerprint[:12]}). Build it again: "
@@ -429,27 +408,16 @@ def _setting(info: IndexInfo, recall: float | None, again: str) -> int:
             f"recall={recall}: the index has not been tuned. Build it again: {again} --tune "
             "--overwrite."
         )
-    good = [point.setting for point in info.curve if point.recall >= recall]
-    if not good:
+    setting = _fastest(info.curve, recall)
+    if setting is None:
         best = max(point.recall for point in info.curve)
         raise UsageError(
             f"recall={recall}: this {info.kind} index reaches {best:.3f} at most. Use exact "
             "search, or build another kind."
         )
-    return min(good)
+    return setting
 
 
-def _read_order(file: Path, info: IndexInfo) -> Int64 | None:
-    """Records in the order they were added; only tuning, which adds some last, changes it."""
-    if not info.curve:
-        return None
-    order: Int64 = np.load(file, mmap_mode="r", allow_pickle=False)
-    if order.shape != (info.records,):
-        raise ValueError(f"{file.name} has shape {order.shape}, expected ({info.records},)")
-    return order
-
-
-def _save_order(file: Path, order: Int64) -> None:
-    content = io.BytesIO()
-    np.save(content, order)
-    fsio.write_durably(file, content.getbuffer(), scratch=file.parent)
+def _fastest(curve: Sequence[TunePoint], recall: float) -> int | None:
+    """The smallest setting that reaches a recall, if one does."""
+    return min((point.setting for point in curve if point.recall >= recall), default=None)

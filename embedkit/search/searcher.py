@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import SEARCH_METRICS, check_choice
-from embedkit.dataset.record_keys import text_key, whole_text
+from embedkit.dataset.record_keys import text_keys
 from embedkit.dataset.store import VectorData, load
 from embedkit.dataset.vector_settings import DatasetEncoder, encode_as
 from embedkit.errors import UsageError, check_counts
 from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import load_whitening
-from embedkit.types import Float32, Int64, ProgressCallback, no_progress
+from embedkit.types import Float32, ProgressCallback, no_progress
 
 __all__ = ["Answer", "Hit", "QueryEncoder", "Searcher", "read_queries"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_OF_INDEX = 2_048
+
+Finder = Callable[[Float32, int], Neighbours]
+"""Finds the ``k`` nearest records of each of ``(queries, width)`` vectors, as an index does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class Hit:
     score: float
     row: int
     id: str
-    text: str | None
-    text_pair: str | None
-    label: str | None
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,6 @@ class Answer:
 
     query: str
     hits: tuple[Hit, ...]
-
-
-class Finder(Protocol):
-    """Anything that finds the nearest records of vectors: exactly, or by an index."""
-
-    def __call__(self, queries: Float32, k: int) -> Neighbours:
-        """``k`` neighbours of each of ``(queries, width)`` vectors."""
-        ...
 
 
 class QueryEncoder:
@@ -186,21 +182,19 @@ class Searcher:
         self.data = load(dataset, view)
         if len(self.data) == 0:
             raise UsageError(f"{dataset} has no records, so there is nothing to find.")
-        self._metric, self._threads, self._progress = metric, threads, progress
         self._encoding: dict[str, Any] = {"prefix": prefix, "model": model, "device": device}
         self._encoder: QueryEncoder | None = None
         self._chosen = None if where is None else chosen_records(self.data, where)
         if self._chosen is not None and not self._chosen.any():
             raise UsageError(f"where={where!r}: no record of {dataset} matches.")
-        self._whitening = None
-        if whitening is not None and finder is None:
-            self._whitening = load_whitening(self.data, whitening)
-        self._find = finder or self._exact
         self._is_exact = finder is None
-        stored = self.data.columns
-        wanted = ("row", "id", "text", "text_pair", "text_key", "label")
-        self._columns = [name for name in wanted if name in stored]
-        self._distinct = not keep_duplicates and not {"text_key", "text"}.isdisjoint(stored)
+        self._find = finder or partial(
+            self._exact, metric=metric, threads=threads, progress=progress,
+            whitening=None if whitening is None else load_whitening(self.data, whitening),
+        )  # fmt: skip
+        self._keys = None if keep_duplicates else text_keys(self.data)
+        wanted = ("row", "id", "text", "text_pair", "label")
+        self._columns = [name for name in wanted if name in self.data.columns]
 
     def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer]:
         """Find the nearest records of query texts; one answer for each, in order.
@@ -254,11 +248,8 @@ class Searcher:
             raise UsageError("a query vector contains NaN or infinity.")
         return self._answer([f"vector {i}" for i in range(len(matrix))], matrix, k, {})
 
-    def _exact(self, queries: Float32, k: int) -> Neighbours:
-        return nearest(
-            self.data, queries, k=k, metric=self._metric, whitening=self._whitening,
-            chosen=self._chosen, threads=self._threads, progress=self._progress,
-        )  # fmt: skip
+    def _exact(self, queries: Float32, k: int, **settings: Any) -> Neighbours:
+        return nearest(self.data, queries, k=k, chosen=self._chosen, **settings)
 
     def _answer(
         self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
@@ -267,57 +258,43 @@ class Searcher:
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
             logger.warning("k=%d, but there are only %d records to choose from", k, there)
-        answers: dict[int, Answer] = {}
         # the most that an index is asked for: beyond that exact search is faster
         most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
-        asked = min(most, 2 * k + 16 if self._distinct else k + bool(own))
-        waiting = np.arange(len(names))
-        while len(waiting):
+        asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)
+        kept: dict[int, dict[int, float]] = {}
+        while waiting := [number for number in range(len(names)) if number not in kept]:
             found = self._find(queries[waiting], asked)
-            records = self._records(found.indices)
-            for at, query in enumerate(waiting.tolist()):
-                hits = self._hits(found, at, records, own.get(query))
-                if len(hits) >= k or asked >= most:
-                    answers[query] = Answer(names[query], tuple(hits[:k]))
-            waiting = np.array([q for q in waiting if int(q) not in answers], np.int64)
+            for number, scores, indices in zip(waiting, found.scores, found.indices, strict=True):
+                distinct = self._distinct(scores.tolist(), indices.tolist(), own.get(number))
+                if len(distinct) >= k or asked >= most:
+                    kept[number] = dict(distinct[:k])
             asked = min(most, 4 * asked)
-        return [answers[number] for number in range(len(names))]
+        wanted = sorted({index for hits in kept.values() for index in hits})
+        columns = self.data.reader.pick(np.array(wanted, np.int64), self._columns)
+        records = dict(zip(wanted, zip(*columns.values(), strict=True), strict=True))
+        return [
+            Answer(name, tuple(
+                Hit(score, **dict(zip(columns, records[index], strict=True)))
+                for index, score in kept[number].items()
+            ))
+            for number, name in enumerate(names)
+        ]  # fmt: skip
 
-    def _records(self, indices: Int64) -> dict[int, dict[str, Any]]:
-        """Columns of some records, by index."""
-        wanted = np.unique(indices[indices >= 0])
-        columns = self.data.reader.pick(wanted, self._columns)
-        return {
-            int(index): {name: columns[name][i] for name in self._columns}
-            for i, index in enumerate(wanted)
-        }
-
-    def _hits(
-        self, found: Neighbours, at: int, records: dict[int, dict[str, Any]], own: int | None
-    ) -> list[Hit]:
-        """Hits of query number ``at``, without the record ``own`` and duplicates."""
-        seen = set()
-        if own is not None and self._distinct:
-            seen.add(self._key(self._records(np.array([own]))[own]))
-        hits = []
-        for score, index in zip(found.scores[at].tolist(), found.indices[at].tolist(), strict=True):
+    def _distinct(
+        self, scores: list[float], indices: list[int], own: int | None
+    ) -> list[tuple[int, float]]:
+        """What was found without the record ``own`` and without texts that were there already."""
+        keys = self._keys
+        seen = set() if own is None or keys is None else {int(keys[own])}
+        distinct = []
+        for score, index in zip(scores, indices, strict=True):
             if index < 0 or index == own:
                 continue
-            record = records[index]
-            if self._distinct:
-                key = self._key(record)
-                if key in seen:
-                    continue
-                seen.add(key)
-            hits.append(Hit(score, record["row"], record["id"],
-                            *(record.get(n) for n in ("text", "text_pair", "label"))))  # fmt: skip
-        return hits
-
-    @staticmethod
-    def _key(record: dict[str, Any]) -> int:
-        if "text_key" in record:
-            return int(record["text_key"])
-        return text_key(whole_text(record["text"], record.get("text_pair")))
+            key = -1 - index if keys is None else int(keys[index])
+            if key not in seen:
+                distinct.append((index, score))
+            seen.add(key)
+        return distinct
 
 
 def _check_texts(texts: Sequence[str]) -> None:
@@ -340,10 +317,9 @@ def read_queries(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"queries={str(path)!r} cannot be read: {reason}.") from error
-    lines = text.removesuffix("\n").split("\n") if text else []
-    lines = [line.removesuffix("\r") for line in lines]
-    if not lines:
+    if not text:
         raise UsageError(f"queries={str(path)!r} is empty; write one query per line.")
+    lines = text.removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,9 @@ import numpy as np
 
 from embedkit.search.exact import Neighbours
 from embedkit.search.kinds import IndexKind
-from embedkit.types import Float32, Int64, Progress, ProgressCallback
+from embedkit.types import Float32, Progress, ProgressCallback
 
-__all__ = ["RECALL_K", "TRUTH_K", "TunePoint", "measure_settings", "true_neighbours"]
+__all__ = ["RECALL_K", "TRUTH_K", "TunePoint", "measure_settings"]
 
 RECALL_K = 10
 """Recall counts the ten nearest records."""
@@ -42,28 +41,14 @@ class TunePoint:
     batch_per_second: float
 
 
-def true_neighbours(found: Neighbours, *, distances: bool) -> list[set[int]]:
-    """Indices of the records that are as near to each query as its tenth neighbour.
-
-    Args:
-        found: the exact neighbours, ``TRUTH_K`` or fewer.
-        distances: less is nearer.
-    """
-    scores = -found.scores if distances else found.scores
-    edge = scores[:, min(RECALL_K, scores.shape[1]) - 1] - 1e-6 * np.abs(scores[:, 0])
-    return [
-        set(indices[(row >= limit) & (indices >= 0)].tolist())
-        for indices, row, limit in zip(found.indices, scores, edge, strict=True)
-    ]
-
-
 def measure_settings(
     index: Any,
     kind: IndexKind,
     queries: Float32,
-    truth: Sequence[set[int]],
-    numbers: Int64,
+    truth: Neighbours,
     progress: ProgressCallback,
+    *,
+    distances: bool,
 ) -> tuple[TunePoint, ...]:
     """Measure ascending settings until nearly everything is found.
 
@@ -71,49 +56,37 @@ def measure_settings(
         index: the index of faiss.
         kind: its kind.
         queries: ``(m, width)`` float32, not in the index.
-        truth: indices of the records that count as found, for each query.
-        numbers: ``(n,)`` record of each entry.
+        truth: their exact neighbours, ``TRUTH_K`` or fewer.
         progress: called after every setting.
+        distances: less is nearer.
     """
+    wanted = _wanted(truth, distances=distances)
     settings = kind.settings(index)
     points = []
     for done, setting in enumerate(settings, start=1):
-        points.append(_measured(index, setting, kind.at(setting), queries, truth, numbers))
+        params = kind.at(setting)
+        started = time.perf_counter()
+        _, found = index.search(queries, RECALL_K, params=params)
+        batch = len(queries) / (time.perf_counter() - started)
+        singles = []
+        for query in queries[:_SINGLE]:
+            started = time.perf_counter()
+            index.search(query[None], RECALL_K, params=params)
+            singles.append(time.perf_counter() - started)
+        right = sum(len(x.intersection(row)) for x, row in zip(wanted, found.tolist(), strict=True))
+        recall = right / sum(min(len(x), RECALL_K) for x in wanted)
+        points.append(TunePoint(setting, recall, 1e3 * float(np.median(singles)), batch))
         progress(Progress("tuning", done, len(settings), "settings"))
-        if points[-1].recall >= _ENOUGH:
+        if recall >= _ENOUGH:
             break
     return tuple(points)
 
 
-def _measured(
-    index: Any,
-    setting: int,
-    params: Any,
-    queries: Float32,
-    truth: Sequence[set[int]],
-    numbers: Int64,
-) -> TunePoint:
-    """Recall and speed of one setting.
-
-    Args:
-        index: the index of faiss.
-        setting: the value of its effort.
-        params: the same as ``params`` of faiss.
-        queries: ``(m, width)``.
-        truth: indices of the records that count as found, for each query.
-        numbers: ``(n,)`` record of each entry.
-    """
-    started = time.perf_counter()
-    _, found = index.search(queries, RECALL_K, params=params)
-    batch = len(queries) / (time.perf_counter() - started)
-    singles = []
-    for query in queries[:_SINGLE]:
-        started = time.perf_counter()
-        index.search(query[None], RECALL_K, params=params)
-        singles.append(time.perf_counter() - started)
-    right = sum(
-        len(wanted.intersection(numbers[row[row >= 0]].tolist()))
-        for row, wanted in zip(found, truth, strict=True)
-    )
-    there = sum(min(len(wanted), RECALL_K) for wanted in truth)
-    return TunePoint(setting, right / there, 1e3 * float(np.median(singles)), batch)
+def _wanted(truth: Neighbours, *, distances: bool) -> list[set[int]]:
+    """The records that are as near to each query as its tenth neighbour."""
+    scores = -truth.scores if distances else truth.scores
+    edge = scores[:, min(RECALL_K, scores.shape[1]) - 1] - 1e-6 * np.abs(scores[:, 0])
+    return [
+        set(indices[(row >= limit) & (indices >= 0)].tolist())
+        for indices, row, limit in zip(truth.indices, scores, edge, strict=True)
+    ]

@@ -10,8 +10,9 @@ the fingerprint of the dataset and is fitted again when the fingerprint differs.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from embedkit import fsio
 from embedkit.choices import WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import StorageError, UsageError
+from embedkit.search.exact import read_vectors
 from embedkit.types import Float32, Float64
 
 __all__ = ["Whitening", "fit_whitening", "load_whitening"]
@@ -65,23 +67,17 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
             f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
         )
     total = np.zeros(data.width)
-    for vectors in _blocks(data):
-        total += vectors.sum(axis=0, dtype=np.float64)
+    for block in data.reader.blocks:
+        total += read_vectors(data, block).sum(axis=0, dtype=np.float64)
     mean = (total / len(data)).astype(np.float32)
     if kind == "center":
         return Whitening(kind, mean, None)
-    values, directions = np.linalg.eigh(_shrunk(_blocks(data), mean, len(data)))
+    blocks = (read_vectors(data, block) for block in data.reader.blocks)
+    values, directions = np.linalg.eigh(_shrunk(blocks, mean, len(data)))
     scale = np.zeros_like(values)
     real = values > _SMALLEST * values[-1]
     scale[real] = values[real] ** -0.5
     return Whitening(kind, mean, (directions * scale).astype(np.float32))
-
-
-def _blocks(data: VectorData) -> Iterator[Float32]:
-    for block in data.reader.blocks:
-        vectors = np.empty((block.rows, data.width), np.float32)
-        data.reader.read_block(block, vectors)
-        yield vectors
 
 
 def _shrunk(blocks: Iterable[Float32], mean: Float32, count: int) -> Float64:
@@ -126,7 +122,8 @@ def _read(file: Path, kind: str, fingerprint: str) -> Whitening | None:
             if (content.metadata() or {}).get("fingerprint") != fingerprint:
                 return None
             matrix = content.get_tensor("shrunk") if kind == "whiten" else None
-            return Whitening(kind, content.get_tensor("mean"), matrix)
+            found = Whitening(kind, content.get_tensor("mean"), matrix)
+            return found if content.metadata().get("sha256") == _digest(found) else None
     except (SafetensorError, OSError):
         return None
 
@@ -138,5 +135,11 @@ def _write(file: Path, fitted: Whitening, fingerprint: str) -> None:
     if fitted.matrix is not None:
         tensors["shrunk"] = np.ascontiguousarray(fitted.matrix)
     fsio.make_folder(file.parent)
-    data = save(tensors, metadata={"fingerprint": fingerprint})
+    data = save(tensors, metadata={"fingerprint": fingerprint, "sha256": _digest(fitted)})
     fsio.write_durably(file, data, scratch=file.parent)
+
+
+def _digest(fitted: Whitening) -> str:
+    parts = (fitted.mean, fitted.matrix)
+    content = b"".join(np.ascontiguousarray(part).tobytes() for part in parts if part is not None)
+    return hashlib.sha256(content).hexdigest()

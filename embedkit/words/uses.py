@@ -7,17 +7,17 @@ dataset, or from sentences that are encoded on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import UsageError
+from embedkit.search.exact import read_vectors
 from embedkit.types import Bool, Float32, Int64
 from embedkit.words.matching import find_word
 
@@ -114,12 +114,17 @@ def uses_in_dataset(
         drawn = np.random.default_rng(seed).choice(len(found), limit, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
     _require(found, word, str(dataset))
-    return _from_tables(data, kind, found, word)
+    rows = np.array([use.row for use in found])
+    tables = layer_tables(data, kind, rows=np.unique(rows))
+    made = _means(tables, rows, [(use.start, use.end) for use in found])
+    return _kept(
+        found, *made, f"{word!r} occurs only where the texts of {data.path} were cut.", data
+    )
 
 
 def uses_in_texts(
     encoder: Encoder, texts: Sequence[str], word: str, layers: Sequence[LayerSpec], *,
-    match: str = "word", prefix: str = "",
+    match: str = "word", prefix: str | None = None,
 ) -> UseVectors:  # fmt: skip
     """Find the uses of a word in sentences and encode them.
 
@@ -129,7 +134,7 @@ def uses_in_texts(
         word: the word.
         layers: the layers.
         match: one of :data:`~embedkit.choices.MATCHES`.
-        prefix: put before every sentence.
+        prefix: put before every sentence; by default that of the checkpoint.
 
     Raises:
         TypeError: a single string was given as ``texts``.
@@ -143,16 +148,24 @@ def uses_in_texts(
         for start, end in find_word(text, word, match=match)
     ]
     _require(uses, word, "the sentences")
-    vectors, there = span_vectors(
+    made = span_vectors(
         encoder, [u.text for u in uses], [(u.start, u.end) for u in uses], layers, prefix=prefix
     )
+    return _kept(
+        uses, *made, f"{word!r} occurs only where the sentences are cut: the model takes "
+        f"{encoder.max_length} tokens.",
+    )  # fmt: skip
+
+
+def _kept(
+    uses: Sequence[Use], vectors: dict[str, Float32], there: Bool, none: str,
+    data: VectorData | None = None,
+) -> UseVectors:  # fmt: skip
+    """The uses that have vectors; an error with the message ``none`` if there are none."""
+    if not there.any():
+        raise UsageError(none)
     kept = tuple(use for use, is_there in zip(uses, there, strict=True) if is_there)
-    if not kept:
-        raise UsageError(
-            f"{word!r} occurs only where the sentences are cut: the model takes "
-            f"{encoder.max_length} tokens."
-        )
-    return UseVectors(kept, vectors, int((~there).sum()))
+    return UseVectors(kept, vectors, int((~there).sum()), data)
 
 
 def span_vectors(
@@ -161,7 +174,7 @@ def span_vectors(
     spans: Sequence[tuple[int, int]],
     layers: Sequence[LayerSpec],
     *,
-    prefix: str = "",
+    prefix: str | None = None,
 ) -> tuple[dict[str, Float32], Bool]:
     """Mean vector of the tokens that touch a span of each text, by one forward pass.
 
@@ -170,36 +183,22 @@ def span_vectors(
         texts: the texts; a repeated one is encoded once.
         spans: first character and end of the span in each.
         layers: the layers.
-        prefix: put before every text.
+        prefix: put before every text; by default that of the checkpoint.
 
     Returns:
         ``(m, width)`` float32 by layer name, for the spans that have a kept token, and ``(n,)``
         bool, true for those spans.
     """
-    from embedkit.encoding.tokenization import TokenizerSettings
+    names = [spec.name for spec in layers]
 
-    settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
-    parts: dict[str, list[Float32]] = {spec.name: [] for spec in layers}
-    there = np.zeros(len(texts), bool)
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        some = slice(start, start + _TEXTS_AT_ONCE)
-        tokenized = encoder.tokenizer.encode(list(texts[some]), settings=settings, offsets=True)
-        shard = encoder.encode_shard(tokenized, views=[], token_layers=layers)
-        first = 0
-        for number, (tokens, (left, right)) in enumerate(
-            zip(tokenized, spans[some], strict=True), start=start
-        ):
-            assert tokens.spans is not None
-            mine = first + np.flatnonzero(_touching(tokens.spans, left, right) & ~tokens.special)
-            first += tokens.n_kept
-            if len(mine):
-                there[number] = True
-                for name, values in shard.tokens.items():
-                    parts[name].append(values[mine].mean(axis=0))
-    width = {spec.name: spec.width(encoder.width) for spec in layers}
-    return {
-        name: np.array(rows, np.float32).reshape(-1, width[name]) for name, rows in parts.items()
-    }, there
+    def tables() -> Iterator[LayerTable]:
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            some = texts[start : start + _TEXTS_AT_ONCE]
+            found = encoder.encode_tokens(some, layers=names, prefix=prefix)
+            touched = np.stack([found.start, found.end], axis=1).astype(np.int64)
+            yield LayerTable(found.row + start, touched, None, found.vectors)
+
+    return _means(tables(), np.arange(len(texts)), spans)
 
 
 def _require(uses: Sequence[Use], word: str, where: str) -> None:
@@ -210,41 +209,33 @@ def _require(uses: Sequence[Use], word: str, where: str) -> None:
         )
 
 
-def _touching(spans: NDArray[np.integer[Any]], start: int, end: int) -> Bool:
-    return np.asarray((spans[:, 0] < end) & (spans[:, 1] > start) & (spans[:, 1] > spans[:, 0]))
+def _means(
+    tables: Iterable[LayerTable], rows: Int64, spans: Sequence[tuple[int, int]]
+) -> tuple[dict[str, Float32], Bool]:
+    """Means over the lines that touch a span of a record, and which spans are touched.
 
-
-def _from_tables(data: VectorData, kind: str, uses: list[Use], word: str) -> UseVectors:
-    """Vectors of uses from the token or word table; memory holds one row group."""
-    of_row: dict[int, list[int]] = {}
-    for number, use in enumerate(uses):
-        of_row.setdefault(use.row, []).append(number)
+    Args:
+        tables: words or tokens; a record may continue in the next table.
+        rows: ``(n,)`` record of each span.
+        spans: first character and end of each.
+    """
     sums: dict[str, Float32] = {}
-    counts = np.zeros(len(uses), np.int64)
-    for table in layer_tables(data, kind, rows=np.array(sorted(of_row))):
-        found: list[tuple[int, Int64]] = []  # a record may continue in the next row group
-        for number in (n for r in np.unique(table.row).tolist() for n in of_row[r]):
-            use = uses[number]
-            first, last = np.searchsorted(table.row, (use.row, use.row + 1))
-            touching = _touching(table.spans[first:last], use.start, use.end)
-            found.append((number, first + np.flatnonzero(touching)))
-            counts[number] += np.count_nonzero(touching)
-        if not any(len(lines) for _, lines in found):
-            continue
-        for name, matrix in table.layers.items():
-            total = sums.setdefault(name, np.zeros((len(uses), matrix.shape[1]), np.float32))
-            for number, lines in found:
+    counts = np.zeros(len(rows), np.int64)
+    for table in tables:
+        for number in np.flatnonzero(np.isin(rows, table.row)).tolist():
+            first, last = np.searchsorted(table.row, (rows[number], rows[number] + 1))
+            (start, end), (left, right) = spans[number], table.spans[first:last].T
+            # special tokens are nowhere: from 0 to 0
+            lines = first + np.flatnonzero((left < end) & (right > start) & (right > left))
+            counts[number] += len(lines)
+            for name, matrix in table.layers.items():
+                total = sums.setdefault(name, np.zeros((len(rows), matrix.shape[1]), np.float32))
                 total[number] += matrix[lines].sum(axis=0)
     there = counts > 0
-    if not there.any():
-        raise UsageError(f"{word!r} occurs only where the texts of {data.path} were cut.")
-    return UseVectors(
-        tuple(use for use, is_there in zip(uses, there, strict=True) if is_there),
-        {name: np.asarray(total[there] / counts[there, None], np.float32)
-         for name, total in sums.items()},
-        int((~there).sum()),
-        data,
-    )  # fmt: skip
+    return {
+        name: np.asarray(total[there] / counts[there, None], np.float32)
+        for name, total in sums.items()
+    }, there
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +269,9 @@ def layer_tables(
     Raises:
         DamagedError: a file cannot be read.
     """
-    stored = list(data.manifest.columns_of(kind))
-    names = stored if layers is None else [f"layer_{name}" for name in layers]
+    widths = data.manifest.columns_of(kind)
+    names = list(widths) if layers is None else [f"layer_{name}" for name in layers]
+    edges = np.cumsum([widths[name] for name in names])[:-1]
     table = load(data.path, names, level=kind.removesuffix("s"))
     wanted = [n for n in ("row", "start", "end", "text", "segment", "special")
               if n in table.columns]  # fmt: skip
@@ -294,11 +286,8 @@ def layer_tables(
             chosen &= ~columns.column("special").to_numpy()
         if rows is not None and not chosen.any():
             continue
-        vectors = np.empty((block.rows, table.width), np.float32)
-        table.reader.read_block(block, vectors)
-        vectors, columns = vectors[chosen], columns.filter(pa.array(chosen))
-        edges = np.cumsum([data.manifest.columns_of(kind)[name] for name in names])[:-1]
-        parts = np.split(vectors, edges, axis=1)
+        columns = columns.filter(pa.array(chosen))
+        parts = np.split(read_vectors(table, block)[chosen], edges, axis=1)
         spans = [columns.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
         yield LayerTable(
             columns.column("row").to_numpy(), np.stack(spans, axis=1),

@@ -110,7 +110,7 @@ def marked_pairs(
     text: str,
     text_pair: str,
     label: str | None = None,
-    prefix: str = "",
+    prefix: str | None = None,
     reading: CorpusOptions | None = None,
 ) -> MarkedPairs:
     """Compare the marked words of the two sentences of every record.
@@ -122,7 +122,7 @@ def marked_pairs(
         text: column of the first sentence.
         text_pair: column of the second.
         label: column with the label, true where the word has the same sense.
-        prefix: put before every sentence.
+        prefix: put before every sentence; by default that of the checkpoint.
         reading: how the file is read; its columns are those named above.
 
     Raises:
@@ -163,7 +163,7 @@ def marked_pairs(
 
 def _compared(
     pairs: Sequence[tuple[Record, Marked, Marked]], encoder: Encoder, layers: Sequence[LayerSpec],
-    prefix: str,
+    prefix: str | None,
 ) -> tuple[dict[str, Float64], Bool]:  # fmt: skip
     """Cosines of the pairs by layer, and for which pairs neither word was cut off."""
     sides = [m for _, m, _ in pairs] + [m for _, _, m in pairs]

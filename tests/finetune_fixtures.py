@@ -1,0 +1,58 @@
+"""A tiny corpus, and fine-tuning runs of a tiny model on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from embedkit.finetuning.folds import FinetuneResult, finetune
+from embedkit.finetuning.options import TrainingOptions
+from embedkit.runs.content import FinetuneRun
+from embedkit.runs.folder import read_run
+from tests.store_fixtures import tiny_model
+
+N = 60
+TINY: dict[str, Any] = {
+    "model": str(tiny_model()), "device": "cpu", "epochs": 2, "learning_rate": 5e-3,
+    "batch_size": 8, "folds": 3,
+}  # fmt: skip
+
+
+def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = True) -> Path:
+    """Texts of which one word tells the label; every fifth one stands there twice."""
+    random = np.random.default_rng(count)
+    words = [["bad", "rain", "bus"], ["good", "home", "영화"]]
+    lines = ["text\tlabel\tid" if label else "text\tid"]
+    for i in range(count):
+        told = random.choice(words[i % 2], 1 + i % 3)
+        text = "the movie was good" if i % 10 == 5 else f"the movie {' '.join(told)} was {i % 4}"
+        shown = str(i % 2) if labels is None else labels[i]
+        lines.append(f"{text}\t{shown}\tid{i}" if label else f"{text}\tid{i}")
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def finetuned(run: Path) -> FinetuneRun:
+    content = read_run(run)
+    assert isinstance(content, FinetuneRun)
+    return content
+
+
+def tuned(corpus: Path, out: Path, **settings: Any) -> FinetuneResult:
+    given = {**TINY, **settings}
+    names = given.keys() & {field.name for field in fields(TrainingOptions)}
+    training = TrainingOptions(**{name: given.pop(name) for name in names})
+    return finetune(corpus, out=out, training=training, **given)
+
+
+def predictions(run: Path) -> pd.DataFrame:
+    return pd.read_parquet(run / "predictions.parquet")
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "training.jsonl").read_text().splitlines()]

@@ -1,0 +1,297 @@
+"""Fine-tuned models as transformers reads them, and checkpoints for classification."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+import embedkit
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.model import load_model
+from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.vocabulary import load_tokenizer
+from embedkit.errors import DamagedError, ModelError, OutputExistsError, UsageError
+from embedkit.finetuning.heads import EncoderWithHead, build_model
+from embedkit.finetuning.model_folder import is_plain_head, read_model, write_model
+from embedkit.finetuning.training import predict_logits
+from embedkit.predict import Predictor
+from tests.finetune_fixtures import corpus_of, log_of, tuned
+from tests.models import TEXTS
+from tests.processes import command
+
+PLAIN = ("bert", "albert", "roberta", "xlm-roberta", "camembert", "mpnet")
+OTHERS = ("electra", "distilbert", "deberta-v2", "modernbert")
+PROBLEMS: tuple[dict[str, Any], ...] = (
+    {"problem": "classes", "n_outputs": 3},
+    {"problem": "one_logit", "n_outputs": 1},
+    {"problem": "value", "n_outputs": 1, "target_mean": 7.0, "target_scale": 2.5},
+)
+NAMES = {"classes": ("a", "b", "c"), "one_logit": ("no", "yes"), "value": ()}
+
+
+def saved(model: Path, folder: Path, **settings: Any) -> tuple[EncoderWithHead, Any, Path]:
+    """A model with random weights in a folder, with its tokenizer."""
+    checkpoint = find_checkpoint(model)
+    tokenizer = load_tokenizer(checkpoint)
+    plain = load_model(
+        checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"), dtype=torch.float32
+    )
+    made = build_model(plain, seed=3, **settings).eval()
+    folder.mkdir()
+    classes = NAMES[settings.get("problem", "classes")]
+    write_model(made, tokenizer, folder, classes=classes, max_length=32)
+    return made, tokenizer, folder
+
+
+def probabilities(model: EncoderWithHead, tokenizer: Any) -> np.ndarray:
+    texts = tokenizer.encode(list(TEXTS), settings=TokenizerSettings(32))
+    return model.outputs(predict_logits(model, texts, pad_id=tokenizer.pad_id)).numpy()
+
+
+def by_transformers(folder: Path) -> np.ndarray:
+    """What a user of transformers computes, one text at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for text in TEXTS:
+        with torch.inference_mode():
+            logits = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0]
+        rows.append(logits if len(logits) == 1 else torch.softmax(logits, 0))
+    return torch.stack(rows).squeeze(1).numpy()
+
+
+@pytest.mark.parametrize("settings", PROBLEMS, ids=lambda s: s["problem"])
+@pytest.mark.parametrize("family", PLAIN)
+def test_transformers_reads_the_head_and_gives_the_same(
+    tiny: Callable[[str], Path], tmp_path: Path, family: str, settings: dict[str, Any]
+) -> None:
+    model, tokenizer, folder = saved(tiny(family), tmp_path / "m", head="pooler", **settings)
+    expected = probabilities(model, tokenizer)
+    assert float(expected.std(0).min()) > 1e-4  # it does look at the texts
+    assert np.allclose(by_transformers(folder), expected, atol=2e-6)
+    again = read_model(folder)
+    assert np.allclose(probabilities(again, tokenizer), expected, atol=1e-6)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    names = NAMES[settings["problem"]]
+    config = json.loads((folder / "config.json").read_text())
+    assert list(config["id2label"].values()) == list(names or ["value"])
+    predictor = Predictor(folder, device="cpu")
+    assert tuple(predictor.names) == names
+    assert np.allclose(predictor.predict_proba(list(TEXTS)), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(("family", "head"), [*((f, "pooler") for f in OTHERS), ("bert", "mean"),
+                                              ("bert", "cls"), ("roberta", "lstm")])  # fmt: skip
+def test_of_other_heads_transformers_reads_the_encoder(
+    tiny: Callable[[str], Path], tmp_path: Path, family: str, head: str
+) -> None:
+    model, tokenizer, folder = saved(tiny(family), tmp_path / "m", head=head)
+    assert not is_plain_head(model.config)
+    _, report = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert {key for key in report["missing_keys"] if not key.startswith("pooler.")} == set()
+    assert all(key.startswith("embedkit.") for key in report["unexpected_keys"])
+    views = embedkit.Encoder.load(folder, device="cpu").encode(list(TEXTS), max_length=32)
+    expected = [
+        model.encoder(**{name: torch.tensor([values]) for name, values in inputs.items()
+                         if name in ("input_ids", "attention_mask")}).last_hidden_state[0].mean(0)
+        for inputs in (tokenizer.hf(text, truncation=True, max_length=32) for text in TEXTS)
+    ]  # fmt: skip
+    assert np.allclose(views, torch.stack(expected).detach().numpy(), atol=1e-5)
+    assert np.allclose(probabilities(read_model(folder), tokenizer),
+                       probabilities(model, tokenizer), atol=1e-6)  # fmt: skip
+    with pytest.raises(ModelError, match=r"no classifier.*embedkit finetune CORPUS"):
+        Predictor(folder)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and two fine-tuned runs on it."""
+    folder = tmp_path_factory.mktemp("export")
+    corpus_of(folder / "corpus.tsv")
+    for head in ("pooler", "mean"):
+        tuned(folder / "corpus.tsv", folder / head, head=head, folds=2)
+    return folder
+
+
+LOADS = """
+import json, sys
+sys.modules["embedkit"] = None  # importing it fails
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+folder, texts = sys.argv[1], json.loads(sys.argv[2])
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+run = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
+found = run(texts, truncation=True)
+print(json.dumps([{one["label"]: one["score"] for one in scores} for scores in found]))
+"""
+
+
+def elsewhere(folder: Path, texts: list[str]) -> np.ndarray:
+    """Probabilities of a pipeline of transformers in a process without embedkit."""
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", LOADS, str(folder), json.dumps(texts)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "newly initialized" not in ran.stderr
+    return np.array([[one["0"], one["1"]] for one in json.loads(ran.stdout.splitlines()[-1])])
+
+
+def test_an_exported_model_needs_no_embedkit(shared: Path, tmp_path: Path) -> None:
+    texts = ["the movie was good", "the movie bad rain was 1", "영화 " * 40]
+    expected = []
+    for fold in (0, 1):
+        made = embedkit.export(shared / "pooler", fold=fold, out=tmp_path / f"fold-{fold}")
+        assert (made.model, made.has_head, made.head) == (f"fold-{fold}", True, "pooler")
+        assert not (made.out / "head.json").exists()
+        found = elsewhere(made.out, texts)
+        assert np.allclose(elsewhere(shared / f"pooler/model/fold-{fold}", texts), found)
+        own = Predictor(made.out, device="cpu")
+        assert np.allclose(own.predict_proba(texts), found, atol=1e-6)
+        expected.append(found)
+    whole = Predictor(shared / "pooler", device="cpu").predict_proba(texts)
+    assert np.allclose(np.mean(expected, axis=0), whole, atol=1e-6)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-4  # each fold has its own
+
+
+def test_nothing_that_is_written_names_a_place_on_the_machine(shared: Path, tmp_path: Path) -> None:
+    out = embedkit.export(shared / "pooler", fold=1, out=tmp_path / "out").out
+    files = [*out.glob("*.json"), *(shared / "pooler/model/fold-0").glob("*.json")]
+    assert {"config.json", "tokenizer_config.json"} <= {file.name for file in files}
+    for file in files:
+        content = file.read_text("utf-8")
+        for place in (str(tmp_path.parent), str(Path(__file__).parent), "/tmp", "name_or_path"):
+            assert place not in content, (file, place)
+
+
+def test_the_best_model_has_the_lowest_validation_loss(shared: Path, tmp_path: Path) -> None:
+    log = [line for line in log_of(shared / "pooler") if "valid_loss" in line]
+    losses = [min(line["valid_loss"] for line in log if line["fold"] == f) for f in (0, 1)]
+    made = embedkit.export(shared / "pooler", out=tmp_path / "out")
+    assert made.model == f"fold-{int(np.argmin(losses))}"
+    tuned(shared / "corpus.tsv", tmp_path / "none", folds=2, epochs=1, validation=0)
+    with pytest.raises(UsageError, match=r"fold='best': .*no validation records.*0 to 1"):
+        embedkit.export(tmp_path / "none", out=tmp_path / "another")
+
+
+def test_export_of_another_head_is_the_encoder_and_says_so(shared: Path, tmp_path: Path) -> None:
+    done = command("export", shared / "mean", "--fold", "1", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the encoder of fold-1 without its mean head" in done.stdout
+    assert "AutoModel.from_pretrained('out')" in done.stdout
+    _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert set(report["unexpected_keys"]) == set()
+    done = command("export", shared / "pooler", "--fold", "0", "--out", "out", cwd=tmp_path)
+    assert done.returncode == OutputExistsError.exit_code
+    done = command("export", shared / "pooler", "--fold", "0", "--out", "out", "--overwrite",
+                   "--json", cwd=tmp_path)  # fmt: skip
+    assert json.loads(done.stdout)["has_head"] is True
+    assert "BertForSequenceClassification" in (tmp_path / "out/config.json").read_text()
+
+
+def test_what_cannot_be_exported(shared: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"fold=7: .* has the models fold-0, fold-1"):
+        embedkit.export(shared / "pooler", fold=7, out=tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep")
+    with pytest.raises(OutputExistsError, match="not a checkpoint, so it is not replaced"):
+        embedkit.export(shared / "pooler", fold=0, out=tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep"
+    with pytest.raises(UsageError, match="is not a run"):
+        embedkit.export(tmp_path / "mine", out=tmp_path / "out")
+    with pytest.raises(DamagedError, match="cannot be read"):
+        read_model(tmp_path / "mine")
+
+
+def classifier(base: Path, folder: Path, **settings: Any) -> Path:
+    """What ``save_pretrained`` of transformers writes, with random weights."""
+    torch.manual_seed(4)
+    model = AutoModelForSequenceClassification.from_pretrained(base, **settings)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "classifier" in name:
+                weight.normal_(0, 0.5)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", [*PLAIN, *OTHERS])
+def test_a_classifier_predicts_as_the_pipeline_of_transformers(
+    tiny: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    names = {0: "bad", 1: "middling", 2: "good"}
+    folder = classifier(tiny(family), tmp_path / "m", num_labels=3, id2label=names)
+    run = pipeline("text-classification", model=str(folder), top_k=None, device="cpu")
+    texts = [text for text in TEXTS if text.strip()]
+    expected = [{one["label"]: one["score"] for one in run([text], truncation=True)[0]}
+                for text in texts]  # fmt: skip
+    predictor = Predictor(folder, device="cpu")
+    assert predictor.names == list(names.values())
+    for one, wanted in zip(predictor.predict(texts), expected, strict=True):
+        assert one.proba == pytest.approx(wanted, abs=2e-6)
+        assert one.label == max(wanted, key=lambda name: wanted[name])
+    pairs = predictor.predict_proba(texts[:2], texts[2:4])
+    assert not np.allclose(pairs, predictor.predict_proba(texts[:2]))
+
+
+def test_predict_of_the_command_line_takes_a_checkpoint(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    classifier(tiny("bert"), tmp_path / "m", num_labels=2, id2label={0: "bad", 1: "good"})
+    (tmp_path / "new.tsv").write_text("text\nthe movie was good\n배를 타고\n", "utf-8")
+    done = command("predict", "m", "--text", "the movie was good", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    one = json.loads(done.stdout)
+    assert one["proba"].keys() == {"bad", "good"}
+    done = command("predict", "m", "new.tsv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    header, first, _ = done.stdout.splitlines()
+    assert header.split("\t") == ["row", "id", "label", "proba_bad", "proba_good"]
+    assert float(first.split("\t")[4]) == pytest.approx(one["proba"]["good"], abs=1e-6)
+    embedkit.extract(tmp_path / "new.tsv", out=tmp_path / "data", model=str(tiny("bert")))
+    done = command("predict", "m", "data", cwd=tmp_path)
+    assert done.stdout.splitlines()[1] == first
+    done = command("predict", "m", "--text", "good", "--label-names", "good=yes", cwd=tmp_path)
+    assert "yes" in done.stdout
+
+
+def test_a_regression_gives_its_output(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = classifier(tiny("bert"), tmp_path / "m", num_labels=1)
+    predictor = Predictor(folder, device="cpu")
+    values = predictor.predict_proba(list(TEXTS[:4]))
+    assert np.allclose(values, by_transformers(folder)[:4], atol=2e-6)
+    assert [one.value for one in predictor.predict(list(TEXTS[:4]))] == values.tolist()
+
+
+def test_checkpoints_that_cannot_predict(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is a BertModel, no classifier"):
+        Predictor(tiny("bert"))
+    folder = classifier(tiny("bert"), tmp_path / "several", num_labels=3,
+                        problem_type="multi_label_classification")  # fmt: skip
+    with pytest.raises(ModelError, match="several labels"):
+        Predictor(folder)
+    folder = classifier(tiny("bert"), tmp_path / "headless", num_labels=2)
+    AutoModel.from_pretrained(tiny("bert")).save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare/model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"no whole classifier: 2 weights .* classifier.bias"):
+        Predictor(folder)
+    with pytest.raises(UsageError, match="is a checkpoint itself"):
+        Predictor(tiny("bert"), model="elsewhere")
+    with pytest.raises(UsageError, match="is not a run"):
+        Predictor(tmp_path / "missing")
