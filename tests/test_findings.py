@@ -100,8 +100,8 @@ def test_every_pair_has_its_difference(compared: Compared) -> None:
         assert (found.only_this, found.only_other) == (back.only_other, back.only_this)
         assert found.p_corrected == back.p_corrected
     for row in compared.table.rows:
-        for found, other in ((row.to_best, compared.table.best), (row.to_baseline, "a")):
-            assert found is None or found == compared.differences[row.name, other]
+        for shown, other in ((row.to_best, compared.table.best), (row.to_baseline, "a")):
+            assert shown is None or shown == compared.differences[row.name, other]
 
 
 def test_the_best_fit_run_is_chosen_and_records_are_counted(compared: Compared) -> None:
@@ -119,7 +119,8 @@ def test_the_best_fit_run_is_chosen_and_records_are_counted(compared: Compared) 
     assert effect.word == "better"
     assert verdict.blend is not None
     assert verdict.blend.other == "c"
-    assert verdict.finetuned is verdict.layer is verdict.pooling is verdict.curve is None
+    asked = (verdict.finetuned, verdict.layer, verdict.pooling, verdict.curve)
+    assert asked == (None, None, None, None)
 
 
 def test_a_run_worse_than_knowing_nothing_is_left_out(tmp_path: Path) -> None:
@@ -348,7 +349,8 @@ def test_values_are_wrong_beyond_their_standard_deviation(tmp_path: Path) -> Non
     errors = np.abs(outputs["near"] - y)[cases.lists["wrong"]]
     assert (np.diff(errors) <= 0).all()
     content = content_of(found)
-    assert content.per_class == content.pairs == ()
+    assert not content.per_class
+    assert not content.pairs
     assert content.scale.lower
     words = Phrases("en", found, content.scale)
     assert words.title(content.verdict).startswith("near is better than far: −0.")
