@@ -340,6 +340,6 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
                           "reading": reading})  # fmt: skip
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
-    assert "Texts from column 'b' and 'c' of c.dat" in text
+    assert "Texts from column 'b', 'c' of c.dat" in text
     for found in payload(tmp_path / "r.html")["texts"]:
         assert re.fullmatch(r"first (\d+)\nsecond \1 x{1900,} … \(\+3,\d\d\d\)", found)

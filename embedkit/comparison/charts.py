@@ -27,7 +27,7 @@ class Chart:
     """One picture: its name, and a function from the width in pixels to a drawing."""
 
     name: str
-    draw: Callable[[float], Scene]
+    scene: Callable[[float], Scene]
 
 
 def charts_of(content: ReportContent, words: Phrases) -> Iterator[Chart]:

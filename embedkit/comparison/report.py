@@ -100,7 +100,7 @@ def write_report(
     folder = page.with_suffix(".figures")
     fsio.make_folder(folder)
     for chart in charts:
-        scene = chart.draw(_FILE_WIDTH.get(chart.name.split("-")[0], 640.0))
+        scene = chart.scene(_FILE_WIDTH.get(chart.name.split("-")[0], 640.0))
         file = folder / f"{chart.name}.{figures}"
         fsio.write_durably(file, as_file(scene, figures), scratch=folder)
     return folder
@@ -262,9 +262,9 @@ def _wide(names: set[str], content: ReportContent) -> set[str]:
 def _drawn(chart: Chart) -> tuple[Any, Any]:
     """A picture in two widths: for screens, and for phones."""
     whole = chart.name.startswith("layers")
-    wide: Scene = chart.draw(_WHOLE if whole else _HALF)
+    wide: Scene = chart.scene(_WHOLE if whole else _HALF)
     return (as_svg(wide, name=chart.name),
-            as_svg(chart.draw(_PHONE), name=f"{chart.name}-narrow"))  # fmt: skip
+            as_svg(chart.scene(_PHONE), name=f"{chart.name}-narrow"))  # fmt: skip
 
 
 def _symbol(style: int) -> Any:
