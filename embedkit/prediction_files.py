@@ -6,6 +6,7 @@ row, id, [fold], label, proba_<label> …      of a regression row, id, [fold], 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,9 +78,9 @@ def write_prediction_file(
         if kind == "tsv":
             sink.write("\t".join(map(tsv_field, _columns(names, folds))) + "\n")
         for record in records:
-            fields = _fields(record)
+            fields = _fields(record, flat=kind == "tsv")
             if kind == "tsv":
-                line = "\t".join(tsv_field(v) for v in _flat(fields).values())
+                line = "\t".join(map(tsv_field, fields.values()))
             else:
                 line = json.dumps(fields, ensure_ascii=False)
             sink.write(line + "\n")
@@ -119,7 +120,7 @@ def read_prediction_files(
         if missing:
             raise UsageError(
                 f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
-                ".tsv or .parquet file, without --label-names."
+                ".tsv or .parquet file, without label_names."
             )
         if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
             raise MismatchError(
@@ -133,7 +134,7 @@ def read_prediction_files(
 def tsv_field(value: object) -> str:
     """Return a TSV field; characters that would break the line become spaces."""
     text = f"{value:.6f}" if isinstance(value, float) else str(value)
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+    return re.sub(r"[\t\r\n]", " ", text)
 
 
 def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
@@ -144,21 +145,17 @@ def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
     return columns | {"label": "string"} | {f"proba_{name}": "float64" for name in names}
 
 
-def _fields(record: PredictedRecord) -> dict[str, Any]:
-    """A record as JSON lines hold it."""
+def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
+    """A record as JSON lines hold it, or ``flat``, with a column per probability, as tables do."""
     fields: dict[str, Any] = {"row": record.row, "id": record.id}
     if record.fold is not None:
         fields["fold"] = record.fold
     made = record.prediction
     if made.value is not None:
         return fields | {"value": made.value}
-    return fields | {"label": made.label, "proba": made.proba}
-
-
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    """A record as tables hold it: one column per probability."""
-    proba = fields.pop("proba", {})
-    return fields | {f"proba_{name}": value for name, value in proba.items()}
+    fields["label"] = made.label
+    return fields | ({f"proba_{n}": p for n, p in made.proba.items()} if flat
+                     else {"proba": made.proba})  # fmt: skip
 
 
 @contextmanager
@@ -181,7 +178,7 @@ def _parquet(records: Iterable[PredictedRecord], columns: dict[str, str], out: P
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
-    table = pa.Table.from_pylist([_flat(_fields(record)) for record in records], schema)
+    table = pa.Table.from_pylist([_fields(record, flat=True) for record in records], schema)
     fsio.write_parquet(out, table)
     return int(table.num_rows)
 
@@ -192,7 +189,7 @@ def _table(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise UsageError(f"{path} does not exist. Make it with embedkit predict RUN CORPUS --out.")
+        raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
     try:
         if path.suffix == ".parquet":
             return pq.read_table(path, page_checksum_verification=True)

@@ -130,7 +130,7 @@ def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:
         (fold, epoch) for fold in range(3) for epoch in (1.0, 2.0, 3.0, 4.0)
     ]
     learnt = [line for line in log if "loss" in line]
-    assert {"repeat", "fold", "step", "epoch", "loss", "learning_rate"} == set(learnt[0])
+    assert set(learnt[0]) == {"repeat", "fold", "seed", "step", "epoch", "loss", "learning_rate"}
     kept = finetuned(shared / "run").epochs
     for fold in range(3):
         losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
@@ -712,7 +712,7 @@ def test_a_loss_that_is_no_number(
     stages: list[str] = []
     tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1,
           progress=lambda state: stages.append(state.stage))  # fmt: skip
-    assert set(stages) == {"fold 2 of 3", "fold 3 of 3"}
+    assert set(stages) == {"fold 2 of 3, epoch 1 of 1", "fold 3 of 3, epoch 1 of 1"}
 
 
 def test_a_learning_rate_that_explodes(shared: Path, tmp_path: Path) -> None:
@@ -762,8 +762,8 @@ def test_no_room_for_a_checkpoint(
     tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1,
           progress=lambda state: stages.append(state.stage))  # fmt: skip
     # where the trained model could not be written, its last checkpoint is there
-    again = set() if writer == "model" else {"fold 2 of 3"}
-    assert set(stages) == again | {"fold 3 of 3"}
+    again = set() if writer == "model" else {"fold 2 of 3, epoch 1 of 1"}
+    assert set(stages) == again | {"fold 3 of 3, epoch 1 of 1"}
     assert (tmp_path / "run/run.json").is_file()
 
 

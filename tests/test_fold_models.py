@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import LeaveOneGroupOut, cross_val_score
 
 import embedkit
+from embedkit.checksums import seal
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
@@ -255,6 +256,9 @@ def test_what_cannot_be_used(shared: Path, tmp_path: Path) -> None:
     records = run / "model/records.parquet"
     content = records.read_bytes()
     records.write_bytes(content[:200])
+    with pytest.raises(DamagedError, match=r"records\.parquet is damaged: its SHA-256"):
+        embedkit.extract(corpus, out=tmp_path / "no", model=str(run))
+    seal(run)
     with pytest.raises(DamagedError, match=r"records\.parquet cannot be read"):
         embedkit.extract(corpus, out=tmp_path / "no", model=str(run))
     records.unlink()

@@ -23,10 +23,10 @@ from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
 from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.errors import UsageError
+from embedkit.finetuning.batches import LengthSampler, batches_by_length, predict_logits
 from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.parameters import freeze, parameter_depth, parameter_groups
-from embedkit.finetuning.training import _LengthSampler, batches_by_length, predict_logits
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 
@@ -271,7 +271,7 @@ def test_batches_hold_every_text_once_and_few_tokens() -> None:
 
 def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     lengths = np.random.default_rng(1).integers(5, 100, 1_003)
-    sampler = _LengthSampler(lengths, 16, seed=4)
+    sampler = LengthSampler(lengths, 16, seed=4)
     first = list(sampler)
     assert first == list(sampler)
     assert sorted(first) == list(range(1_003))

@@ -25,9 +25,9 @@ from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.errors import DamagedError, ModelError, OutputExistsError, UsageError
+from embedkit.finetuning.batches import predict_logits
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model_folder import is_plain_head, read_model, write_model
-from embedkit.finetuning.training import predict_logits
 from embedkit.predict import Predictor
 from tests.finetune_fixtures import corpus_of, log_of, tuned
 from tests.models import TEXTS

@@ -58,9 +58,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder / "data", out=folder / "runs/logreg", **options)
     train(folder / "data", out=folder / "runs/svm", estimator="svm", view="mean_0", **options)
     probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
-    log = [{"repeat": 0, "fold": f, "step": e, "epoch": float(e), "loss": 1 / e,
+    log = [{"repeat": 0, "fold": f, "seed": 0, "step": e, "epoch": float(e), "loss": 1 / e,
             "learning_rate": 1e-4} for f in range(3) for e in (1, 2)]  # fmt: skip
-    log += [{"repeat": 0, "fold": 0, "step": 2, "epoch": 2.0, "valid_loss": 0.6,
+    log += [{"repeat": 0, "fold": 0, "seed": 0, "step": 2, "epoch": 2.0, "valid_loss": 0.6,
              "valid_score": 0.7}]  # fmt: skip
     (folder / "runs/svm/training.jsonl").write_text(
         "".join(json.dumps(entry) + "\n" for entry in log), "utf-8"

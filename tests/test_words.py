@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import embedkit
 from embedkit.cli.main import cli
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.views import parse_layers
+from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from embedkit.words.describe import describe_uses
 from embedkit.words.matching import Marked, find_word, read_marked
@@ -291,7 +291,7 @@ def test_one_cluster_where_there_is_one() -> None:
     two = describe_uses(uses_of([[1, 0, 0], [0, 1, 0]], 3), "text", clusters=1)
     assert two.clusters.tolist() == [0] * 6
     with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
-        describe_uses(uses_of([[1, 0, 0]], 1), "text", layer="7")
+        describe_uses(uses_of([[1, 0, 0]], 1), "text", layer=LayerSpec((7,)))
 
 
 def test_other_words_are_other_words(folder: Path) -> None:
@@ -306,7 +306,7 @@ def test_other_words_are_other_words(folder: Path) -> None:
 @pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
 def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
     spec = parse_layers(layer, n_layers=2)[0]
-    report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec.name)
+    report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec)
     encoder = Encoder.load(str(tiny_model()))
     direct = describe_uses(uses_in_texts(encoder, TEXTS, "배", [spec]), "배")
     assert report.layer == direct.layer == spec.name

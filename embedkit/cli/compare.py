@@ -164,6 +164,7 @@ def _blocks(table: Comparison, draw: Callable[[Rows], str]) -> Iterable[str]:
         counts += f", {table.records['test']:,} in the test set"
     yield f"Scores on held-out records with 95 % intervals ({counts}), best first:"
     yield draw([_score_cells(table, row) for row in table.rows])
+    yield from (f"Seeds of {one.text}." for one in table.seeds)
     if table.rows[0].test:
         yield "Test set:"
         yield draw([_test_cells(table, row) for row in table.rows])
@@ -173,6 +174,7 @@ def _blocks(table: Comparison, draw: Callable[[Rows], str]) -> Iterable[str]:
     if table.rows[0].test:
         yield f"Differences in {table.metric} on the test set; p corrected for these pairs:"
         yield draw([_difference_cells(table, row, test=True) for row in table.rows])
+    yield from (f"Not the same input: {visible(one.text)}." for one in table.inputs)
     yield "Cost:"
     yield draw([_cost_cells(row.name, row.cost) for row in table.rows if row.cost])
 

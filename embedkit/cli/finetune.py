@@ -42,7 +42,9 @@ __all__ = ["finetune"]
            "lstm]"),
     option("--batch-size", default=16, help="Texts per batch."),
     option("--accumulate", default=1, help="Batches per optimizer step."),
-    "--max-length", "--prefix", "--class-weight",
+    option("--dropout", type=float,
+           help="Dropout before the last layer of the head. [set by the checkpoint]"),
+    "--max-length", "--on-long", "--stride", "--prefix", "--class-weight",
     option("--label-smoothing", default=0.0,
            help="Fraction of the target that is spread over all classes."),
     option("--one-logit", is_flag=True,
@@ -62,7 +64,15 @@ __all__ = ["finetune"]
     option("--validation", default=0.1,
            help="Fraction of the training records used for validation; 0 disables it."),
     option("--patience", type=int,
-           help="Stop a fold after N epochs without a better validation loss."),
+           help="Stop a fold after N epochs without a better validation loss (or --select-by)."),
+    option("--select-by", default="loss",
+           help="Choose the epoch by the validation loss, or by a metric of the validation records "
+           "(accuracy, macro_f1, f2 …)."),
+    option("--calibrate", is_flag=True,
+           help="Divide the logits by a temperature fitted on the validation records."),
+    option("--seeds", default=1,
+           help="Number of trainings of every fold with other seeds; their probabilities are "
+           "averaged."),
     option("--threshold",
            help="Decision threshold for the second of two classes: a number, or a metric to "
            "optimize on the validation records (macro_f1, f1, f2 …)."),

@@ -14,6 +14,7 @@ from embedkit.choices import (
     DEFAULT_MODEL,
     ESTIMATORS,
     FORMATS,
+    ON_LONG,
     PRECISIONS,
     QUOTINGS,
     TASKS,
@@ -66,6 +67,10 @@ _SHARED: Mapping[str, Option] = {
         ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
         ("--max-length", "Maximum number of tokens per text, special tokens included. [set by the "
          "checkpoint]", {"type": int}),
+        ("--on-long", "How to treat texts of more than --max-length tokens.",
+         {"default": "truncate", "type": click.Choice(ON_LONG)}),
+        ("--stride", "Overlap of neighbouring windows in tokens. [a quarter of --max-length]",
+         {"type": int}),
         ("--prefix", 'Text to put before every text; "" for none. ["query: " for --model '
          "multilingual; else none]", {}),
         ("--precision", "Precision of the computation; auto: on CPU bf16 where a short trial finds "

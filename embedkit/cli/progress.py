@@ -66,14 +66,15 @@ class _Rate:
     """Units per second, and the time that is left."""
 
     def __init__(self) -> None:
-        self._counted: tuple[str, int | None] | None = None
+        self._counted: tuple[str, str, int | None] | None = None
         self._first = (0, 0.0)
 
     def text(self, state: Progress) -> str:
         now = time.monotonic()
         fresh = state.done if state.fresh is None else state.fresh
-        if self._counted != (state.unit, state.total):
-            self._counted, self._first = (state.unit, state.total), (fresh, now)
+        counted = (state.stage, state.unit, state.total)
+        if self._counted != counted:
+            self._counted, self._first = counted, (fresh, now)
         units, seconds = fresh - self._first[0], now - self._first[1]
         if seconds <= 0.5 or units <= 0 or state.total is None:
             return state.unit

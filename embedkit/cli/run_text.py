@@ -83,13 +83,39 @@ def _results(content: Run) -> Iterator[str]:
     elif isinstance(content, PredictionRun):
         yield from _scores(content)
     if isinstance(content, FinetuneRun):
+        yield from _seeds(content)
+        yield from _calibration(content)
         cut, rejected = content.truncated, content.dataset.rejected or {}
         epochs = sorted({round(epoch) for epoch in content.epochs})
-        yield f"{count_text(len(content.models), 'fold')}; best epochs: {str(epochs)[1:-1]}"
+        yield f"{count_text(len(content.models), 'model')}; best epochs: {str(epochs)[1:-1]}"
         yield (f"{cut.records:,} texts were cut at {cut.limit} tokens: {cut.tokens:,} of "
                f"{cut.tokens_all:,} tokens left out")  # fmt: skip
         if rejected:
             yield f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}"
+
+
+def _seeds(content: FinetuneRun) -> Iterator[str]:
+    """The main score of each of several seeds."""
+    main = "accuracy" if content.classes else "r2"
+    for subset in content.scores if content.seeds else ():
+        values = [one.scores[subset][main] for one in content.seeds]
+        yield (
+            f"{main} of each seed ({_SUBSETS[subset]}): {', '.join(map(number_text, values))}; "
+            f"standard deviation {number_text(stdev(values))}; predictions are the mean of all"
+        )
+
+
+def _calibration(content: FinetuneRun) -> Iterator[str]:
+    found = content.calibration
+    if found is None:
+        return
+    shown = ", ".join(f"{one:.2f}" for one in found.temperatures)
+    for subset, before in found.before.items():
+        old, new = (found_in["calibration_error"] for found_in in (before, found.after[subset]))
+        yield (
+            f"calibration_error ({_SUBSETS[subset]}): {number_text(old)} without temperature "
+            f"scaling, {number_text(new)} with it (temperatures {shown})"
+        )
 
 
 def _scores(content: PredictionRun) -> Iterator[str]:

@@ -230,9 +230,9 @@ def _describe(what: tuple[str, ...], texts: Sequence[str], settings: dict[str, A
         found = uses_in_dataset(what[0], word, match=match, seed=seed)
         n_layers = found.data.manifest.n_layers if found.data else 0
     if layer is not None:
-        layer = parse_layers(layer, n_layers=n_layers)[0].name
+        layer = parse_layers(layer, n_layers=n_layers)[0]
     elif view is not None:
-        layer = parse_view(view, n_layers=n_layers).layer.name
+        layer = parse_view(view, n_layers=n_layers).layer
     return describe_uses(
         found, word, layer=layer, clusters=settings["clusters"],
         senses=found.senses(settings["sense"]), seed=seed,

@@ -45,8 +45,8 @@ def alerts_of(
     return tuple(
         alert
         for found in (
-            _unfit(compared, verdict), _random_weights(compared), _cut(compared),
-            _wrong_labels(cases), _duplicates(cases, texts), _small_classes(cases),
+            _unfit(compared, verdict), _inputs(compared), _random_weights(compared),
+            _cut(compared), _wrong_labels(cases), _duplicates(cases, texts), _small_classes(cases),
             _calibration(compared, verdict), _seeds(compared),
         )
         for alert in found
@@ -61,6 +61,11 @@ def _unfit(compared: Compared, verdict: Verdict) -> Iterator[Alert]:
             "run": name, "metric": metric, "value": rows[name].scores[metric].value,
             "majority": rows[MAJORITY].scores[metric].value,
         })  # fmt: skip
+
+
+def _inputs(compared: Compared) -> Iterator[Alert]:
+    for found in compared.table.inputs:
+        yield Alert("inputs", {"setting": found.setting, "runs": found.runs})
 
 
 def _random_weights(compared: Compared) -> Iterator[Alert]:
@@ -161,6 +166,9 @@ def _seeds(compared: Compared) -> Iterator[Alert]:
                     content.dataset.fingerprint, content.threshold_metric,
                     sorted(kept.items(), key=str)))  # fmt: skip
         groups.setdefault(key, []).append(run.name)
+    for one in compared.table.seeds:
+        yield Alert("seed_spread", {"run": one.run, "seeds": len(one.seeds), "mean": one.mean,
+                                    "deviation": one.deviation})  # fmt: skip
     rows = {row.name: row.scores[compared.table.metric].value for row in compared.table.rows}
     for names in groups.values():
         seeds = {repr(run.content.settings.get("seed")) for run in compared.runs.runs

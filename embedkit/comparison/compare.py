@@ -16,7 +16,9 @@ import numpy as np
 
 from embedkit.choices import BLENDS, check_choice
 from embedkit.comparison.blend import Blend, blend
+from embedkit.comparison.inputs import InputDifference, input_differences
 from embedkit.comparison.load import LoadedRun, RunSet, read_runs
+from embedkit.comparison.seeds import SeedSpread, seed_spreads
 from embedkit.comparison.texts import Dataset, find_datasets
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.metrics import LOWER_IS_BETTER, SAMPLES, Score, Threshold, beta_of
@@ -154,6 +156,8 @@ class Comparison:
         rows: best first.
         names: of the runs, in the order of ``agreement``.
         agreement: fraction of records for which two runs predict the same class; empty for values.
+        inputs: settings of the input that are not the same in all runs and probes.
+        seeds: scores of every seed of runs with several.
     """
 
     metric: str
@@ -165,6 +169,8 @@ class Comparison:
     rows: tuple[Row, ...]
     names: tuple[str, ...]
     agreement: tuple[tuple[float, ...], ...]
+    inputs: tuple[InputDifference, ...]
+    seeds: tuple[SeedSpread, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,6 +268,7 @@ def compare(
         Comparison(
             metric, rows[0].name, chosen, len(found["folds"].pairs), counts, units, rows,
             tuple(run.name for run in opened.runs), agreement,
+            input_differences(opened.all), seed_spreads(opened.runs, metric),
         ),
         opened, datasets, blends, predictions, differences,
     )  # fmt: skip

@@ -319,7 +319,20 @@ def _seeds(words: Phrases, kind: str, values: dict[str, Any]) -> str:
     return words("alert.seeds", runs=", ".join(values["runs"]), spread=spread)
 
 
+def _inputs(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    parts = [f"{value} ({', '.join(names)})" for value, names in values["runs"].items()]
+    return words("alert.inputs", setting=values["setting"], values="; ".join(parts))
+
+
+def _seed_spread(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    deviation = words.difference(values["deviation"]).lstrip("+")
+    return words("alert.seed_spread", run=values["run"], seeds=values["seeds"],
+                 mean=words.score(values["mean"]), deviation=deviation)  # fmt: skip
+
+
 _ALERTS = {
+    "inputs": _inputs,
+    "seed_spread": _seed_spread,
     "unfit": _unfit, "random_weights": _random_weights, "cut": _cut, "all_wrong": _all_wrong,
     "small_classes": _small_classes, "calibration": _calibration, "seeds": _seeds,
 }  # fmt: skip

@@ -25,10 +25,10 @@ def training_chart(
     name: str, entries: Sequence[dict[str, Any]], words: Phrases, width: float
 ) -> Scene:
     """Draw training loss (lines) and validation loss (marks) of every fold by epoch."""
-    lines: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    lines: dict[tuple[int, ...], list[tuple[float, float]]] = {}
     marks: list[tuple[float, float]] = []
     for entry in entries:
-        fold = (int(entry.get("repeat", 0)), int(entry.get("fold", 0)))
+        fold = tuple(int(entry.get(name, 0)) for name in ("seed", "repeat", "fold"))
         if entry.get("loss") is not None:
             lines.setdefault(fold, []).append((float(entry["epoch"]), float(entry["loss"])))
         if entry.get("valid_loss") is not None:

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.rows import BadRow, Cell, Dialect, NotText, Row, Table, check_names
+from embedkit.corpus.options import Dialect
+from embedkit.corpus.rows import BadRow, Cell, NotText, Row, Table, check_names
 from embedkit.errors import CorpusError
 
 __all__ = ["ArrowTable", "ParquetTable", "is_bytes", "is_string", "without_dictionary"]

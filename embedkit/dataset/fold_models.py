@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.checksums import check_files
 from embedkit.decoding import decode
 from embedkit.errors import DamagedError, UsageError
 from embedkit.types import Int64
@@ -192,7 +193,7 @@ def find_fold_models(model: str | Path) -> SeenRecords | None:
 
     Raises:
         UsageError: an earlier version made the run, or its records were shuffled several times.
-        DamagedError: the file of the records cannot be read.
+        DamagedError: the file of the records was changed since, or cannot be read.
     """
     run = Path(model)
     if not (run / "run.json").is_file() or not (run / "model/fold-0/config.json").is_file():
@@ -222,6 +223,7 @@ def _read(run: Path) -> SeenRecords:
             f"model={str(run)!r}: {file} is missing, as in runs of earlier versions: which model "
             "has seen which record is not known. Make the run again."
         )
+    check_files(run, [f"model/{_FILE}"], advice="Make the run again.")
     try:
         table = pq.read_table(file, page_checksum_verification=True)
         content = json.loads((table.schema.metadata or {})[_KEY])
@@ -246,6 +248,7 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
 
     Raises:
         ModelError: a checkpoint cannot be found or used.
+        DamagedError: a file of the run was changed since.
         UsageError: a setting, or the run, cannot be used.
     """
     from embedkit.encoding.encoder import Encoder
@@ -258,6 +261,7 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
         raise UsageError(f"revision=: {model} is a run, which has no revisions.")
     if settings.get("max_length") is None:
         settings["max_length"] = found.models.max_length
+    check_files(Path(model), ["model"], advice="Make the run again.")
     folders = {name: Path(model) / "model" / name for name in found.models.models}
     return FoldEncoder.of(
         model, folders, fold_of_model=found.models.fold_of_model, prefix=found.models.prefix,

@@ -267,8 +267,11 @@ class TextTokenizer:
                     f"{settings.max_length}: {texts[0][:60]!r}… Use on_long='truncate' or "
                     "on_long='window'."
                 )
-            keep = _halved if windowed else _longest_first
-            lengths = keep(lengths, room, fast=self.is_fast)
+            if windowed:  # over the longer text; the other one takes half of the room at most
+                moving = int(np.argmax(lengths))
+                lengths = [n if i == moving else min(n, room // 2) for i, n in enumerate(lengths)]
+            else:
+                lengths = _longest_first(lengths, room, fast=self.is_fast)
             parts = [self._cut(part, length) for part, length in zip(parts, lengths, strict=True)]
         ids, types, segment, spans = _assembled(template, parts)
         windows: tuple[Window, ...] = (Window(ids, types),)
@@ -409,12 +412,6 @@ def _windows(
         owned = np.flatnonzero(owner[seen] == number)
         windows.append(Window(ids[seen], types[seen], owned, seen[owned]))
     return tuple(windows)
-
-
-def _halved(lengths: Sequence[int], room: int, *, fast: bool) -> list[int]:
-    """Lengths for windows over the longer text: the other one takes half of the room at most."""
-    moving = int(np.argmax(lengths))
-    return [n if i == moving else min(n, room // 2) for i, n in enumerate(lengths)]
 
 
 def _longest_first(lengths: Sequence[int], room: int, *, fast: bool) -> list[int]:

@@ -15,7 +15,7 @@ from embedkit.encoding.model import load_module, mismatched_keys
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
 from embedkit.errors import ModelError
-from embedkit.finetuning.training import predict_logits
+from embedkit.finetuning.batches import predict_logits
 from embedkit.types import Float64
 
 __all__ = ["CheckpointClassifier"]

@@ -165,7 +165,7 @@ def _from_plan(plan: CorpusPlan) -> TextData:
         reading={
             **{name: getattr(plan, name) for name in _READING},
             "seed": plan.seed if plan.sample is not None else None,
-            "dialect": {name: getattr(plan.dialect, name) for name in _DIALECT},
+            "dialect": {name: getattr(plan, name) for name in _DIALECT},
         },
     )
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from embedkit import fsio
 from embedkit.checksums import check_files
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.finetuning.model_folder import HEAD_FILE, is_plain_head, read_model
+from embedkit.finetuning.model_folder import HEAD_FILE, is_plain_head, model_name, read_model
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.folder import read_run
 
@@ -127,10 +127,12 @@ def _model_name(run: Path, content: FinetuneRun, fold: int | str) -> str:
 def _best(run: Path, content: FinetuneRun) -> str:
     """The model with the lowest validation loss at the epoch that was kept."""
     losses = dict.fromkeys(content.models, math.inf)
+    epochs = dict(zip(content.models, content.epochs, strict=True))
     for line in _log(run / "training.jsonl"):
-        number = line["repeat"] * content.split.folds + line["fold"]
-        if "valid_loss" in line and line["epoch"] == content.epochs[number]:
-            losses[content.models[number]] = line["valid_loss"]
+        seed = line["seed"] - content.settings["seed"]
+        name = model_name(line["repeat"], line["fold"], seed)
+        if "valid_loss" in line and line["epoch"] == epochs[name]:
+            losses[name] = line["valid_loss"]
     name = min(losses, key=lambda model: losses[model])
     if losses[name] == math.inf:
         raise UsageError(
@@ -148,7 +150,7 @@ def _log(file: Path) -> list[dict[str, Any]]:
 
 
 def _threshold(content: FinetuneRun, name: str) -> float | None:
-    return content.thresholds[content.models.index(name)]
+    return content.thresholds[content.models.index(name) % len(content.thresholds)]
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:

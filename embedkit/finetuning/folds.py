@@ -24,6 +24,7 @@ from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.run import FoldsOfRun
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.folder import resumable_run
+from embedkit.runs.metrics import check_metric
 from embedkit.runs.split_files import Split, align_split, read_split
 from embedkit.runs.splits import make_split
 from embedkit.runs.targets import check_folds, target_from, target_like
@@ -108,6 +109,8 @@ def finetune(
     for name in ("one_logit", "threshold"):
         if getattr(options, name) and len(target.classes) != 2:
             raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
+    if options.select_by != "loss":
+        check_metric(options.select_by, classes=len(target.classes), name="select_by")
     chosen = _split_of(data, split, folds=folds, seed=options.seed)
     test_data, test_target, test_index = data, target, chosen.test
     if test is not None:
@@ -125,7 +128,10 @@ def finetune(
     check_folds(target, chosen)
     records = RunRecords(data, target, chosen, test_data, test_target, test_index)
     prefix = checkpoint.prefix_or_own(options.prefix)
-    options = replace(options, max_length=length, prefix=prefix)
+    stride = options.stride
+    if options.on_long == "window" and stride is None:
+        stride = length // 4
+    options = replace(options, max_length=length, prefix=prefix, stride=stride)
     run = FoldsOfRun(records, checkpoint, tokenizer, options, where, progress)
     run.check()
     with resumable_run(Path(out), run.identity(), overwrite=overwrite, begin=not resume) as folder:

@@ -8,6 +8,10 @@ The head sees the token vectors of the last layer, or of a trained mix of the la
     cnn      convolutions of several widths side by side, the maximum of each over the text
     lstm     a bidirectional LSTM over the tokens, its last state in either direction
 
+Of a text in several windows, the vector of the head is combined as ``extract`` combines windows: of
+``mean`` the mean over all tokens, each taken from the window where it has most context; of ``cnn``
+the maximum over the windows; of the others the mean of the windows' vectors.
+
 Padding changes no logit. :mod:`embedkit.finetuning.model_folder` writes and reads models.
 """
 
@@ -98,14 +102,19 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        windows: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Return the logits of a batch that is padded on the right.
+        """Return the logits of a batch of texts that is padded on the right.
 
         Args:
-            input_ids: ``(batch, tokens)`` int64.
-            attention_mask: ``(batch, tokens)``, 0 for padding.
-            token_type_ids: ``(batch, tokens)`` int64 segment ids; not used by encoders without.
-            labels: ``(batch,)`` int64 class numbers, or float32 values of a regression.
+            input_ids: ``(sequences, tokens)`` int64; a sequence is a text, or a window of one.
+            attention_mask: ``(sequences, tokens)``, 0 for padding.
+            token_type_ids: ``(sequences, tokens)`` int64 segment ids; not used by encoders without.
+            labels: ``(texts,)`` int64 class numbers, or float32 values of a regression.
+            windows: ``(texts,)`` int64 number of windows of each text, which follow one another;
+                ``None``: every sequence is a text.
+            counted: ``(sequences, tokens)``, 1 for the tokens that are taken from a window.
 
         Returns:
             ``logits`` ``(batch, n_outputs)``, and ``loss`` where labels are given.
@@ -114,7 +123,11 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if self.takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         hidden = self._hidden(inputs)
-        logits = self.classifier(self.dropout(self.head(hidden, attention_mask)))
+        if windows is None or counted is None:
+            vectors = self.head(hidden, attention_mask)
+        else:
+            vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
+        logits = self.classifier(self.dropout(vectors))
         loss = None if labels is None else self.loss(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
@@ -164,6 +177,10 @@ class _Cls(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return hidden[:, 0]
 
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        """Vectors of texts ``(texts, width)`` from those of their windows."""
+        return torch.stack([part.mean(0) for part in self(hidden, mask).split(sizes)])
+
 
 class _Pooler(_Cls):
     def __init__(self, config: HeadConfig, width: int) -> None:
@@ -178,6 +195,13 @@ class _Mean(_Cls):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         weights = mask.unsqueeze(2).to(hidden.dtype)
         return (hidden * weights).sum(1) / weights.sum(1)
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        weights = counted.unsqueeze(2).to(hidden.dtype)
+        sums: Any = (hidden * weights).sum(1)
+        counts: Any = weights.sum(1)
+        texts = zip(sums.split(sizes), counts.split(sizes), strict=True)
+        return torch.stack([total.sum(0) / count.sum(0) for total, count in texts])
 
 
 class _Cnn(_Cls):
@@ -196,6 +220,9 @@ class _Cnn(_Cls):
             windows = torch.relu(convolution(functional.pad(text, (0, span - 1))))
             found.append(windows.masked_fill(outside, 0).amax(2))
         return torch.cat(found, dim=1)
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return torch.stack([part.amax(0) for part in self(hidden, mask).split(sizes)])
 
 
 class _Lstm(_Cls):
@@ -236,14 +263,15 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
     mix = int(settings.get("mix_layers", 1))
     if mix > plain.n_layers:
         raise UsageError(f"mix_layers={mix}: the encoder has {plain.n_layers} layers.")
-    config, dropout = plain.module.config, 0.1
+    config, dropout = plain.module.config, 0.1  # unless the settings say otherwise
     # as the family's own classifier: its own setting where there is one, else the encoder's
     for name in ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout"):
         if isinstance(value := getattr(config, name, None), int | float):
             dropout = float(value)
             break
     torch.manual_seed(seed)
-    model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), dropout=dropout, **settings))
+    settings = {"dropout": dropout} | settings
+    model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), **settings))
     model.encoder.load_state_dict(plain.module.state_dict())
     if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
         model.head.dense.load_state_dict(dense.state_dict())

@@ -13,8 +13,8 @@ from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import choose_device
 from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
 from embedkit.errors import DamagedError, first_line
+from embedkit.finetuning.batches import predict_logits
 from embedkit.finetuning.model_folder import read_model
-from embedkit.finetuning.training import predict_logits
 from embedkit.runs.content import FinetuneRun
 from embedkit.types import Float64
 
@@ -37,7 +37,9 @@ class FinetunedRun:
     def __init__(self, run: Path, content: FinetuneRun, *, device: str = "auto") -> None:
         where, tokens = choose_device(device), content.tokens
         quiet_transformers()
-        self._settings = TokenizerSettings(tokens.max_length, prefix=tokens.prefix)
+        self._settings = TokenizerSettings(
+            tokens.max_length, tokens.on_long, tokens.stride, tokens.prefix
+        )
         # half precision is for the kind of device it was trained on
         same = content.cost.device == where.type
         self._precision = content.precision if same else "fp32"

@@ -29,7 +29,7 @@ from embedkit.encoding.tokenization import TextTokenizer
 from embedkit.errors import DamagedError, first_line
 from embedkit.finetuning.heads import EncoderWithHead, HeadConfig
 
-__all__ = ["HEAD_FILE", "is_plain_head", "read_model", "write_model"]
+__all__ = ["HEAD_FILE", "is_plain_head", "model_name", "read_model", "write_model"]
 
 HEAD_FILE = "head.json"
 """File of the head's settings in the folder of a model."""
@@ -48,6 +48,21 @@ _OUTPUT = {
 _OWN = "embedkit."
 _MACHINE = ("_name_or_path", "name_or_path", "is_local", "local_files_only", "tokenizer_file",
             "vocab_file", "special_tokens_map_file")  # fmt: skip
+
+
+def model_name(repeat: int, fold: int, seed: int = 0) -> str:
+    """Return the name of a model's folder.
+
+    Args:
+        repeat: number of the repeat of the split.
+        fold: number of the fold.
+        seed: number of the seed, from 0.
+
+    >>> model_name(0, 2), model_name(1, 2, seed=1)
+    ('fold-2', 'repeat-1-fold-2-seed-1')
+    """
+    name = f"fold-{fold}" if not repeat else f"repeat-{repeat}-fold-{fold}"
+    return f"{name}-seed-{seed}" if seed else name
 
 
 def is_plain_head(config: HeadConfig) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from embedkit.finetuning.calibration import with_temperature
 from embedkit.finetuning.data import RunRecords
 from embedkit.finetuning.validation import Division, FoldRecords, choose_thresholds
 from embedkit.runs.metrics import Threshold
@@ -15,7 +16,7 @@ from embedkit.runs.predictions import Predictions
 from embedkit.runs.split_files import TEST
 from embedkit.types import Float64
 
-__all__ = ["ModelResult", "RunPredictions", "run_predictions"]
+__all__ = ["ModelResult", "RunPredictions", "run_predictions", "uncalibrated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +28,13 @@ class ModelResult:
     Attributes:
         repeat: number of the repeat.
         fold: number of the fold.
+        seed: the seed that it was trained with.
         log: lines of ``training.jsonl``.
         epoch: the epoch that was kept.
         fit_seconds: seconds of training.
         predict_seconds: seconds to predict the held-out records.
         parameters: number of trained parameters.
+        temperature: that the logits were divided by.
         proba: of the held-out records of the fold.
         test_proba: of the test set.
         valid_proba: of the validation records that chose the epoch.
@@ -40,11 +43,13 @@ class ModelResult:
 
     repeat: int
     fold: int
+    seed: int
     log: list[dict[str, Any]]
     epoch: float
     fit_seconds: float
     predict_seconds: float
     parameters: int
+    temperature: float
     proba: list[Any]
     test_proba: list[Any]
     valid_proba: list[Any]
@@ -74,8 +79,8 @@ def run_predictions(
 ) -> RunPredictions:
     """Return the predictions of models that are all trained.
 
-    The inner predictions of a fold are those of its validation records by its own model, which was
-    fitted neither on them nor on the fold.
+    Several seeds are averaged. The inner predictions of a fold are those of its validation records
+    by its own models, which were fitted neither on them nor on the fold.
 
     Args:
         records: of the run.
@@ -97,6 +102,19 @@ def run_predictions(
             threshold=final,
         ))  # fmt: skip
     return RunPredictions(Predictions.joined(found), tuple(each), final)
+
+
+def uncalibrated(results: Sequence[ModelResult]) -> list[ModelResult]:
+    """Return the results with probabilities as they were before temperature scaling."""
+
+    def undone(proba: list[Any], temperature: float) -> list[Any]:
+        return list(with_temperature(np.array(proba), 1 / temperature)) if proba else []
+
+    return [
+        replace(r, proba=undone(r.proba, r.temperature),
+                test_proba=undone(r.test_proba, r.temperature))
+        for r in results
+    ]  # fmt: skip
 
 
 def _fold_predictions(

@@ -8,14 +8,13 @@ choice of the epoch by the loss on validation records.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import (
-    PreTrainedModel,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -37,24 +34,33 @@ from transformers import (
 from embedkit import fsio
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import EncodeError, StorageError, first_line
+from embedkit.finetuning.batches import LengthSampler, n_seen, padded, predict_logits
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.parameters import add_lora, freeze, merge_lora, parameter_groups
-from embedkit.runs.metrics import classification_scores, regression_scores
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    beta_of,
+    classification_metrics,
+    regression_metrics,
+)
+from embedkit.runs.predictions import decide
 from embedkit.runs.targets import Target
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
-__all__ = ["Fold", "Trained", "batches_by_length", "predict_logits", "saving", "train_fold"]
+__all__ = ["Fold", "Trained", "saving", "train_fold"]
 
 logger = logging.getLogger(__name__)
 
-_BATCHES_SORTED = 50
 _LOGS_PER_EPOCH = 10
-_PREDICT_TOKENS = 4_096
 _CHECKPOINT_STEPS = 1_000
 _COMPLETE = "complete"
-_LOGGED = {"loss": "loss", "learning_rate": "learning_rate", "eval_loss": "valid_loss",
-           "eval_score": "valid_score"}  # fmt: skip
+_LOGGED = {"loss": "loss", "learning_rate": "learning_rate", "epoch_loss": "train_loss",
+           "epoch_accuracy": "train_accuracy", "eval_loss": "valid_loss",
+           "eval_accuracy": "valid_accuracy", "eval_score": "valid_score"}  # fmt: skip
+_SHOWN = {"epoch_loss": "loss", "epoch_accuracy": "accuracy", "eval_loss": "validation loss",
+          "eval_accuracy": "accuracy", "eval_score": "score"}  # fmt: skip
+_CHOSEN_BY = "eval_chosen_by"
 
 _CHECKPOINTING = "activation_checkpointing"
 if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older name
@@ -129,13 +135,14 @@ def train_fold(
     lora = None if options.lora is None else add_lora(model, options.lora, seed=fold.seed)
     model.to(fold.device)
     fsio.make_folder(fold.work)
-    last, earlier, state = _last_checkpoint(fold.work), 0.0, None
+    last, earlier, state, totals = _last_checkpoint(fold.work), 0.0, None, _Totals()
     if last is not None:
-        earlier = float(json.loads((last / _COMPLETE).read_text("utf-8"))["seconds"])
+        kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
+        earlier, totals = float(kept_there["seconds"]), _Totals(**kept_there["totals"])
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
     started = time.perf_counter()
     if state is None or not _has_ended(state, options):
-        trainer = _FoldTrainer(fold, model, _Callback(fold, earlier, progress))
+        trainer = _FoldTrainer(fold, model, totals, _Callback(fold, earlier, totals, progress))
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state = trainer.state
     seconds = earlier + time.perf_counter() - started
@@ -160,64 +167,26 @@ def train_fold(
     return model.eval(), trained
 
 
-def predict_logits(
-    model: PreTrainedModel, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32"
-) -> torch.Tensor:
-    """Return logits ``(n, outputs)`` float32 on the CPU, in the order of the texts.
+@dataclass(slots=True)
+class _Totals:
+    """Sums over the training records of the epoch so far."""
 
-    Args:
-        model: any model for classification, on its device; it is put into evaluation mode.
-        texts: the tokenized texts.
-        pad_id: token id to fill with.
-        precision: to compute in.
-    """
-    device = next(model.parameters()).device
-    model.eval()
-    takes = inspect.signature(model.forward).parameters
-    width = getattr(model.config, "n_outputs", None) or model.config.num_labels
-    result = torch.zeros(len(texts), width)
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
-        for index in batches_by_length([t.n_kept for t in texts], tokens=_PREDICT_TOKENS):
-            batch = _padded([texts[i] for i in index], pad_id)
-            given = {name: value.to(device) for name, value in batch.items() if name in takes}
-            result[torch.from_numpy(index)] = model(**given).logits.float().cpu()
-    return result
+    texts: int = 0
+    loss: float = 0.0
+    right: int = 0
 
+    def add(self, loss: float, right: int, texts: int) -> None:
+        self.loss += loss * texts
+        self.right += right
+        self.texts += texts
 
-def batches_by_length(lengths: Sequence[int], *, tokens: int) -> Iterator[Int64]:
-    """Yield indices of texts of similar length that have at most ``tokens`` with padding."""
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    start = 0
-    while start < len(order):
-        count = max(tokens // max(lengths[order[start]], 1), 1)
-        yield order[start : start + count]
-        start += count
-
-
-class _LengthSampler(Sampler[int]):
-    """Order of an epoch, by seed and epoch alone; neighbours have similar lengths."""
-
-    def __init__(self, lengths: Int64, batch: int, seed: int) -> None:
-        self._lengths, self._batch, self._seed, self._epoch = lengths, batch, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        random = np.random.default_rng([self._seed, self._epoch])
-        order = random.permutation(len(self._lengths))
-        whole, batches = len(order) // self._batch * self._batch, []
-        step = self._batch * _BATCHES_SORTED
-        for start in range(0, whole, step):
-            some = order[start : min(start + step, whole)]
-            some = some[np.argsort(self._lengths[some], kind="stable")]
-            batches += np.split(some, len(some) // self._batch)
-        random.shuffle(batches)
-        yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
+    def means(self, *, classes: bool) -> dict[str, float]:
+        """Mean loss, and accuracy where there are classes; the next epoch begins with zeros."""
+        found = {"epoch_loss": self.loss / max(self.texts, 1)}
+        if classes:
+            found["epoch_accuracy"] = self.right / max(self.texts, 1)
+        self.texts, self.loss, self.right = 0, 0.0, 0
+        return found
 
 
 class _FoldTrainer(Trainer):  # type: ignore[misc]
@@ -225,8 +194,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
 
     control: Any
 
-    def __init__(self, fold: Fold, model: EncoderWithHead, callback: _Callback) -> None:
-        self.fold = fold
+    def __init__(
+        self, fold: Fold, model: EncoderWithHead, totals: _Totals, callback: _Callback
+    ) -> None:
+        self.fold, self._totals = fold, totals
         validates = len(fold.valid) > 0
         super().__init__(
             model=model,
@@ -244,11 +215,24 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     def _collate(self, items: Sequence[tuple[TokenizedText, Any]]) -> dict[str, torch.Tensor]:
         dtype = torch.int64 if self.fold.target.classes else torch.float32
         labels = torch.tensor([label for _, label in items], dtype=dtype)
-        return {**_padded([text for text, _ in items], self.fold.pad_id), "labels": labels}
+        return {**padded([text for text, _ in items], self.fold.pad_id), "labels": labels}
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        lengths = np.array([self.fold.texts[i].n_kept for i in self.fold.train], np.int64)
-        return _LengthSampler(lengths, self.fold.options.batch_size, self.fold.seed)
+        lengths = np.array([n_seen(self.fold.texts[i]) for i in self.fold.train], np.int64)
+        return LengthSampler(lengths, self.fold.options.batch_size, self.fold.seed)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
+    ) -> Any:
+        """Compute the loss of a batch as the Trainer does, and count it."""
+        labels = inputs["labels"]
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
+        right = 0
+        if self.fold.target.classes:
+            y_pred = self.model.outputs(outputs.logits.detach()).argmax(1)
+            right = int((y_pred == labels).sum())
+        self._totals.add(float(loss.detach()), right, len(labels))
+        return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Compute loss and score on the validation records, independent of batches."""
@@ -257,12 +241,15 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         logits = predict_logits(
             self.model, texts, pad_id=fold.pad_id, precision=fold.options.precision
         )
-        labels = torch.from_numpy(target.y[fold.valid])
+        y = target.y[fold.valid]
         with torch.inference_mode():
-            metrics = {
-                "eval_loss": float(self.model.loss(logits, labels)),
-                "eval_score": _score(target, fold.valid, self.model.outputs(logits).numpy()),
-            }
+            loss = float(self.model.loss(logits, torch.from_numpy(y)))
+            proba = self.model.outputs(logits).numpy()
+        metrics = {"eval_loss": loss, "eval_score": _value(y, proba, target, "macro_f1", "r2")}
+        if target.classes:
+            metrics["eval_accuracy"] = _value(y, proba, target, "accuracy", "")
+        by = fold.options.select_by
+        metrics[_CHOSEN_BY] = loss if by == "loss" else _value(y, proba, target, by, by)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -293,8 +280,8 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
         logging_nan_inf_filter=False,
         eval_strategy="epoch" if validates else "no",
         save_strategy="epoch",
-        metric_for_best_model="loss" if validates else None,
-        greater_is_better=False,
+        metric_for_best_model=_CHOSEN_BY if validates else None,
+        greater_is_better=_higher_is_better(options),
         bf16=options.precision == "bf16",
         fp16=options.precision == "fp16",
         use_cpu=fold.device.type == "cpu",
@@ -315,8 +302,10 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
 class _Callback(TrainerCallback):  # type: ignore[misc]
     """Stops a fold that diverges or does not improve; marks complete checkpoints; reports."""
 
-    def __init__(self, fold: Fold, earlier: float, progress: ProgressCallback) -> None:
-        self._fold, self._progress = fold, progress
+    def __init__(
+        self, fold: Fold, earlier: float, totals: _Totals, progress: ProgressCallback
+    ) -> None:
+        self._fold, self._totals, self._progress = fold, totals, progress
         self._started = time.perf_counter() - earlier
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -326,33 +315,38 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
                     f"{self._fold.name}: the loss is not a number any more at step "
                     f"{state.global_step}. {_advice(self._fold.options)}"
                 )
-        self._progress(Progress(self._fold.name, state.global_step, state.max_steps, "steps"))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if _is_stuck(state, self._fold.options.patience):
+        if _is_stuck(state, self._fold.options):
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % _CHECKPOINT_STEPS == 0 and not float(state.epoch).is_integer():
             control.should_log = control.should_save = True
+        epochs = self._fold.options.epochs
+        steps = state.max_steps // epochs
+        epoch, done = divmod(state.global_step - 1, steps)
+        stage = f"{self._fold.name}, epoch {epoch + 1} of {epochs}"
+        self._progress(Progress(stage, done + 1, steps, "steps"))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        means = self._totals.means(classes=bool(self._fold.target.classes))
+        state.log_history.append({**means, "epoch": state.epoch, "step": state.global_step})
         control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = self._fold.work / f"checkpoint-{state.global_step}"
         fsio.sync_tree(folder)
-        content = json.dumps({"seconds": time.perf_counter() - self._started}).encode()
-        fsio.write_durably(folder / _COMPLETE, content, scratch=folder)
+        content = {"seconds": time.perf_counter() - self._started, "totals": asdict(self._totals)}
+        fsio.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
         kept = {folder.name, f"checkpoint-{state.best_global_step}"}
         for other in self._fold.work.glob("checkpoint-*"):
             if other.name not in kept:
                 fsio.remove_tree(other)
         if float(state.epoch).is_integer():
             values = {key: value for entry in state.log_history for key, value in entry.items()}
-            text = f"loss {values.get('loss', math.nan):.4f}"
-            if "eval_loss" in values:
-                text += ", validation loss {eval_loss:.4f}, score {eval_score:.4f}".format(**values)
+            shown = [f"{what} {values[key]:.4f}" for key, what in _SHOWN.items() if key in values]
+            text = ", ".join(shown)
             epochs = self._fold.options.epochs
             logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
 
@@ -365,16 +359,21 @@ def _advice(options: TrainingOptions) -> str:
     )
 
 
-def _is_stuck(state: TrainerState, patience: int | None) -> bool:
-    """Whether the validation loss has not fallen for so many epochs."""
-    losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
-    if patience is None or not losses:  # none: stopped before the first evaluation
+def _higher_is_better(options: TrainingOptions) -> bool:
+    return options.select_by not in ("loss", *LOWER_IS_BETTER)
+
+
+def _is_stuck(state: TrainerState, options: TrainingOptions) -> bool:
+    """Whether the validation loss, or the metric asked for, is no better for so many epochs."""
+    sign = -1 if _higher_is_better(options) else 1
+    values = [sign * entry[_CHOSEN_BY] for entry in state.log_history if _CHOSEN_BY in entry]
+    if options.patience is None or not values:  # none: stopped before the first evaluation
         return False
-    return len(losses) - 1 - int(np.argmin(losses)) >= patience
+    return len(values) - 1 - int(np.argmin(values)) >= options.patience
 
 
 def _has_ended(state: TrainerState, options: TrainingOptions) -> bool:
-    return state.global_step >= state.max_steps or _is_stuck(state, options.patience)
+    return state.global_step >= state.max_steps or _is_stuck(state, options)
 
 
 def _last_checkpoint(work: Path) -> Path | None:
@@ -401,24 +400,9 @@ def saving(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _padded(texts: Sequence[TokenizedText], pad_id: int) -> dict[str, torch.Tensor]:
-    """Texts as a batch ``(texts, tokens)``, padded to the longest of them."""
-
-    def stacked(rows: list[Any], fill: int) -> torch.Tensor:
-        tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
-        return pad_sequence(tensors, batch_first=True, padding_value=fill)
-
-    windows = [text.windows[0] for text in texts]
-    return {
-        "input_ids": stacked([window.ids for window in windows], pad_id),
-        "token_type_ids": stacked([window.type_ids for window in windows], 0),
-        "attention_mask": stacked([np.ones(len(window.ids)) for window in windows], 0),
-    }
-
-
-def _score(target: Target, index: Int64, proba: Float64) -> float:
-    """Macro-F1 of the likeliest class, or R² of a regression."""
-    y = target.y[index]
-    if not target.classes:
-        return regression_scores(y, proba, samples=0)["r2"].value
-    return classification_scores(y, proba, proba.argmax(1), samples=0)["macro_f1"].value
+def _value(y: Any, proba: Float64, target: Target, of_classes: str, of_values: str) -> float:
+    """A metric of the likeliest class, or of values."""
+    if target.classes:
+        metrics = classification_metrics(y, proba, decide(proba), beta=beta_of(of_classes))
+        return metrics[of_classes].value(len(y))
+    return regression_metrics(y, proba)[of_values].value(len(y))

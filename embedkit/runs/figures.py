@@ -268,12 +268,13 @@ def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str
 def draw_learning_curves(
     figure: Any, axis: Any, log: Sequence[Mapping[str, Any]], *, metric: str = "score"
 ) -> None:
-    """Draw losses, and the validation score on an axis of its own; one thin line per fold."""
+    """Draw losses, and the validation score on an axis of its own; one thin line per model."""
     score = axis.twinx() if any("valid_score" in line for line in log) else axis
-    folds = sorted({(line["repeat"], line["fold"]) for line in log})
+    models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
+    for line in log:
+        models.setdefault((line["repeat"], line["fold"], line["seed"]), []).append(line)
     drawn: dict[str, Any] = {}
-    for fold in folds:
-        lines = [line for line in log if (line["repeat"], line["fold"]) == fold]
+    for lines in models.values():
         for on, key, color, name in (
             (axis, "loss", _GREY, "training loss"),
             (axis, "valid_loss", _BLUE, "validation loss"),
@@ -283,7 +284,7 @@ def draw_learning_curves(
             if points:
                 (drawn[name],) = on.plot(*zip(*points, strict=True), color=color, linewidth=1,
                                          marker="o", markersize=2.5, alpha=0.7)  # fmt: skip
-    axis.set_xlabel(f"epoch (one line for each of {len(folds)} folds)")
+    axis.set_xlabel(f"epoch (one line for each of {len(models)} trainings)")
     axis.set_ylabel("loss")
     axis.set_ylim(bottom=0)
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower left", ncols=2, frameon=False,

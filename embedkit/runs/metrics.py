@@ -49,12 +49,13 @@ def beta_of(metric: str) -> float | None:
     return float(found[1]) or None if found else None
 
 
-def check_metric(metric: str, *, classes: int) -> None:
+def check_metric(metric: str, *, classes: int, name: str = "metric") -> None:
     """Raise a :class:`UsageError` for a metric that does not exist for so many classes.
 
     Args:
         metric: its name.
         classes: number of classes; 0 for a regression.
+        name: of the parameter, for messages.
     """
     y = np.arange(max(2, classes))
     known = regression_metrics(y.astype(np.float64), y.astype(np.float64)) if not classes else (
@@ -62,7 +63,7 @@ def check_metric(metric: str, *, classes: int) -> None:
     )  # fmt: skip
     if metric not in known:
         raise UsageError(
-            f"metric={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
+            f"{name}={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
         )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "class_scores",
     "decide",
     "fold_names",
+    "metric_values",
     "metrics_of",
     "read_predictions",
     "reported_scores",
@@ -240,6 +241,22 @@ def reported_scores(
             metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
             for metric, score in scores.items()
         }
+    return found
+
+
+def metric_values(
+    predictions: Predictions, *, beta: float | None = None
+) -> dict[str, dict[str, float]]:
+    """Return scores without intervals, by subset and metric.
+
+    Args:
+        predictions: of all folds, and of the test set where there is one.
+        beta: also F-beta of the second of two classes.
+    """
+    found = {}
+    for name, index in _scored_subsets(predictions).items():
+        metrics = metrics_of(predictions.take(index), beta=beta)
+        found[name] = {metric: one.value(len(index)) for metric, one in metrics.items()}
     return found
 
 

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_OF_INDEX = 2_048
 
-Finder = Callable[[Float32, int], Neighbours]
-"""Finds the ``k`` nearest records of each of ``(queries, width)`` vectors, as an index does."""
+Finder = Callable[..., Neighbours]
+"""Finds the ``k`` nearest records of ``(queries, width)`` vectors: called with them and ``k=``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,9 @@ class Searcher:
             raise UsageError(f"where={where!r}: no record of {dataset} matches.")
         self._is_exact = finder is None
         self._find = finder or partial(
-            self._exact, metric=metric, threads=threads, progress=progress,
+            nearest, self.data, metric=metric, chosen=self._chosen, threads=threads,
             whitening=None if whitening is None else load_whitening(self.data, whitening),
+            progress=progress,
         )  # fmt: skip
         self._keys = None if keep_duplicates else text_keys(self.data)
         wanted = ("row", "id", "text", "text_pair", "label")
@@ -248,9 +249,6 @@ class Searcher:
             raise UsageError("a query vector contains NaN or infinity.")
         return self._answer([f"vector {i}" for i in range(len(matrix))], matrix, k, {})
 
-    def _exact(self, queries: Float32, k: int, **settings: Any) -> Neighbours:
-        return nearest(self.data, queries, k=k, chosen=self._chosen, **settings)
-
     def _answer(
         self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
     ) -> list[Answer]:
@@ -263,7 +261,7 @@ class Searcher:
         asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)
         kept: dict[int, dict[int, float]] = {}
         while waiting := [number for number in range(len(names)) if number not in kept]:
-            found = self._find(queries[waiting], asked)
+            found = self._find(queries[waiting], k=asked)
             for number, scores, indices in zip(waiting, found.scores, found.indices, strict=True):
                 distinct = self._distinct(scores.tolist(), indices.tolist(), own.get(number))
                 if len(distinct) >= k or asked >= most:

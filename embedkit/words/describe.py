@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from embedkit.dataset.record_keys import has_label, text_key
 from embedkit.dataset.store import Layout, VectorData
+from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float32, Int64
@@ -24,8 +24,8 @@ _MOST_CLUSTERS = 6
 _LEAST_SILHOUETTE = 0.1
 _SAMPLED_RECORDS = 1_000
 _SAMPLED_WORDS = 4_000
+_NEIGHBOURS = 8
 _NAN = float("nan")
-_COMBINATION = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,9 @@ def describe_uses(
     found: UseVectors,
     word: str,
     *,
-    layer: str | None = None,
+    layer: LayerSpec | None = None,
     clusters: int | None = None,
     senses: Sequence[str | None] | None = None,
-    neighbours: int = 8,
     seed: int = 0,
 ) -> WordReport:
     """Compare the uses of a word with each other and with other words.
@@ -112,21 +111,20 @@ def describe_uses(
     Args:
         found: the uses.
         word: the word.
-        layer: name of the layer for clusters and neighbours, or of a combination of stored layers;
-            by default the last stored one.
+        layer: for clusters and neighbours, one of the layers or a combination of them; by default
+            the last one.
         clusters: their number; by default the number with the highest silhouette, at most six.
         senses: known sense of each use; ``None`` or blank where it is not known.
-        neighbours: number of other words for each cluster.
         seed: of the sample of other words.
 
     Raises:
         UsageError: there is no such layer.
     """
     vectors = dict(found.vectors)
-    chosen = list(vectors)[-1] if layer is None else layer
-    parts = _parts_of(chosen, vectors)
-    if not parts:
-        raise UsageError(f"layer={layer!r}: expected one of {', '.join(vectors)}.")
+    chosen = list(vectors)[-1] if layer is None else layer.name
+    parts = [chosen] if layer is None or chosen in vectors else [str(i) for i in layer.layers]
+    if not vectors.keys() >= set(parts):
+        raise UsageError(f"layer={chosen!r}: expected one of {', '.join(vectors)}.")
     vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
     units = {name: unit_rows(values) for name, values in vectors.items()}
     unit = units[chosen]
@@ -142,26 +140,26 @@ def describe_uses(
     data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
     any_two = {} if data is None else _mean_cosines(data, seed)
     near: tuple[tuple[Neighbour, ...], ...] = ()
-    if data is not None and neighbours:
-        near = _near(data, word, chosen, parts, unit_rows(np.array(means, np.float32)), neighbours)
+    if data is not None:
+        near = _near(data, word, chosen, parts, unit_rows(np.array(means, np.float32)))
+    different, same = ~np.eye(len(labels), dtype=bool), labels[:, None] == labels
+    layers = []
+    for name, of_layer in units.items():
+        cosines = of_layer @ of_layer.T
+        layers.append(LayerReport(
+            layer=name,
+            cosine=_mean(cosines[different]),
+            within=_mean(cosines[different & same]),
+            between=_mean(cosines[~same]),
+            others=any_two.get(name, _NAN),
+            same_sense=_NAN if given is None else _same_sense(cosines, found.uses, given),
+        ))  # fmt: skip
     return WordReport(
         word=word, layer=chosen, uses=found.uses, cosines=unit @ unit.T, clusters=labels,
         examples=tuple(examples), neighbours=near, senses=given, skipped=found.skipped,
-        layers=tuple(
-            _layer_report(name, u @ u.T, labels, any_two.get(name, _NAN), found.uses, given)
-            for name, u in units.items()
-        ),
+        layers=tuple(layers),
         majority=max(map(known.count, known)) / len(known) if known else _NAN,
     )  # fmt: skip
-
-
-def _parts_of(layer: str, known: Collection[str]) -> list[str]:
-    """The stored layers that a layer or a combination consists of; none if one is missing."""
-    if layer in known:
-        return [layer]
-    found = _COMBINATION.fullmatch(layer)
-    parts = [str(i) for i in range(int(found[2]), int(found[3]) + 1)] if found else []
-    return parts if all(part in known for part in parts) else []
 
 
 def _combined(layer: str, parts: Sequence[Float32]) -> Float32:
@@ -197,22 +195,6 @@ def _clusters(unit: Float32, count: int | None) -> Int64:
             labels = tried[int(np.argmax(scores))]
     order = np.argsort(-np.bincount(labels), kind="stable")
     return np.argsort(order, kind="stable")[labels]
-
-
-def _layer_report(
-    name: str, cosines: Float32, labels: Int64, others: float, uses: Sequence[Use],
-    senses: Sequence[str | None] | None,
-) -> LayerReport:  # fmt: skip
-    different = ~np.eye(len(cosines), dtype=bool)
-    same = labels[:, None] == labels
-    return LayerReport(
-        layer=name,
-        cosine=_mean(cosines[different]),
-        within=_mean(cosines[different & same]),
-        between=_mean(cosines[~same]),
-        others=others,
-        same_sense=_NAN if senses is None else _same_sense(cosines, uses, senses),
-    )
 
 
 def _same_sense(cosines: Float32, uses: Sequence[Use], senses: Sequence[str | None]) -> float:
@@ -253,7 +235,7 @@ def _mean_cosines(data: VectorData, seed: int) -> dict[str, float]:
 
 
 def _near(
-    data: VectorData, word: str, layer: str, parts: Sequence[str], means: Float32, count: int
+    data: VectorData, word: str, layer: str, parts: Sequence[str], means: Float32
 ) -> tuple[tuple[Neighbour, ...], ...]:
     """Other words nearest to the mean of each cluster, each form once."""
     best: list[dict[str, Neighbour]] = [{} for _ in means]
@@ -268,5 +250,5 @@ def _near(
                 if form not in found or scores[i, c] > found[form].cosine:
                     found[form] = Neighbour(form, float(scores[i, c]), int(table.row[i]))
     return tuple(
-        tuple(sorted(found.values(), key=lambda one: -one.cosine)[:count]) for found in best
+        tuple(sorted(found.values(), key=lambda one: -one.cosine)[:_NEIGHBOURS]) for found in best
     )

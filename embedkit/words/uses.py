@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,15 +106,11 @@ def uses_in_dataset(
         )
     if "text" not in data.columns:
         raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
-    found = [
-        Use(int(row), str(id_), text, start, end)
-        for row, id_, text in zip(data.row, data.ids, data.text, strict=True)
-        for start, end in find_word(text, word, match=match)
-    ]
+    records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
+    found = _find_uses(records, word, match, str(dataset))
     if len(found) > limit:
         drawn = np.random.default_rng(seed).choice(len(found), limit, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
-    _require(found, word, str(dataset))
     rows = np.array([use.row for use in found])
     tables = layer_tables(data, kind, rows=np.unique(rows))
     made = _means(tables, rows, [(use.start, use.end) for use in found])
@@ -142,12 +139,8 @@ def uses_in_texts(
     """
     if isinstance(texts, str):
         raise TypeError(f"a single string was given; expected a list of texts: [{texts!r}].")
-    uses = [
-        Use(row, str(row), text, start, end)
-        for row, text in enumerate(texts)
-        for start, end in find_word(text, word, match=match)
-    ]
-    _require(uses, word, "the sentences")
+    records = ((row, str(row), text) for row, text in enumerate(texts))
+    uses = _find_uses(records, word, match, "the sentences")
     made = span_vectors(
         encoder, [u.text for u in uses], [(u.start, u.end) for u in uses], layers, prefix=prefix
     )
@@ -164,8 +157,9 @@ def _kept(
     """The uses that have vectors; an error with the message ``none`` if there are none."""
     if not there.any():
         raise UsageError(none)
-    kept = tuple(use for use, is_there in zip(uses, there, strict=True) if is_there)
-    return UseVectors(kept, vectors, int((~there).sum()), data)
+    kept = tuple(compress(uses, there))
+    vectors = {name: values[there] for name, values in vectors.items()}
+    return UseVectors(kept, vectors, len(uses) - len(kept), data)
 
 
 def span_vectors(
@@ -186,8 +180,8 @@ def span_vectors(
         prefix: put before every text; by default that of the checkpoint.
 
     Returns:
-        ``(m, width)`` float32 by layer name, for the spans that have a kept token, and ``(n,)``
-        bool, true for those spans.
+        ``(n, width)`` float32 by layer name, and ``(n,)`` bool, whether a span has a kept token;
+        where it has none, its vectors are zeros.
     """
     names = [spec.name for spec in layers]
 
@@ -201,18 +195,27 @@ def span_vectors(
     return _means(tables(), np.arange(len(texts)), spans)
 
 
-def _require(uses: Sequence[Use], word: str, where: str) -> None:
+def _find_uses(
+    records: Iterable[tuple[int, str, str]], word: str, match: str, where: str
+) -> list[Use]:
+    """The uses of a word in records with row, id and text; an error if there is none."""
+    uses = [
+        Use(row, id_, text, start, end)
+        for row, id_, text in records
+        for start, end in find_word(text, word, match=match)
+    ]
     if not uses:
         raise UsageError(
             f"{word!r} does not occur in {where} as a word; match='start' finds it at the "
             "beginning of longer words, match='anywhere' inside of them."
         )
+    return uses
 
 
 def _means(
     tables: Iterable[LayerTable], rows: Int64, spans: Sequence[tuple[int, int]]
 ) -> tuple[dict[str, Float32], Bool]:
-    """Means over the lines that touch a span of a record, and which spans are touched.
+    """Means over the lines that touch a span of a record, zeros without one, and whether some do.
 
     Args:
         tables: words or tokens; a record may continue in the next table.
@@ -231,11 +234,9 @@ def _means(
             for name, matrix in table.layers.items():
                 total = sums.setdefault(name, np.zeros((len(rows), matrix.shape[1]), np.float32))
                 total[number] += matrix[lines].sum(axis=0)
-    there = counts > 0
-    return {
-        name: np.asarray(total[there] / counts[there, None], np.float32)
-        for name, total in sums.items()
-    }, there
+    each = np.maximum(counts, 1)[:, None]
+    means = {name: np.asarray(total / each, np.float32) for name, total in sums.items()}
+    return means, counts > 0
 
 
 @dataclass(frozen=True, slots=True)

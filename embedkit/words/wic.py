@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,8 +148,16 @@ def marked_pairs(
         )
     if unmarked:
         logger.warning("%d records of %s have no pair of words marked as [word]", unmarked, corpus)
-    cosines, both = _compared(found, encoder, layers, prefix)
-    kept = [one for one, is_there in zip(found, both, strict=True) if is_there]
+    sides = [first for _, first, _ in found] + [second for _, _, second in found]
+    vectors, there = span_vectors(
+        encoder, [m.text for m in sides], [(m.start, m.end) for m in sides], layers, prefix=prefix
+    )
+    both = there[: len(found)] & there[len(found) :]
+    cosines = {}
+    for name, values in vectors.items():
+        a, b = np.split(unit_rows(values).astype(np.float64), 2)
+        cosines[name] = np.einsum("ij,ij->i", a[both], b[both])
+    kept = list(compress(found, both))
     records = tuple(record for record, _, _ in kept)
     return MarkedPairs(
         records=records,
@@ -159,26 +168,6 @@ def marked_pairs(
         cut=len(found) - len(kept),
         rejected=reader.counts.n_rejected,
     )
-
-
-def _compared(
-    pairs: Sequence[tuple[Record, Marked, Marked]], encoder: Encoder, layers: Sequence[LayerSpec],
-    prefix: str | None,
-) -> tuple[dict[str, Float64], Bool]:  # fmt: skip
-    """Cosines of the pairs by layer, and for which pairs neither word was cut off."""
-    sides = [m for _, m, _ in pairs] + [m for _, _, m in pairs]
-    vectors, there = span_vectors(
-        encoder, [m.text for m in sides], [(m.start, m.end) for m in sides], layers, prefix=prefix
-    )
-    count = len(pairs)
-    both = there[:count] & there[count:]
-    index = np.cumsum(there) - 1
-    a, b = index[:count][both], index[count:][both]
-    cosines = {}
-    for name, values in vectors.items():
-        unit = unit_rows(values).astype(np.float64)
-        cosines[name] = np.einsum("ij,ij->i", unit[a], unit[b])
-    return cosines, both
 
 
 def evaluate(train: MarkedPairs, test: MarkedPairs, *, seed: int = 0) -> SenseTest:
