@@ -84,7 +84,12 @@ _SHARED: Mapping[str, Option] = {
         ("--progress/--no-progress", "Show progress. [on a terminal]", {"default": None}),
         ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
         ("--split", "Split file written by embedkit split.", {"type": FILE}),
-        ("--folds", "Number of folds, if there is no --split.", {"default": 5}),
+        ("--test-sample", "Use only N randomly chosen records of the file given with --test.",
+         {"type": int, "metavar": "N"}),
+        ("--test-min-chars", "Leave out shorter texts of the file given with --test.",
+         {"default": 0}),
+        ("--folds", "Number of folds, if there is no --split; 1: a single training, a fifth of the "
+         "records held out.", {"default": 5}),
         ("--task", "classification: labels are classes; regression: labels are numbers.",
          {"default": "classification", "type": click.Choice(TASKS)}),
         ("--estimator", "Classifier, or its counterpart for regression.",
