@@ -12,6 +12,7 @@ from enum import StrEnum
 from embedkit.errors import UsageError, did_you_mean
 
 __all__ = [
+    "BEST_BLEND",
     "BLENDS",
     "CLASS_WEIGHTS",
     "DEFAULT_MODEL",
@@ -78,6 +79,8 @@ HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
 REPORT_LANGUAGES = ("en", "ko", "ja")
 FIGURE_FORMATS = ("pdf", "svg", "png")
+BEST_BLEND = "best"
+"""Instead of one of them: the one with the better score."""
 
 LEVELS = ("sentence", "word", "token")
 SEARCH_METRICS = ("cosine", "dot", "euclid")
