@@ -12,6 +12,7 @@ from enum import StrEnum
 from embedkit.errors import UsageError, did_you_mean
 
 __all__ = [
+    "BEST_BLEND",
     "BLENDS",
     "CLASS_WEIGHTS",
     "DEFAULT_MODEL",
@@ -74,6 +75,8 @@ ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
+BEST_BLEND = "best"
+"""Instead of one of them: the one with the better score."""
 
 LEVELS = ("sentence", "word", "token")
 SEARCH_METRICS = ("cosine", "dot", "euclid")

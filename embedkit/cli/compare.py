@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedkit.choices import BLENDS
+from embedkit.choices import BEST_BLEND, BLENDS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options
 from embedkit.cli.text import Rows, number_text, score_text, table_markdown, table_text
@@ -42,8 +42,10 @@ logger = logging.getLogger(__name__)
     option("--records", default=100, type=click.IntRange(min=0),
            help="Number of records in the report on which the runs disagree."),
     option("--write-blend", type=FILE,
-           help="File for the blended labels and probabilities; .tsv, .jsonl or .parquet."),
-    option("--blend", default="mean", type=click.Choice(BLENDS), help="Blend to write."),
+           help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet."),
+    option("--blend", default="mean", type=click.Choice([*BLENDS, BEST_BLEND]),
+           help="Blend to write; best: by the score in --metric."),
+    "--submission",
     option("--answers", multiple=True, type=FILE,
            help="Predictions of predict for new texts, one file per run in the same order: blend "
            "these."),
@@ -54,7 +56,7 @@ logger = logging.getLogger(__name__)
 def compare(
     runs: tuple[Path, ...], baseline: str | None, metric: str | None, report: Path | None,
     texts: Path | None, records: int, write_blend: Path | None, blend: str,
-    answers: tuple[Path, ...], seed: int, markdown: bool, overwrite: bool,
+    submission: str | None, answers: tuple[Path, ...], seed: int, markdown: bool, overwrite: bool,
 ) -> Result:  # fmt: skip
     """Compare runs: scores, differences, cost.
 
@@ -62,15 +64,18 @@ def compare(
     them are compared too.
     """
     from embedkit.comparison.compare import compare as calculate
+    from embedkit.prediction_files import parse_submission
 
-    if answers and write_blend is None:
-        raise UsageError("--answers are blended into a file; name it with --write-blend.")
+    if (answers or submission) and write_blend is None:
+        given = "--answers are" if answers else "--submission is"
+        raise UsageError(f"{given} blended into a file; name it with --write-blend.")
+    columns = parse_submission(submission)
     found = calculate(runs, baseline=baseline, metric=metric, seed=seed)
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
         made = found.chosen_blend(blend)
-        count = write(made, write_blend, answers=answers, overwrite=overwrite)
+        count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
         logger.info("wrote %s: %s records, %s", write_blend, f"{count:,}", made.name)
     if report is not None:
         from embedkit.comparison.report import write_report

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embedkit.choices import BLENDS, check_choice
+from embedkit.choices import BEST_BLEND, BLENDS, check_choice
 from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.inputs import InputDifference, input_differences
 from embedkit.comparison.load import LoadedRun, RunSet, read_runs
@@ -193,13 +193,16 @@ class Compared:
     predictions: dict[str, Predictions]
 
     def chosen_blend(self, kind: str) -> Blend:
-        """A blend by its kind.
+        """A blend by its kind; ``best`` is the one with the best score of the table's metric.
 
         Raises:
             UsageError: there is one run only, or the kind is unknown.
         """
         if not self.blends:
             raise UsageError("one run cannot be blended. Give two or more.")
+        if kind == BEST_BLEND:
+            best = next(row.name for row in self.table.rows if row.kind == "blend")
+            return next(made for made in self.blends.values() if made.name == best)
         check_choice(BLENDS, blend=kind)
         return self.blends[kind]
 
