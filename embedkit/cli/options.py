@@ -31,7 +31,7 @@ Option = Callable[[Any], Any]
 
 option = click.option
 FILE = click.Path(path_type=Path)
-LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-4..-1; 0 is the embedding "
+LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding "
           "output.")  # fmt: skip
 
 
@@ -96,6 +96,8 @@ _SHARED: Mapping[str, Option] = {
          {"default": "logreg", "type": click.Choice(ESTIMATORS)}),
         ("--class-weight", "balanced: weight classes inversely to their frequency.",
          {"type": click.Choice(CLASS_WEIGHTS)}),
+        ("--submission", "Write two columns under these names, the id and the label or value, of "
+         "test records only.", {"metavar": "ID,LABEL"}),
         ("--threads", "Number of threads. [number of cores]", {"type": click.IntRange(min=1)}),
     )
 }  # fmt: skip

@@ -199,10 +199,10 @@ class DatasetEncoder:
         folds: dict[str, Any] = {}
         if self._seen is not None:
             folds["folds"] = self._seen.folds_of_texts(texts, pairs)
-        shard = self.encoder.start_shard(
+        shard = self.encoder.encode_shard(
             self.tokenized(texts, pairs), views=self._views,
             special_tokens=self.settings.special_tokens, **folds,
-        ).result()  # fmt: skip
+        )  # fmt: skip
         rows = np.arange(len(texts))
         return {
             view.name: self.settings.as_stored(
