@@ -19,7 +19,7 @@ from embedkit._version import __version__
 __all__ = [
     "CorpusOptions", "Encoder", "Predictor", "Searcher", "TrainingOptions", "__version__",
     "build_index", "compare", "errors", "export", "extract", "finetune", "load", "probe",
-    "similarity", "split", "train", "verify",
+    "similarity", "split", "tokenize", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from embedkit.dataset.store import load
     from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.vocabulary import tokenize
     from embedkit.finetuning.export import export
     from embedkit.finetuning.folds import finetune
     from embedkit.finetuning.options import TrainingOptions
@@ -56,6 +57,7 @@ _HOMES = {
     "probe": "embedkit.classifiers.probe",
     "similarity": "embedkit.sts",
     "split": "embedkit.runs.splits",
+    "tokenize": "embedkit.encoding.vocabulary",
     "train": "embedkit.classifiers.train",
     "verify": "embedkit.dataset.verification",
 }

@@ -12,11 +12,13 @@ from enum import StrEnum
 from embedkit.errors import UsageError, did_you_mean
 
 __all__ = [
+    "BEST_BLEND",
     "BLENDS",
     "CLASS_WEIGHTS",
     "DEFAULT_MODEL",
     "ESTIMATORS",
     "FEATURES",
+    "FIGURE_FORMATS",
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
@@ -28,6 +30,7 @@ __all__ = [
     "POOLINGS",
     "PRECISIONS",
     "QUOTINGS",
+    "REPORT_LANGUAGES",
     "SEARCH_METRICS",
     "STORAGES",
     "SUBTOKENS",
@@ -74,6 +77,10 @@ ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
+REPORT_LANGUAGES = ("en", "ko", "ja")
+FIGURE_FORMATS = ("pdf", "svg", "png")
+BEST_BLEND = "best"
+"""Instead of one of them: the one with the better score."""
 
 LEVELS = ("sentence", "word", "token")
 SEARCH_METRICS = ("cosine", "dot", "euclid")

@@ -54,7 +54,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
             hint += " and run the same command again: finished shards are kept"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = ". Choose a folder that you may write to with --out"
+            hint = ". Pass a folder that you may write to as out="
         raise StorageError(f"cannot write {path}: {error.strerror or error}{hint}.") from error
 
 
@@ -142,10 +142,11 @@ def sync_tree(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder that embedkit made."""
+    """Delete a folder that embedkit made if it is there."""
     with storage_errors(path):
-        shutil.rmtree(path)
-        _sync_path(path.parent)
+        if path.is_dir():
+            shutil.rmtree(path)
+            _sync_path(path.parent)
 
 
 def remove_file(path: Path) -> None:
@@ -169,8 +170,7 @@ def exclusive(folder: Path) -> Iterator[None]:
                 raise BlockingIOError
         except BlockingIOError as error:
             raise LockedError(
-                f"{folder} is being written by another process. Wait for it, "
-                "or choose another --out."
+                f"{folder} is being written by another process. Wait for it, or pass another out=."
             ) from error
         yield
     finally:

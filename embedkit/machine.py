@@ -25,6 +25,7 @@ __all__ = [
     "memory",
     "peak_memory_bytes",
     "set_wait_policy",
+    "text_of",
     "usable_cores",
 ]
 
@@ -77,9 +78,9 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """
     quotas = []
     for folder in _cgroups(root, "cpu"):
-        words = _read(folder / "cpu.max").split()
+        words = text_of(folder / "cpu.max").split()
         if not words:
-            words = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+            words = [text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         quota, period = (_number(word) for word in (*words, "", "")[:2])
         if quota and period and quota > 0:
             quotas.append(quota / period)
@@ -102,7 +103,7 @@ def memory(root: Path = Path("/")) -> Memory:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, used = (_number(_read(folder / name)) for name in (limit_name, used_name))
+            limit, used = (_number(text_of(folder / name)) for name in (limit_name, used_name))
             if limit is None or limit >= _NO_LIMIT:
                 continue
             # what is only cached is given back when memory is asked for
@@ -122,7 +123,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
     Inside a container the path that the kernel names may not exist; its own group is then mounted
     where the outermost one would be.
     """
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
             continue
@@ -135,7 +136,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 def _fields(file: Path) -> Iterator[tuple[str, int]]:
     """Names and bytes of a file of the kernel such as ``/proc/meminfo``."""
-    for line in _read(file).splitlines():
+    for line in text_of(file).splitlines():
         name, _, value = line.replace(":", " ").partition(" ")
         number = _number(value.removesuffix("kB"))
         if number is not None:
@@ -150,7 +151,8 @@ def _number(text: str) -> int | None:
         return None
 
 
-def _read(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Text of a file without white space at its ends; empty for one that cannot be read."""
     try:
         return file.read_text("utf-8").strip()
     except OSError:

@@ -1,13 +1,17 @@
-"""Prediction files as TSV, JSON lines or Parquet: written by ``predict`` and ``compare``.
+"""Prediction files as TSV, CSV, JSON lines or Parquet: written by ``predict`` and ``compare``.
 
 row, id, [fold], label, proba_<label> …      of a regression row, id, [fold], value
+
+A submission has two columns only, under names of one's own: id, and label or value.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +24,10 @@ from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.predict import Prediction
 from embedkit.types import Float64
 
-__all__ = ["PredictedRecord", "file_format", "read_prediction_files", "tsv_field",
-           "write_prediction_file"]  # fmt: skip
+__all__ = ["PredictedRecord", "Submission", "file_format", "parse_submission",
+           "read_prediction_files", "tsv_field", "write_prediction_file"]  # fmt: skip
 
-_FORMATS = {".tsv": "tsv", ".txt": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
+_FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,14 @@ class PredictedRecord:
     fold: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Names of the two columns of a submission: of the id, and of the label or value."""
+
+    id: str
+    answer: str
+
+
 def write_prediction_file(
     records: Iterable[PredictedRecord],
     names: Sequence[str],
@@ -50,6 +62,7 @@ def write_prediction_file(
     *,
     as_json: bool = False,
     folds: bool = False,
+    submission: Submission | None = None,
 ) -> int:
     """Write records one after the other; a file appears when it is complete.
 
@@ -59,6 +72,7 @@ def write_prediction_file(
         out: file; its ending decides the format. Without it standard output.
         as_json: JSON lines on standard output.
         folds: also write the fold of each record.
+        submission: names of the columns of id and answer, where only these are written.
 
     Returns:
         Number of records.
@@ -70,32 +84,68 @@ def write_prediction_file(
     if out is not None:
         kind = file_format(out)
         fsio.make_folder(out.parent)
+    columns = _columns(names, folds)
+    rows = (_fields(record, flat=kind != "jsonl") for record in records)
+    if submission is not None:
+        answer = "label" if names else "value"
+        columns = {submission.id: "string", submission.answer: columns[answer]}
+        rows = ({submission.id: f["id"], submission.answer: f[answer]} for f in rows)
     if kind == "parquet":
-        return _parquet(records, _columns(names, folds), Path(str(out)))
+        return _parquet(rows, columns, Path(str(out)))
     count = 0
     with _sink(out) as sink:
-        if kind == "tsv":
-            sink.write("\t".join(map(tsv_field, _columns(names, folds))) + "\n")
-        for record in records:
-            fields = _fields(record)
-            if kind == "tsv":
-                line = "\t".join(tsv_field(v) for v in _flat(fields).values())
-            else:
-                line = json.dumps(fields, ensure_ascii=False)
-            sink.write(line + "\n")
+        write = _writer(kind, columns, sink)
+        for fields in rows:
+            write(fields)
             count += 1
     return count
 
 
+def _writer(
+    kind: str, columns: Collection[str], sink: TextIO
+) -> Callable[[dict[str, Any]], object]:
+    """A function that writes a record; the names of the columns are written at once."""
+    if kind == "jsonl":
+        return lambda fields: sink.write(json.dumps(fields, ensure_ascii=False) + "\n")
+    if kind == "csv":
+        table = csv.writer(sink, lineterminator="\n")
+        table.writerow(columns)
+        return lambda fields: table.writerow(
+            f"{v:.6f}" if isinstance(v, float) else v for v in fields.values()
+        )
+    sink.write("\t".join(map(tsv_field, columns)) + "\n")
+    return lambda fields: sink.write("\t".join(map(tsv_field, fields.values())) + "\n")
+
+
+def parse_submission(text: str | None) -> Submission | None:
+    """Read the two column names of a submission, such as ``id,label``.
+
+    >>> parse_submission("id,judgement")
+    Submission(id='id', answer='judgement')
+
+    Raises:
+        UsageError: there are not two names.
+    """
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise UsageError(
+            f"submission={text!r}: expected two column names, of the id and of the answer, such as "
+            "id,label."
+        )
+    return Submission(*names)
+
+
 def file_format(out: Path, *, name: str = "out") -> str:
-    """Return ``tsv``, ``jsonl`` or ``parquet`` by the ending of a file.
+    """Return ``tsv``, ``csv``, ``jsonl`` or ``parquet`` by the ending of a file.
 
     Raises:
         UsageError: it has another ending.
     """
     if out.suffix not in _FORMATS:
         raise UsageError(
-            f"{name}={str(out)!r}: expected a name ending in .tsv, .jsonl or .parquet."
+            f"{name}={str(out)!r}: expected a name ending in .tsv, .csv, .jsonl or .parquet."
         )
     return _FORMATS[out.suffix]
 
@@ -119,7 +169,7 @@ def read_prediction_files(
         if missing:
             raise UsageError(
                 f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
-                ".tsv or .parquet file, without --label-names."
+                ".tsv, .csv or .parquet file, without label_names and submission."
             )
         if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
             raise MismatchError(
@@ -133,7 +183,7 @@ def read_prediction_files(
 def tsv_field(value: object) -> str:
     """Return a TSV field; characters that would break the line become spaces."""
     text = f"{value:.6f}" if isinstance(value, float) else str(value)
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+    return re.sub(r"[\t\r\n]", " ", text)
 
 
 def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
@@ -144,21 +194,17 @@ def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
     return columns | {"label": "string"} | {f"proba_{name}": "float64" for name in names}
 
 
-def _fields(record: PredictedRecord) -> dict[str, Any]:
-    """A record as JSON lines hold it."""
+def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
+    """A record as JSON lines hold it, or ``flat``, with a column per probability, as tables do."""
     fields: dict[str, Any] = {"row": record.row, "id": record.id}
     if record.fold is not None:
         fields["fold"] = record.fold
     made = record.prediction
     if made.value is not None:
         return fields | {"value": made.value}
-    return fields | {"label": made.label, "proba": made.proba}
-
-
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    """A record as tables hold it: one column per probability."""
-    proba = fields.pop("proba", {})
-    return fields | {f"proba_{name}": value for name, value in proba.items()}
+    fields["label"] = made.label
+    return fields | ({f"proba_{n}": p for n, p in made.proba.items()} if flat
+                     else {"proba": made.proba})  # fmt: skip
 
 
 @contextmanager
@@ -177,29 +223,34 @@ def _sink(out: Path | None) -> Iterator[TextIO]:
             partial.unlink(missing_ok=True)
 
 
-def _parquet(records: Iterable[PredictedRecord], columns: dict[str, str], out: Path) -> int:
+def _parquet(rows: Iterable[dict[str, Any]], columns: dict[str, str], out: Path) -> int:
     import pyarrow as pa
 
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
-    table = pa.Table.from_pylist([_flat(_fields(record)) for record in records], schema)
+    table = pa.Table.from_pylist(list(rows), schema)
     fsio.write_parquet(out, table)
     return int(table.num_rows)
 
 
 def _table(path: Path) -> Any:
     import pyarrow as pa
-    import pyarrow.csv as csv
     import pyarrow.parquet as pq
+    from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
 
     if not path.is_file():
-        raise UsageError(f"{path} does not exist. Make it with embedkit predict RUN CORPUS --out.")
+        raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
     try:
         if path.suffix == ".parquet":
             return pq.read_table(path, page_checksum_verification=True)
-        return csv.read_csv(
+        commas = path.suffix == ".csv"
+        return read_csv(
             path,
-            parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
-            convert_options=csv.ConvertOptions(
+            parse_options=ParseOptions(
+                delimiter="," if commas else "\t",
+                quote_char='"' if commas else False,
+                newlines_in_values=commas,
+            ),
+            convert_options=ConvertOptions(
                 column_types={"row": pa.int64(), "id": pa.string(), "label": pa.string()},
                 strings_can_be_null=False,
             ),

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,7 @@ __all__ = ["Agreement", "PairSimilarity", "agreement", "similarity"]
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1_024
-_SAMPLES = 1_000
-_NUMBERS = 1 << 22
+_SAMPLES, _AT_ONCE = 1_000, 64
 _NOTHING = 1e-20
 
 
@@ -141,7 +141,10 @@ def similarity(
     for notice in plan.notices:
         if score is not None or not notice.startswith("label"):
             logger.info(notice)
-    records, rejected = _read(plan)
+    reader = CorpusReader(plan)
+    records = [item for item in reader if isinstance(item, Record)]
+    if not records:
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
     gold = None if score is None else _gold(records, score)
     encoder = Encoder.load(
         model, revision=revision, offline=offline, device=device, precision=precision,
@@ -151,12 +154,11 @@ def similarity(
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip
     prefix = encoder.checkpoint.prefix_or_own(prefix)
-    run = _Pairs(encoder, views, special_tokens, prefix)
-    cosines = run.all(records, progress)
+    cosines, truncated = _cosines(records, encoder, views, special_tokens, prefix, progress)
     found = PairSimilarity(
         records=tuple(records), cosines=cosines, gold=gold,
         agreement=() if gold is None else agreement(cosines, gold, seed=seed),
-        rejected=rejected, truncated=run.truncated, model=encoder.checkpoint.name,
+        rejected=reader.counts.n_rejected, truncated=truncated, model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
@@ -188,9 +190,11 @@ def agreement(
     _check_gold(gold)
     values = np.stack(list(cosines.values()), axis=1)
     ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
+    n = len(gold)
+    drawn = _bootstrap_weights(n, seed=seed, samples=samples)
     chunks = [
         (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
-        for weights in _weights(len(gold), samples, seed)
+        for weights in chain([np.ones((1, n))], drawn)
     ]
     ranks, linear = (np.concatenate(chunk) for chunk in zip(*chunks, strict=True))
     return tuple(
@@ -198,16 +202,12 @@ def agreement(
     )
 
 
-def _weights(count: int, samples: int, seed: int) -> Iterator[Float64]:
-    """Weights of the pairs in chunks ``(m, count)``: ones, then those of the bootstrap samples."""
-    yield np.ones((1, count))
+def _bootstrap_weights(count: int, *, seed: int, samples: int) -> Iterator[Float64]:
+    """Yield how often each pair is sampled, ``(a few samples, count)``."""
     random = np.random.default_rng(seed)
-    at_once = max(1, _NUMBERS // count)
-    for start in range(0, samples, at_once):
-        yield np.stack([
-            np.bincount(random.integers(count, size=count), minlength=count).astype(np.float64)
-            for _ in range(start, min(start + at_once, samples))
-        ])  # fmt: skip
+    for start in range(0, samples, _AT_ONCE):
+        size = min(_AT_ONCE, samples - start)
+        yield random.multinomial(count, np.full(count, 1 / count), size=size).astype(np.float64)
 
 
 def _correlations(weights: Float64, x: Float64, y: Float64) -> Float64:
@@ -239,53 +239,27 @@ def _score(values: Float64) -> Score:
     return Score(float(values[0]), float(low), float(high))
 
 
-class _Pairs:
-    """Encodes pairs and keeps nothing but their cosines."""
+def _cosines(
+    records: Sequence[Record], encoder: Encoder, views: Sequence[View], special_tokens: bool,
+    prefix: str, progress: ProgressCallback,
+) -> tuple[dict[str, Float64], int]:  # fmt: skip
+    """Cosine of every pair by view, and the number of truncated texts; no vector is kept."""
+    from embedkit.encoding.tokenization import TokenizerSettings
 
-    def __init__(
-        self, encoder: Encoder, views: Sequence[View], special_tokens: bool, prefix: str
-    ) -> None:
-        from embedkit.encoding.tokenization import TokenizerSettings
-
-        self._encoder, self._views, self._special = encoder, views, special_tokens
-        self._settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
-        self.truncated = 0
-
-    def all(self, records: Sequence[Record], progress: ProgressCallback) -> dict[str, Float64]:
-        """Cosine of every pair, by view."""
-        parts = []
-        for start in range(0, len(records), _CHUNK):
-            parts.append(self._cosines(records[start : start + _CHUNK]))
-            done = min(start + _CHUNK, len(records))
-            progress(Progress("comparing", done, len(records), "pairs"))
-        return {view.name: np.concatenate([p[view.name] for p in parts]) for view in self._views}
-
-    def _cosines(self, records: Sequence[Record]) -> dict[str, Float64]:
-        texts = [r.text for r in records] + [str(r.text_pair) for r in records]
-        tokenized = self._encoder.tokenizer.encode(texts, settings=self._settings)
-        self.truncated += sum(t.cut for t in tokenized)
-        shard = self._encoder.encode_shard(
-            tokenized, views=self._views, special_tokens=self._special
-        )
-        half = len(records)
-        cosines = {}
-        for name, vectors in shard.views.items():
-            unit = unit_rows(vectors).astype(np.float64)
-            cosines[name] = np.einsum("ij,ij->i", unit[:half], unit[half:])
-        return cosines
-
-
-def _read(plan: CorpusPlan) -> tuple[list[Record], int]:
-    """All pairs, and the number of rejected records.
-
-    Raises:
-        UsageError: there is no pair.
-    """
-    reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
-    if not records:
-        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
-    return records, reader.counts.n_rejected
+    settings = TokenizerSettings(max_length=encoder.max_length, prefix=prefix)
+    parts, truncated = [], 0
+    for start in range(0, len(records), _CHUNK):
+        some = records[start : start + _CHUNK]
+        texts = [r.text for r in some] + [str(r.text_pair) for r in some]
+        tokenized = encoder.tokenizer.encode(texts, settings=settings)
+        truncated += sum(t.cut for t in tokenized)
+        shard = encoder.encode_shard(tokenized, views=views, special_tokens=special_tokens)
+        units = {name: unit_rows(v).astype(np.float64) for name, v in shard.views.items()}
+        parts.append({
+            name: np.einsum("ij,ij->i", *np.split(unit, 2)) for name, unit in units.items()
+        })  # fmt: skip
+        progress(Progress("comparing", start + len(some), len(records), "pairs"))
+    return {v.name: np.concatenate([part[v.name] for part in parts]) for v in views}, truncated
 
 
 def _check_gold(gold: Float64) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from embedkit.comparison import charts  # noqa: F401 - has the real ``render`` from now on
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures

@@ -464,8 +464,8 @@ def test_blends_are_written(tmp_path: Path) -> None:
     assert (table["fold"] == "test").sum() == 10
     with pytest.raises(OutputExistsError, match="Choose another name, or pass overwrite=True"):
         write_blend(made, tmp_path / "b.tsv")
-    with pytest.raises(UsageError, match=r"expected a name ending in \.tsv, \.jsonl or \.parquet"):
-        write_blend(made, tmp_path / "b.csv")
+    with pytest.raises(UsageError, match=r"expected a name ending in \.tsv, \.csv, \.jsonl or"):
+        write_blend(made, tmp_path / "b.xlsx")
     with pytest.raises(UsageError, match="one run cannot be blended"):
         compare(paths[:1]).chosen_blend("mean")
     with pytest.raises(UsageError, match="blend='best': expected mean, stacked"):
@@ -473,7 +473,7 @@ def test_blends_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
-@pytest.mark.parametrize("suffix", [".tsv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".parquet"])
 def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: str) -> None:
     """Answers that are those of the records themselves give the blend on all records again."""
     paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=40, test=8, inner=True)
@@ -483,8 +483,8 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: st
         frame = pd.DataFrame({"row": range(40), "id": [f"n{i}" for i in range(40)], "label": "0",
                               "proba_0": output[:, 0], "proba_1": output[:, 1]})  # fmt: skip
         files.append(tmp_path / f"{number}{suffix}")
-        if suffix == ".tsv":
-            frame.to_csv(files[-1], sep="\t", index=False)
+        if suffix != ".parquet":
+            frame.to_csv(files[-1], sep="," if suffix == ".csv" else "\t", index=False)
         else:
             frame.to_parquet(files[-1])
     made = compared.chosen_blend(kind)

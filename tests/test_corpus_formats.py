@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
+from embedkit.corpus.options import Dialect
 from embedkit.corpus.readers import open_table
-from embedkit.corpus.rows import Dialect
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, Outcome, read_files
 
@@ -326,7 +326,7 @@ def test_arrow_of_another_name_is_recognised(folder: Folder) -> None:
         path = folder.path / f"data-{number}.bin"
         write(pa.table({"text": ["a"]}), path)
         got = read_files(path)
-        assert (got.texts, got.reader.plan.dialect.format) == (["a"], "arrow")
+        assert (got.texts, got.reader.plan.format) == (["a"], "arrow")
         assert any("format: arrow" in said for said in got.reader.plan.notices)
 
 

@@ -21,8 +21,8 @@ import pytest
 import embedkit
 from embedkit.choices import FORMATS
 from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus.options import Dialect
 from embedkit.corpus.readers import READERS, open_table
-from embedkit.corpus.rows import Dialect
 from embedkit.dataset.planning import ExtractSettings
 from embedkit.errors import MismatchError, UsageError
 from embedkit.types import Progress

@@ -241,7 +241,7 @@ def test_an_unknown_name_is_told_by_its_bytes(
     folder: Folder, data: bytes, kind: str, texts: list[str], name: str
 ) -> None:
     got = folder.read(data, name)
-    assert (got.reader.plan.dialect.format, got.texts) == (kind, texts)
+    assert (got.reader.plan.format, got.texts) == (kind, texts)
     said = f"format: {kind} (recognised by its first bytes; set it with format=)"
     assert got.reader.plan.notices[0] == said
 
@@ -258,7 +258,7 @@ def test_an_unknown_name_is_told_by_its_bytes(
     ],
 )
 def test_a_name_tells_the_format(folder: Folder, name: str, kind: str, quoting: str) -> None:
-    dialect = folder.plan("id\ttext\n", name).dialect
+    dialect = folder.plan("id\ttext\n", name)
     assert (dialect.format, dialect.delimiter, dialect.quoting) == (kind, "\t", quoting)
 
 
@@ -287,7 +287,7 @@ def test_txt_is_one_text_per_line_unless_it_has_tabs(
     got = folder.read(data, "corpus.txt")
     assert (got.texts, got.lines) == (texts, lines)
     assert any("one text per line" in said for said in got.reader.plan.notices) == (
-        got.reader.plan.dialect.format == "lines"
+        got.reader.plan.format == "lines"
     )
 
 

@@ -19,7 +19,7 @@ from tests.models import FAMILIES, TEXTS, Plain, combined, distance, expected, n
 
 PAIRS = (*TEXTS[3:], *TEXTS[:3])
 LONG_AND_SHORT = (TEXTS[2], TEXTS[3], TEXTS[6], TEXTS[8], TEXTS[9], TEXTS[13])
-COMBINATIONS = "all,sum:1..2,mean:-2..-1,concat:0..-1"
+COMBINATIONS = "all,sum:1..2,mean:-2..-1,concat:0..-1,concat:-1..0,concat:1,-1,0"
 TOLERANCE = 1e-5
 HOMONYMS = ("배를 타고 여행을 간다.", "추석에 먹은 배가 맛있었다.")
 

@@ -590,7 +590,7 @@ def test_shards_have_a_size_that_follows_from_the_settings(
     sizes = set()
     for _ in range(2):
         with plan_extract(corpus, out=tmp_path / "out", settings=settings) as plan:
-            sizes.add(plan.shard_rows)
+            sizes.add(plan.settings.storage.shard_rows)
     assert len(sizes) == 1
     assert sizes.pop() in [1 << n for n in range(6, 15)]
     assert not list(tmp_path.glob("out*"))

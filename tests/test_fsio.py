@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,8 @@ def test_a_failed_fsync_is_not_tried_again(
         (errno.ENOSPC, r"\([\d,]+\.\d MB free\)\. Free some space and run the same command again"),
         (errno.EDQUOT, r"MB free\)"),
         (errno.EFBIG, r"MB free\)"),
-        (errno.EACCES, "Choose a folder that you may write to with --out"),
-        (errno.EROFS, "Choose a folder that you may write to with --out"),
+        (errno.EACCES, "Pass a folder that you may write to as out="),
+        (errno.EROFS, "Pass a folder that you may write to as out="),
     ],
 )
 def test_storage_errors_say_what_to_do(tmp_path: Path, number: int, advice: str) -> None:
@@ -162,6 +163,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, scratch: Path) -> None:
     """A real limit of the kernel, in a process of its own."""
     code = f"""
 import resource, signal
+from collections.abc import Callable
 from pathlib import Path
 from embedkit import fsio
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -200,13 +202,23 @@ def test_publishing_never_replaces_a_filled_folder(tmp_path: Path) -> None:
     assert (tmp_path / "free/new").exists()
     fsio.remove_tree(tmp_path / "free")
     assert not (tmp_path / "free").exists()
-    with pytest.raises(StorageError, match="No such file"):
-        fsio.remove_tree(tmp_path / "free")
+    fsio.remove_tree(tmp_path / "never there")
     fsio.remove_file(tmp_path / "never there")
+
+
+@pytest.mark.parametrize("remove", [fsio.remove_tree, fsio.remove_file])
+def test_what_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda _: fail(errno.EACCES)())
+    monkeypatch.setattr(Path, "unlink", lambda _, **__: fail(errno.EACCES)())
+    with pytest.raises(StorageError, match="Permission denied"):
+        remove(tmp_path)
 
 
 HOLD = """
 import sys, time
+from collections.abc import Callable
 from pathlib import Path
 from embedkit.fsio import exclusive
 with exclusive(Path(sys.argv[1])):

@@ -157,10 +157,10 @@ def test_what_a_run_would_meet_is_told_and_nothing_written(tmp_path: Path) -> No
         assert there(other) == ""
         commit(folder, 0)
     assert "holds 1 finished shards" in there()
-    assert "begun otherwise: only --overwrite" in there(other)
+    assert "begun otherwise: only overwrite=True" in there(other)
     make(out)
     assert "already complete; nothing would be done" in there()
-    assert "made otherwise: only --overwrite would replace it" in there(other)
+    assert "made otherwise: only overwrite=True would replace it" in there(other)
     assert "would be replaced" in there(other, overwrite=True)
     shutil.rmtree(out)
     out.touch()

@@ -477,8 +477,9 @@ def test_every_recipe_runs_on_a_stand_in(
         assert len(runs) >= 4
         assert all(f">{name}" in html or f" {name}" in html for name in runs)
     if recipe.stem == "medical_papers":
-        lines = (tmp_path / "out/submission.tsv").read_text("utf-8").splitlines()
-        assert lines[0].split("\t") == ["row", "id", "label", "proba_0", "proba_1"]
-        assert len(lines) == 13
+        lines = (tmp_path / "out/submission.csv").read_text("utf-8").splitlines()
+        assert lines[0] == "id,judgement"
+        assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(12)]
+        assert {line.split(",")[1] for line in lines[1:]} <= {"0", "1"}
     again = run_recipe([stage for stage in stages if stage.command not in PRINTING])
     assert set(statuses(again)) == {"up to date"}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedkit.choices import STORAGES
 from embedkit.dataset.schema import (
-    STORAGE,
     Footer,
     cast_for_storage,
     read_footer,
@@ -33,7 +33,7 @@ def shard(n: int = 5, width: int = 4, storage: str = "float32") -> pa.Buffer:
     return shard_bytes(scalars, {"mean_1": stored}, footer=FOOTER, storage=storage)
 
 
-@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_a_shard_is_a_function_of_its_content(storage: str, n: int) -> None:
     data = shard(n, storage=storage)
@@ -71,7 +71,7 @@ def test_storage_rounds_to_the_nearest_half(numbers: list[float]) -> None:
     [
         (np.nan, "float32", r"cls_0: NaN or infinite values in 1 vectors \(rows 12\)"),
         (np.inf, "compact", "NaN or infinite values"),
-        (65_520.0, "float16", r"over 65504\); use --storage float32 in 1 vectors \(rows 12\)"),
+        (65_520.0, "float16", r"over 65504\); use storage=.float32. in 1 vectors \(rows 12\)"),
         (-1e9, "compact", "values beyond float16"),
     ],
 )

@@ -107,7 +107,7 @@ def test_memory_does_not_shape_the_intervals(monkeypatch: pytest.MonkeyPatch) ->
     gold = random.normal(size=50)
     cosines = {"a": gold + random.normal(size=50)}
     at_once = agreement(cosines, gold)
-    monkeypatch.setattr("embedkit.sts._NUMBERS", 1_234)
+    monkeypatch.setattr("embedkit.runs.resampling._AT_ONCE", 1_234)
     in_parts = agreement(cosines, gold)
     for name in ("spearman", "pearson"):
         one, other = getattr(at_once[0], name), getattr(in_parts[0], name)

@@ -176,7 +176,7 @@ def test_many_numeric_labels_are_spread_evenly() -> None:
         (["a"] * 9 + ["b"], {}, r"label 'b' has 1 record\(s\), fewer than the 5 folds"),
         (["a", "b"] * 2, {}, r"4 records are too few for 5 folds"),
         (["a", "b"] * 9, {"folds": 10}, r"label 'a' has 9 record\(s\), fewer than the 10 folds"),
-        (LABELS, {"folds": 1}, r"folds=1: expected 2 or more"),
+        (LABELS, {"folds": 0}, r"folds=0: expected 1 or more"),
         (LABELS, {"test": 0.9}, r"test=0\.9: expected a fraction from 0\.01 to 0\.5"),
         (LABELS, {"test": 0.001}, r"test=0\.001: expected a fraction from 0\.01 to 0\.5"),
         (LABELS, {"test": float("nan")}, r"test=nan: expected a fraction"),

@@ -89,13 +89,13 @@ def test_many_texts_are_encoded_in_parts(
     encode = encode_as(data.manifest, data.views)
     monkeypatch.setattr("embedkit.dataset.vector_settings._TEXTS_AT_ONCE", 2)
     sizes = []
-    genuine = Encoder.start_shard
+    genuine = Encoder.encode_shard
 
     def counted(self: Encoder, texts: Any, **kwargs: Any) -> Any:
         sizes.append(len(texts))
         return genuine(self, texts, **kwargs)
 
-    monkeypatch.setattr(Encoder, "start_shard", counted)
+    monkeypatch.setattr(Encoder, "encode_shard", counted)
     assert np.array_equal(encode(data.text), data.X)
     assert sizes == [2, 2, 2, 1]
     assert encode([]).shape == (0, 16)

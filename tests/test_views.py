@@ -41,14 +41,24 @@ from embedkit.errors import UsageError
         ("sum:5", "sum_5to5"),
         ("sum:-4..-1, 12 ,mean:-4..-1", "sum_9to12 12 mean_9to12"),
         ("-1,12,11..12", "12 11"),
+        ("concat:-1,-2,-3,-4", "concat_12to9"),
+        ("concat:-1..-4", "concat_12to9"),
+        ("concat_12to9", "concat_12to9"),
+        ("concat:0,6,12, sum:12,0", "concat_0_6_12 sum_0_12"),
+        ("concat_0_6_12,3", "concat_0_6_12 3"),
+        ("concat:6,0,7..8", "concat_6_0 7 8"),
     ],
 )
 def test_layers(text: str, names: str) -> None:
     assert [spec.name for spec in parse_layers(text, n_layers=12)] == names.split()
 
 
-def test_layer_numbers_of_a_combination_ascend() -> None:
-    assert parse_layers("sum:-3..-1", n_layers=6) == (LayerSpec((4, 5, 6), "sum"),)
+def test_layers_of_a_combination_ascend_but_for_concat() -> None:
+    for text in ("sum:-3..-1", "sum:-1,4,-2", ["sum:6,5,4"]):
+        assert parse_layers(text, n_layers=6) == (LayerSpec((4, 5, 6), "sum"),)
+    for text in ("concat:-1,-2,-3", "concat:-1..-3", ["concat:6,5,4"]):
+        assert parse_layers(text, n_layers=6) == (LayerSpec((6, 5, 4), "concat"),)
+    assert parse_view("mean_concat_0_6_3", n_layers=6).layer.layers == (0, 6, 3)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,9 @@ def test_layer_numbers_of_a_combination_ascend() -> None:
         ("sum:9..13", r"layers='sum:9..13': the model has layers 0 .* to 12"),
         ("4..1", "layers='4..1': the range runs backwards"),
         ("-1..-4", "layers='-1..-4': the range runs backwards"),
+        ("sum:-1..-4", "layers='sum:-1..-4': the range runs backwards"),
+        ("concat:1,1", "layers='concat:1,1': a layer is listed twice"),
+        ("concat:1,99", "layers='concat:1,99': the model has layers 0"),
         ("max:1..2", "layers='max:1..2': expected sum:, mean: or concat:"),
         ("summ:1..2", "Did you mean 'sum'"),
         ("last", "layers='last': expected all, a layer"),

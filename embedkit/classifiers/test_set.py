@@ -27,7 +27,7 @@ from embedkit.runs.splits import same_text_groups
 from embedkit.runs.targets import Target, target_like
 from embedkit.types import Int64
 
-__all__ = ["TestSet", "count_seen", "load_test_set"]
+__all__ = ["TestSet", "check_settled", "count_seen", "load_test_set"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,14 @@ class TestSet:
     seen_texts: int | None
 
 
-def load_test_set(test: Path, data: VectorData, target: Target, *, texts_only: bool) -> TestSet:
+def load_test_set(
+    test: Path,
+    data: VectorData,
+    target: Target,
+    *,
+    texts_only: bool,
+    reading: CorpusOptions | None = None,
+) -> TestSet:
     """Load a test set; a corpus file is encoded as the training dataset was.
 
     Args:
@@ -67,13 +74,18 @@ def load_test_set(test: Path, data: VectorData, target: Target, *, texts_only: b
         data: the training dataset, with its views.
         target: its labels.
         texts_only: the features are the texts, not vectors.
+        reading: which records of a corpus file are used: its sample, seed and ``min_chars``.
 
     Raises:
         MismatchError: the vectors of the test dataset were made with other settings.
         UsageError: a label does not occur in the training dataset, or only some records have one.
     """
-    read = _from_dataset if is_dataset(test) else _from_corpus
-    found, labels, keys = read(test, data, texts_only)
+    reading = reading or CorpusOptions()
+    if is_dataset(test):
+        check_settled(test, reading)
+        found, labels, keys = _from_dataset(test, data, texts_only)
+    else:
+        found, labels, keys = _from_corpus(test, data, texts_only, reading)
     return replace(
         found,
         group=same_text_groups(keys, None, len(found.row)),
@@ -108,13 +120,13 @@ def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
     return found, labels, text_keys(other)
 
 
-def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
+def _from_corpus(test: Path, data: VectorData, texts_only: bool, reading: CorpusOptions) -> _Found:
     """The test set without its target, its labels and text keys."""
     columns = data.manifest.job.input
     plan = plan_corpus(
         [InputFile.of(test)],
-        CorpusOptions(
-            text=columns.text, text_pair=columns.text_pair, unicode=columns.unicode,
+        replace(
+            reading, text=columns.text, text_pair=columns.text_pair, unicode=columns.unicode,
             encoding=columns.encoding, quoting=columns.quoting, header=columns.header,
         ),
     )  # fmt: skip
@@ -149,6 +161,15 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool) -> _Found:
         [r.label for r in records] if plan.label else None,
         [text_key(whole_text(r.text, r.text_pair)) for r in records],
     )
+
+
+def check_settled(test: Path, reading: CorpusOptions) -> None:
+    """Raise a :class:`UsageError` if a dataset is to be read with options for a corpus file."""
+    for name in reading.given[:1]:
+        raise UsageError(
+            f"test_{name}={getattr(reading, name)!r} is for a corpus file; {test} is a dataset, "
+            "whose records are settled."
+        )
 
 
 def count_seen(

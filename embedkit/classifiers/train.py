@@ -15,6 +15,7 @@ from embedkit.classifiers.folds import CrossValidation, cross_validate
 from embedkit.classifiers.saved import save_model
 from embedkit.classifiers.test_set import TestSet, load_test_set
 from embedkit.classifiers.tuning import predict_proba, take
+from embedkit.corpus import CorpusOptions
 from embedkit.dataset.record_keys import source_of, stored_texts
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts, check_seed
@@ -78,6 +79,8 @@ def train(
     split_column: str | None = None,
     folds: int = 5,
     test: str | Path | None = None,
+    test_sample: int | None = None,
+    test_min_chars: int = 0,
     threshold: str | None = None,
     pca: int | None = None,
     tune: bool = True,
@@ -102,6 +105,8 @@ def train(
         split_column: kept column that names the folds (``test``: the test set) instead.
         folds: number of folds where no split is given.
         test: test set: a dataset made with the same settings, or a corpus file.
+        test_sample: predict so many records of the test file, sampled with the same seed.
+        test_min_chars: leave shorter texts of the test file out.
         threshold: of two classes, the probability from which the second one is predicted: a
             number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
         pca: number of principal components, fitted in every fold.
@@ -142,6 +147,8 @@ def train(
         check_fold_models(data, chosen, split=f"column {split_column!r}")
     else:
         raise UsageError("pass split= or split_column=, not both.")
+    if chosen.n_folds == 1 and not tune:
+        raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
     test_set = None
     if test is not None:
         if len(chosen.test):
@@ -149,7 +156,12 @@ def train(
                 f"the split has a test set already; leave out test={str(test)!r}, or take a split "
                 "without one."
             )
-        test_set = load_test_set(Path(test), data, target, texts_only=features == "tfidf")
+        chosen_records = CorpusOptions(
+            sample=test_sample, min_chars=test_min_chars, seed=0 if test_sample is None else seed
+        )
+        test_set = load_test_set(
+            Path(test), data, target, texts_only=features == "tfidf", reading=chosen_records
+        )
     work = _Training(data, target, chosen, settings, decision, tune=tune)
     with new_run(Path(out), overwrite=overwrite) as folder:
         found = cross_validate(
@@ -283,7 +295,7 @@ class _Training:
             threshold_metric=self._threshold.metric if self._threshold else None,
             dataset=dataset_content(self._data, folder),
             split=SplitContent.of(self._split),
-            records=RecordCounts(folds=len(self._split.in_folds), test=len(predictions.test)),
+            records=RecordCounts(folds=len(predictions.first_repeat), test=len(predictions.test)),
             test_set=None if test_set is None else TestSetContent(
                 source=test_set.source, rejected=test_set.rejected, seen_texts=test_set.seen_texts
             ),

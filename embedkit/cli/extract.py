@@ -10,6 +10,7 @@ import click
 
 from embedkit.choices import STORAGES
 from embedkit.cli.command import Result, command
+from embedkit.cli.messages import in_options
 from embedkit.cli.options import FILE, LAYERS, option, options, reading_of
 from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import count_text, ledger_text
@@ -116,7 +117,8 @@ def _dry_run(plan: ExtractPlan, overwrite: bool) -> Result:
     from embedkit.dataset.estimate import estimate
     from embedkit.dataset.jobs import what_is_there
 
-    there = what_is_there(plan.out, plan.job(), overwrite=overwrite)
+    command = click.get_current_context().command
+    there = in_options(what_is_there(plan.out, plan.job(), overwrite=overwrite), command)
     cost = estimate(plan)
     return Result(
         {**asdict(cost), "output": there}, lambda: _estimate_text(plan, cost, there), asked_for=True
@@ -126,14 +128,15 @@ def _dry_run(plan: ExtractPlan, overwrite: bool) -> Result:
 def _plan_text(plan: ExtractPlan) -> str:
     corpus, encoder = plan.corpus, plan.encoder
     lines = {
-        "corpus": f"{len(corpus.files)} file(s), {corpus.dialect.format}, {corpus.dialect.encoding}"
-        f", quoting {corpus.dialect.quoting}",
+        "corpus": f"{len(corpus.files)} file(s), {corpus.format}, {corpus.encoding}"
+        f", quoting {corpus.quoting}",
         "columns": f"text={corpus.text} pair={corpus.text_pair} id={corpus.id} "
         f"label={corpus.label} keep={','.join(corpus.keep) or None}",
         "model": f"{encoder.checkpoint.name} ({encoder.checkpoint.source}) on "
         f"{encoder.model.device}, {encoder.precision}",
         "views": ", ".join(v.name for v in plan.views),
-        "shards": f"{plan.shard_rows} records each, batches of {encoder.batch_tokens} tokens",
+        "shards": f"{plan.settings.storage.shard_rows} records each, batches of "
+        f"{encoder.batch_tokens} tokens",
     }
     return visible("\n".join(f"{name:8} {line}" for name, line in lines.items()))
 

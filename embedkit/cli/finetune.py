@@ -33,8 +33,9 @@ __all__ = ["finetune"]
     option("--cnn-widths", default="2,3,4", help="Kernel sizes of --head cnn, in tokens."),
     "--task", "--split", "--folds",
     option("--test", type=FILE,
-           help="Test set: a corpus file; labels are optional. The predictions of the models of "
-           "all folds are averaged."),
+           help="Test set: a corpus file or a dataset; labels are optional. The predictions of the "
+           "models of all folds are averaged."),
+    "--test-sample", "--test-min-chars",
     option("--epochs", default=3, help="Maximum number of epochs."),
     option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
     option("--head-learning-rate", type=float,

@@ -31,7 +31,7 @@ Option = Callable[[Any], Any]
 
 option = click.option
 FILE = click.Path(path_type=Path)
-LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-4..-1; 0 is the embedding "
+LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding "
           "output.")  # fmt: skip
 
 
@@ -84,13 +84,20 @@ _SHARED: Mapping[str, Option] = {
         ("--progress/--no-progress", "Show progress. [on a terminal]", {"default": None}),
         ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
         ("--split", "Split file written by embedkit split.", {"type": FILE}),
-        ("--folds", "Number of folds, if there is no --split.", {"default": 5}),
+        ("--test-sample", "Use only N randomly chosen records of the file given with --test.",
+         {"type": int, "metavar": "N"}),
+        ("--test-min-chars", "Leave out shorter texts of the file given with --test.",
+         {"default": 0}),
+        ("--folds", "Number of folds, if there is no --split; 1: a single training, a fifth of the "
+         "records held out.", {"default": 5}),
         ("--task", "classification: labels are classes; regression: labels are numbers.",
          {"default": "classification", "type": click.Choice(TASKS)}),
         ("--estimator", "Classifier, or its counterpart for regression. [logreg; for regression "
          "ridge]", {"type": click.Choice(ESTIMATORS)}),
         ("--class-weight", "balanced: weight classes inversely to their frequency.",
          {"type": click.Choice(CLASS_WEIGHTS)}),
+        ("--submission", "Write two columns under these names, the id and the label or value, of "
+         "test records only.", {"metavar": "ID,LABEL"}),
         ("--threads", "Number of threads. [number of cores]", {"type": click.IntRange(min=1)}),
     )
 }  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -45,15 +46,16 @@ logger = logging.getLogger(__name__)
     option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
     "--text-pair", "--id", "--format", "--encoding", "--quoting",
     option("--out", type=FILE,
-           help="File to write; .tsv, .jsonl or .parquet. [TSV to standard output]"),
+           help="File to write; .tsv, .csv, .jsonl or .parquet. [TSV to standard output]"),
+    "--submission",
     option("--label-names", help="Readable names, such as 0=negative,1=positive."),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
     "--device",
 )  # fmt: skip
 def predict(
     run: str, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
-    label_names: str | None, model: str | None, device: str, as_json: bool, quiet: bool,
-    **settings: Any,
+    submission: str | None, label_names: str | None, model: str | None, device: str, as_json: bool,
+    quiet: bool, **settings: Any,
 ) -> int:  # fmt: skip
     """Predict labels of new texts with a run or a checkpoint.
 
@@ -62,12 +64,15 @@ def predict(
     extracted with the same settings as that of the run, or - to read lines from standard input.
     """
     from embedkit.predict import Predictor, parse_label_names
-    from embedkit.prediction_files import file_format
+    from embedkit.prediction_files import file_format, parse_submission, write_prediction_file
 
     if (corpus is None) == (single is None):
         raise UsageError("give either a corpus, -, or --text.")
     if pair is not None and single is None:
         raise UsageError("--pair goes with --text; for a corpus name the column with --text-pair.")
+    columns = parse_submission(submission)
+    if columns is not None and corpus in (None, "-"):
+        raise UsageError("--submission is for a corpus, which has ids.")
     if out is not None:
         if corpus in (None, "-"):
             raise UsageError("--out is for a corpus; redirect the output of --text and - with >.")
@@ -82,7 +87,10 @@ def predict(
         return 0
     if corpus == "-":
         return _predict_lines(predictor, as_json)
-    return _predict_corpus(predictor, Path(str(corpus)), out, as_json, quiet, settings)
+    write = partial(
+        write_prediction_file, names=predictor.names, out=out, as_json=as_json, submission=columns
+    )
+    return _predict_corpus(predictor, Path(str(corpus)), write, settings, out=out, quiet=quiet)
 
 
 def _predict_lines(predictor: Predictor, as_json: bool) -> int:
@@ -110,19 +118,19 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
 
 
 def _predict_corpus(
-    predictor: Predictor, corpus: Path, out: Path | None, as_json: bool, quiet: bool,
-    settings: dict[str, Any],
+    predictor: Predictor, corpus: Path, write: Callable[[Iterable[PredictedRecord]], int],
+    settings: dict[str, Any], *, out: Path | None, quiet: bool,
 ) -> int:  # fmt: skip
     from embedkit.corpus import CorpusReader, InputFile, plan_corpus
     from embedkit.dataset.store import is_dataset
-    from embedkit.prediction_files import PredictedRecord, write_prediction_file
+    from embedkit.prediction_files import PredictedRecord
 
     reasons = ""
     if is_dataset(corpus):
         data, found = predictor.predict_stored(corpus)
         stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
         records = (PredictedRecord(*one) for one in stored)
-        count = write_prediction_file(records, predictor.names, out, as_json=as_json)
+        count = write(records)
         rejected = data.manifest.totals.rejected
     else:
         plan = plan_corpus([InputFile.of(corpus)], reading_of(settings))
@@ -130,8 +138,7 @@ def _predict_corpus(
             if not notice.startswith("label column:"):  # the label is what is predicted
                 logger.info("%s", notice)
         reader = CorpusReader(plan)
-        predicted = _predicted(predictor, reader)
-        count = write_prediction_file(predicted, predictor.names, out, as_json=as_json)
+        count = write(_predicted(predictor, reader))
         rejected, reasons = reader.counts.n_rejected, reasons_text(reader.counts.rejected)
         if reader.counts.quote_notice:
             logger.warning("%s", reader.counts.quote_notice)

@@ -23,7 +23,8 @@ __all__ = ["probe", "split", "train"]
 @click.argument("source", type=FILE)
 @options(
     option("--out", type=FILE, required=True, help="Parquet file to write."),
-    option("--folds", default=5, help="Number of folds."),
+    option("--folds", default=5, help="Number of folds; 1: a fifth of the records is held out, "
+           "all others are trained on."),
     option("--test", default=0.0, help="Fraction of the records to hold out as a test set."),
     option("--repeats", default=1, help="Number of repetitions with other folds."),
     option("--group", help="Group column; a group is never divided between folds."),
@@ -45,6 +46,8 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     reading = reading_of(settings)
     made = make(source, label=label, seed=seed, reading=reading, **settings)
     sizes = {str(fold): int((made.folds[:, 0] == fold).sum()) for fold in range(made.n_folds)}
+    if made.n_folds == 1:
+        sizes["train"] = len(made.in_folds) - sizes["0"]
     if len(made.test):
         sizes["test"] = len(made.test)
     records, groups = len(made.row), len(np.unique(made.group))
@@ -52,7 +55,7 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     def text() -> str:
         shown = visible(str(settings["out"]))
         lines = [f"wrote {shown}: {records:,} records, {made.n_folds} folds",
-                 "  " + ", ".join(f"{'' if name == 'test' else 'fold '}{name} {size:,}"
+                 "  " + ", ".join(f"{'fold ' if name.isdigit() else ''}{name} {size:,}"
                                   for name, size in sizes.items())]  # fmt: skip
         lines.append(f"  never divided: {made.settings.unit_text} ({groups:,})")
         return "\n".join(lines)
@@ -82,6 +85,7 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     "--folds",
     option("--test", type=FILE, help="Test set: a corpus file, or a dataset extracted with the "
            "same settings; labels are optional."),
+    "--test-sample", "--test-min-chars",
     option("--threshold", help="Decision threshold for the second of two classes: a number, or a "
            "metric to optimize in inner folds (macro_f1, f1, f2 …)."),
     option("--pca", type=int, help="Number of principal components, fitted in every training "

@@ -24,6 +24,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.predict import predictions_of
 from embedkit.prediction_files import (
     PredictedRecord,
+    Submission,
     file_format,
     read_prediction_files,
     write_prediction_file,
@@ -133,14 +134,17 @@ def write_blend(
     out: Path,
     *,
     answers: Sequence[Path] = (),
+    submission: Submission | None = None,
     overwrite: bool = False,
 ) -> int:
     """Write blended labels and probabilities, of the runs' records or of new ones.
 
     Args:
         made: the blend.
-        out: ``.tsv``, ``.jsonl`` or ``.parquet`` file.
+        out: ``.tsv``, ``.csv``, ``.jsonl`` or ``.parquet`` file.
         answers: what ``predict`` wrote of new records, one file per run, in the order of the runs.
+        submission: names of the columns of id and label, where only these are written, of the
+            test set or the new records.
         overwrite: replace the file.
 
     Returns:
@@ -162,8 +166,9 @@ def write_blend(
             f"answers= has {len(answers)} files for {made.runs} runs. Give one file for every run, "
             "in their order."
         )
-    records = _new_records(made, answers) if answers else _own_records(made)
-    return write_prediction_file(records, classes, out, folds=not answers)
+    test_only = submission is not None
+    records = _new_records(made, answers) if answers else _own_records(made, test_only=test_only)
+    return write_prediction_file(records, classes, out, folds=not answers, submission=submission)
 
 
 def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
@@ -175,8 +180,15 @@ def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedReco
         yield PredictedRecord(row, identifier, one)
 
 
-def _own_records(made: Blend) -> Iterator[PredictedRecord]:
+def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
     p = made.predictions
+    if test_only and not len(p.test):
+        raise UsageError(
+            "submission= is of a test set, and the runs have none. Pass answers= for new records, "
+            "or make the runs with test=."
+        )
+    if test_only:
+        p = p.take(p.test)
     p = p.take(np.concatenate([p.first_repeat if made.cross_fitted else p.test[:0], p.test]))
     if not len(p.row):
         raise UsageError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions
 
 __all__ = ["LoadedProbe", "LoadedRun", "RunSet", "read_runs"]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ def read_runs(paths: Sequence[str | Path]) -> RunSet:
             "none of the runs has predictions (a probe has none). "
             "Give runs of embedkit train or finetune."
         )
+    runs = _with_shared_records(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
     return RunSet(tuple(runs), tuple(probes))
@@ -124,18 +129,33 @@ def _names(folders: Sequence[Path]) -> list[str]:
     ]
 
 
+def _with_shared_records(runs: list[LoadedRun]) -> list[LoadedRun]:
+    """Runs without their test sets, if these differ: what all have in common is compared."""
+    sources = {one.content.test_set and one.content.test_set.source for one in runs}
+    if len(sources) == 1:
+        return runs
+    logger.warning(
+        "the runs have different test sets, or only some of them have one: they are compared on "
+        "the records of the folds alone"
+    )
+    return [
+        replace(
+            run,
+            content=replace(run.content, test_set=None),
+            predictions=replace(
+                run.predictions.take(run.predictions.out_of_fold), inner=run.predictions.inner
+            ),
+        )
+        for run in runs
+    ]
+
+
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, found = first.predictions, run.predictions
     if found.classes != expected.classes:
         raise MismatchError(
             f"{run.path} predicts {_labels(found)}, {first.path} {_labels(expected)}. "
             "Compare runs on the same label column."
-        )
-    sources = [one.content.test_set and one.content.test_set.source for one in (first, run)]
-    if sources[0] != sources[1]:
-        raise MismatchError(
-            f"{run.path} has another test set than {first.path}. Give both the same --test, or "
-            "none."
         )
     for name in ("row", "fold", "repeat", "y"):
         one, other = getattr(found, name), getattr(expected, name)

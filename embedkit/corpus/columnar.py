@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.rows import BadRow, Cell, Dialect, NotText, Row, Table, check_names
+from embedkit.corpus.options import Dialect
+from embedkit.corpus.rows import BadRow, Cell, NotText, Row, Table, check_names
 from embedkit.errors import CorpusError
 
 __all__ = ["ArrowTable", "ParquetTable", "is_bytes", "is_string", "without_dictionary"]
@@ -192,16 +193,9 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 def is_string(kind: pa.DataType) -> bool:
     """Whether values of the type are text."""
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return kind in _BYTES_OF
 
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether values of the type are bytes."""
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)

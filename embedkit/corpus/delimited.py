@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from embedkit.corpus.rows import BadRow, Row, check_names, has_surrogate, too_long
-from embedkit.corpus.source import MAX_RECORD_BYTES, Line
-from embedkit.corpus.text_table import Lines, Parsed, TextTable
+from embedkit.corpus.rows import (
+    BadRow,
+    Row,
+    TextTable,
+    bad_row,
+    check_names,
+    has_surrogate,
+    too_long,
+)
+from embedkit.corpus.source import MAX_RECORD_BYTES, Line, Source
 from embedkit.errors import CorpusError
 
 __all__ = ["DelimitedTable", "LinesTable"]
@@ -15,7 +22,8 @@ __all__ = ["DelimitedTable", "LinesTable"]
 _LONE_CR = "\ud800"  # stands for it in the csv module, which would end the record; no text has it
 _LINE_ENDS = ("", "\n", "\r\n")
 
-_Records = Iterable[Parsed | BadRow | None]  # None stands for a blank line
+_Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and the cells in them
+_Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
 
 
 class DelimitedTable(TextTable):
@@ -35,31 +43,32 @@ class DelimitedTable(TextTable):
 
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
-            return _CsvRecords(self._lines, self._dialect.delimiter, self._encoding)
+            return _csv_records(self._lines, self._dialect.delimiter)
         delimiter = self._dialect.delimiter.encode()
         return _plain_records(self._lines, lambda data: data.split(delimiter))
 
-    def _row(self, parsed: Parsed, indexes: list[int], width: int) -> Row | BadRow:
-        cells = parsed.cells
+    def _row(self, parsed: _Parsed, indexes: list[int], width: int) -> Row | BadRow:
+        lines, cells = parsed
         if len(cells) != width:
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
-            return parsed.bad(reason, f"expected {width} cells, got {len(cells)}")
+            return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
         try:
             chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
-            return parsed.bad("invalid_encoding", detail)
-        return Row(parsed.line, parsed.offset, parsed.length, chosen)
+            return bad_row(lines, "invalid_encoding", detail)
+        return Row(lines[0].number, lines[0].offset, sum(line.length for line in lines), chosen)
 
     def _read_columns(self) -> list[str]:
         first = self._first()
         if first is None:
-            return self._columns_of_empty()
+            return self._names(0)
+        lines, cells = first
         if not self._dialect.header:
-            self._lines.back(first.lines)
-            return self._columns_without_header(first)
+            self._lines.back(lines)
+            return self._names(len(cells))
         try:
-            names = [_decoded(cell, self._encoding) for cell in first.cells]
+            names = [_decoded(cell, self._encoding) for cell in cells]
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             raise CorpusError(
                 f"{self.path}: the header is not {self._encoding}. Pass the right encoding=."
@@ -67,15 +76,13 @@ class DelimitedTable(TextTable):
         check_names(names, self.path)
         return names
 
-    def _columns_of_empty(self) -> list[str]:
-        if self._dialect.header:
+    def _names(self, count: int) -> list[str]:
+        """Names of the columns of a file without a header, or without anything."""
+        if not count and self._dialect.header:
             raise CorpusError(f"{self.path} is empty: not even a header line.")
-        return ["text"]
+        return [str(i) for i in range(count)] or ["text"]
 
-    def _columns_without_header(self, first: Parsed) -> list[str]:
-        return [str(i) for i in range(len(first.cells))]
-
-    def _first(self) -> Parsed | None:
+    def _first(self) -> _Parsed | None:
         for parsed in self._records():
             if isinstance(parsed, BadRow):
                 raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
@@ -93,16 +100,11 @@ class LinesTable(DelimitedTable):
             return super()._records()
         return _plain_records(self._lines, lambda data: [data])
 
-    def _columns_of_empty(self) -> list[str]:
-        return ["text"]
-
-    def _columns_without_header(self, _first: Parsed) -> list[str]:
+    def _names(self, _count: int) -> list[str]:
         return ["text"]
 
 
-def _plain_records(
-    lines: Lines, split: Callable[[bytes], list[bytes]]
-) -> Iterator[Parsed | BadRow | None]:
+def _plain_records(lines: Source, split: Callable[[bytes], list[bytes]]) -> _Records:
     """One record a line, quotes literal."""
     for line in lines:
         if line.too_long:
@@ -110,69 +112,58 @@ def _plain_records(
         elif not line.data:
             yield None
         else:
-            yield Parsed((line,), split(line.data))
+            yield [line], split(line.data)
 
 
-class _CsvRecords:
+def _csv_records(lines: Source, delimiter: str) -> _Records:
     """RFC 4180 records through the standard library, fed line by line.
 
     A record that breaks the rules is rejected and reading goes on at the physical line after the
     one on which it began, so that one stray quote costs one record and not the rest of the file.
     Line ends inside quotes stay as they are, and a lone carriage return is text, quoted or not.
     """
-
-    def __init__(self, lines: Lines, delimiter: str, encoding: str) -> None:
-        self._lines = lines
-        self._delimiter = delimiter
-        self._encoding = encoding
-        self._taken: list[Line] = []
-
-    def __iter__(self) -> Iterator[Parsed | BadRow | None]:
-        csv.field_size_limit(MAX_RECORD_BYTES + 1)
-        while True:
-            self._taken = []
-            reader = csv.reader(self._feed(), delimiter=self._delimiter, strict=True, quotechar='"')
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except _RunawayError:
-                yield self._reject(
-                    "record_too_long",
-                    f"over {MAX_RECORD_BYTES} bytes; a quote may stand alone: see quoting='none'",
-                )
-            except csv.Error as error:
-                yield self._reject("bad_quoting", str(error))
-            except UnicodeDecodeError as error:
-                yield self._reject("invalid_encoding", f"{error.encoding}: {error.reason}")
+    csv.field_size_limit(MAX_RECORD_BYTES + 1)
+    while True:
+        taken: list[Line] = []
+        reader = csv.reader(_fed(lines, taken), delimiter=delimiter, strict=True, quotechar='"')
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except _RunawayError:
+            advice = "a quote may stand alone: see quoting='none'"
+            problem = "record_too_long", f"over {MAX_RECORD_BYTES} bytes; {advice}"
+        except csv.Error as error:
+            problem = "bad_quoting", str(error)
+        except UnicodeDecodeError as error:
+            problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
+        else:
+            if taken[0].too_long:
+                yield too_long(taken[0])
+            elif not cells:
+                yield None
             else:
-                taken = tuple(self._taken)
-                if taken[0].too_long:
-                    yield too_long(taken[0])
-                elif not cells:
-                    yield None
-                else:
-                    yield Parsed(taken, [cell.replace(_LONE_CR, "\r") for cell in cells])
+                yield taken, [cell.replace(_LONE_CR, "\r") for cell in cells]
+            continue
+        lines.back(taken[1:])
+        yield bad_row(taken[:1], *problem)
 
-    def _feed(self) -> Iterator[str]:
-        total = 0
-        for line in self._lines:
-            self._taken.append(line)
-            total += line.length
-            if total > MAX_RECORD_BYTES:
-                if len(self._taken) == 1:
-                    yield ""
-                    return
-                raise _RunawayError
-            # undecodable bytes pass through as lone surrogates and are found cell by cell;
-            # only encodings with escape sequences may fail here
-            text = line.data.decode(self._encoding, "surrogateescape")
-            yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
 
-    def _reject(self, reason: str, detail: str) -> BadRow:
-        first, *rest = self._taken
-        self._lines.back(rest)
-        return BadRow(first.number, first.offset, first.length, reason, detail, first.data[:200])
+def _fed(lines: Source, taken: list[Line]) -> Iterator[str]:
+    """The text of lines, each noted in ``taken``, as the csv module is to read it."""
+    total = 0
+    for line in lines:
+        taken.append(line)
+        total += line.length
+        if total > MAX_RECORD_BYTES:
+            if len(taken) == 1:
+                yield ""
+                return
+            raise _RunawayError
+        # undecodable bytes pass through as lone surrogates and are found cell by cell;
+        # only encodings with escape sequences may fail here
+        text = line.data.decode(lines.encoding, "surrogateescape")
+        yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
 
 
 class _RunawayError(Exception):

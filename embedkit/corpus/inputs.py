@@ -77,8 +77,8 @@ class InputFile:
             raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
         if not stat.S_ISREG(status.st_mode):
             raise CorpusError(
-                f"{path} is a pipe or a device, which cannot be read twice. Give a file, or pipe "
-                "into: embedkit extract - --out FOLDER"
+                f"{path} is a pipe or a device, which cannot be read twice. Give a file, or "
+                "'-' and pipe into standard input."
             )
         return cls(path, name or str(path), status.st_size, status.st_mtime_ns)
 

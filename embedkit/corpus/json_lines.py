@@ -7,9 +7,17 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from embedkit.corpus.rows import BadRow, Cell, NotText, Row, check_encoding, too_long
+from embedkit.corpus.rows import (
+    BadRow,
+    Cell,
+    NotText,
+    Row,
+    TextTable,
+    bad_row,
+    check_encoding,
+    too_long,
+)
 from embedkit.corpus.source import Line
-from embedkit.corpus.text_table import Parsed, TextTable
 from embedkit.errors import CorpusError
 
 __all__ = ["JsonLinesTable"]
@@ -32,7 +40,7 @@ class JsonLinesTable(TextTable):
                 try:
                     cells = self._cells(line, wanted)
                 except _BadJsonError as error:
-                    yield Parsed((line,), ()).bad(error.reason, error.detail)
+                    yield bad_row([line], error.reason, error.detail)
                 else:
                     yield Row(line.number, line.offset, line.length, cells)
 

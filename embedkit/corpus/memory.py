@@ -147,14 +147,14 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
 def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Path) -> None:
     """Write the columns that a corpus can have: strings, numbers and dates."""
     fields = [
-        (place, pa.field(field.name, _plain_type(field.type)))
+        (place, pa.field(field.name, kind))
         for place, field in enumerate(schema)
-        if _is_readable(field.type)
+        if (kind := _plain_type(field.type)) is not None
     ]
     target = pa.schema([field for _, field in fields])
     plain = (
         pa.RecordBatch.from_arrays(
-            [_plain_column(batch.column(place), field.type) for place, field in fields],
+            [without_dictionary(batch.column(place)).cast(field.type) for place, field in fields],
             schema=target,
         )
         for batch in batches
@@ -182,18 +182,9 @@ def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held).combine_chunks()
 
 
-def _is_readable(kind: pa.DataType) -> bool:
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type that a column is written as; ``None`` if no corpus can have such a column."""
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return not (
-        pa.types.is_nested(inner) or is_bytes(inner) or isinstance(inner, pa.BaseExtensionType)
-    )
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_nested(inner) or is_bytes(inner) or isinstance(inner, pa.BaseExtensionType):
+        return None
     return pa.large_string() if is_string(inner) else inner
-
-
-def _plain_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    column = without_dictionary(column)
-    return column if column.type == kind else column.cast(kind)

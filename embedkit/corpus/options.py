@@ -10,7 +10,7 @@ from embedkit.choices import FORMATS, QUOTINGS, UNICODE_FORMS, check_choice
 from embedkit.corpus.source import is_wide
 from embedkit.errors import UsageError, check_counts
 
-__all__ = ["CorpusOptions"]
+__all__ = ["CorpusOptions", "CorpusSettings", "Dialect"]
 
 _MARKS = '\t\r\n",;|'
 
@@ -73,6 +73,41 @@ class CorpusOptions:
     def given(self) -> tuple[str, ...]:
         """Names of the options that differ from their defaults."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the files of one corpus are written; the same for all of them.
+
+    Attributes:
+        format: one of :data:`embedkit.choices.FORMATS`.
+        encoding: any Python codec name.
+        delimiter: one byte, for delimited text.
+        quoting: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
+        header: the first line names the columns; otherwise they are named ``0``, ``1``, ….
+    """
+
+    format: str
+    encoding: str = "utf-8"
+    delimiter: str = "\t"
+    quoting: str = "none"
+    header: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusSettings(Dialect):
+    """:class:`CorpusOptions`, settled: columns by their names; no seed without a sample."""
+
+    text: str
+    text_pair: str | None
+    id: str | None
+    label: str | None
+    keep: tuple[str, ...]
+    unicode: str
+    min_chars: int
+    limit: int | None
+    sample: int | None
+    seed: int | None
 
 
 def _settled_encoding(encoding: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from embedkit.corpus.inputs import InputFile
-from embedkit.corpus.options import CorpusOptions
+from embedkit.corpus.options import CorpusOptions, CorpusSettings, Dialect
 from embedkit.corpus.readers import (
     READERS,
     format_of_content,
@@ -15,7 +16,7 @@ from embedkit.corpus.readers import (
     open_table,
     suffix_of,
 )
-from embedkit.corpus.rows import Dialect, Table
+from embedkit.corpus.rows import Table
 from embedkit.corpus.source import Source, compression_of, first_bytes
 from embedkit.errors import CorpusError, UsageError, did_you_mean
 from embedkit.fsio import file_sha256
@@ -28,40 +29,18 @@ _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
 _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusPlan(CorpusSettings):
     """Everything that decides which records a corpus holds.
 
     Attributes:
         files: the inputs in reading order.
-        dialect: how they are written.
         columns: names found in the header.
-        text: column of the text.
-        text_pair: column of the second text of a pair, or ``None``.
-        id: column of the id, or ``None``: then the row number serves.
-        label: column of the label, or ``None``.
-        keep: further columns to carry along.
-        unicode: ``none``, ``nfc`` or ``nfkc``, applied to the texts.
-        min_chars: shorter texts are left out and counted.
-        limit: only the first so many records, or ``None``.
-        sample: only so many records sampled at random, or ``None``.
-        seed: seed of the sample.
         notices: sentences for the user about what was guessed.
     """
 
     files: tuple[InputFile, ...]
-    dialect: Dialect
     columns: tuple[str, ...]
-    text: str
-    text_pair: str | None = None
-    id: str | None = None
-    label: str | None = None
-    keep: tuple[str, ...] = ()
-    unicode: str = "none"
-    min_chars: int = 0
-    limit: int | None = None
-    sample: int | None = None
-    seed: int = 0
     notices: tuple[str, ...] = ()
 
     @property
@@ -73,11 +52,8 @@ class CorpusPlan:
     def open_tables(self) -> Iterator[tuple[int, Table]]:
         """Yield (file number, open table) for every input, closing each afterwards."""
         for number, file in enumerate(self.files):
-            table = open_table(file.path, self.dialect)
-            try:
+            with closing(open_table(file.path, self)) as table:
                 yield number, table
-            finally:
-                table.close()
 
 
 def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None) -> CorpusPlan:
@@ -92,7 +68,10 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     dialect, notices = _dialect(files[0], options)
-    tables = _read_headers(files, dialect)
+    tables: list[Table] = []
+    for file in files:
+        with closing(open_table(file.path, dialect)) as table:
+            tables.append(table)
     columns = _common_columns(files, tables, dialect)
     if not columns and not READERS[dialect.format].same_columns:
         # JSON Lines without a record: nothing contradicts the names that were given
@@ -104,19 +83,19 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     text_pair = guess.given("text_pair", options.text_pair)
     used = {text, text_pair}
     plan = CorpusPlan(
+        **dataclasses.asdict(dialect),
         files=tuple(files),
-        dialect=dialect,
         columns=columns,
         text=text,
         text_pair=text_pair,
-        id=guess.optional("id", options.id, _ID_NAMES, used),
-        label=guess.optional("label", options.label, _LABEL_NAMES, used),
+        id=guess.found("id", options.id, _ID_NAMES, used),
+        label=guess.found("label", options.label, _LABEL_NAMES, used),
         keep=tuple(str(guess.given("keep", name)) for name in options.keep),
         unicode=options.unicode,
         min_chars=options.min_chars,
         limit=options.limit,
         sample=options.sample,
-        seed=options.seed,
+        seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
     for table in tables:
@@ -136,9 +115,7 @@ class _Guess:
     """Finds columns by name and says what it chose."""
 
     def __init__(self, columns: Sequence[str], file: str, notices: list[str]) -> None:
-        self._columns = columns
-        self._file = file
-        self._notices = notices
+        self._columns, self._file, self._notices = columns, file, notices
 
     def given(self, option: str, name: str | None) -> str | None:
         """The named column, which must exist; spaces after the commas of a list do not count."""
@@ -152,37 +129,31 @@ class _Guess:
             )
         return name
 
+    def found(
+        self, option: str, name: str | None, usual: Sequence[str], used: Collection[str | None] = ()
+    ) -> str | None:
+        """The named column, or one with a usual name that is not used, or none."""
+        if name is not None:
+            return self.given(option, name)
+        by_lower = {column.lower(): column for column in reversed(self._columns)}
+        found = next((by_lower[known] for known in usual if known in by_lower), None)
+        if found is None or found in used:
+            return None
+        self._notices.append(f"{option} column: {found} (choose another with {option}=)")
+        return found
+
     def text(self, name: str | None) -> str:
         """The text column: named, the only one, or one with a usual name."""
-        if name is not None:
-            return str(self.given("text", name))
-        if len(self._columns) == 1:
+        if name is None and len(self._columns) == 1:
             return self._columns[0]
-        found = self._find(_TEXT_NAMES)
+        found = self.found("text", name, _TEXT_NAMES)
         if found is None:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}."
                 f"{_quoted(self._columns)} Name one with text=, and the second text of a pair "
                 "with text_pair=."
             )
-        self._notices.append(f"text column: {found} (choose another with text=)")
         return found
-
-    def optional(
-        self, option: str, name: str | None, usual: Sequence[str], used: set[str | None]
-    ) -> str | None:
-        """A column that may be absent: named, or one with a usual name, or none."""
-        if name is not None:
-            return self.given(option, name)
-        found = self._find(usual)
-        if found is None or found in used:
-            return None
-        self._notices.append(f"{option} column: {found} (choose another with {option}=)")
-        return found
-
-    def _find(self, usual: Sequence[str]) -> str | None:
-        by_lower = {name.lower(): name for name in reversed(self._columns)}
-        return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
 def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str]]:
@@ -218,18 +189,8 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
 
 def _first_line(file: InputFile, encoding: str) -> str:
     with Source(file.path, encoding=encoding) as source:
-        line = next((line for line in source.lines() if line.data), None)
+        line = next((line for line in source if line.data), None)
         return line.data.decode(source.encoding, "replace") if line else ""
-
-
-def _read_headers(files: Sequence[InputFile], dialect: Dialect) -> list[Table]:
-    """The tables of all files, closed again."""
-    tables = []
-    for file in files:
-        table = open_table(file.path, dialect)
-        table.close()
-        tables.append(table)
-    return tables
 
 
 def _common_columns(

@@ -14,7 +14,8 @@ from embedkit.choices import FORMATS, check_choice
 from embedkit.corpus.columnar import ArrowTable, ParquetTable
 from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.json_lines import JsonLinesTable
-from embedkit.corpus.rows import Dialect, Table
+from embedkit.corpus.options import Dialect
+from embedkit.corpus.rows import Table
 from embedkit.corpus.source import PACKED_SUFFIXES, Source, first_bytes
 
 __all__ = ["READERS", "Format", "format_of_content", "format_of_name", "open_table", "suffix_of"]

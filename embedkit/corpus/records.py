@@ -15,7 +15,7 @@ from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
 from embedkit.corpus.rows import BadRow, Row, Table, check_encoding, has_surrogate, is_text
 
-__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
+__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject", "normal_form"]
 
 _TRIAL = 1_000
 _EXCERPT = 200
@@ -96,17 +96,13 @@ class ReadCounts:
 class CorpusReader:
     """Reads a planned corpus from its beginning; iterating yields records and rejects in order.
 
-    Memory does not grow with the corpus, except by 8 bytes for each record of a sample.
+    Memory does not grow with the corpus, except by the row numbers that a sample is drawn from.
     """
 
-    def __init__(self, plan: CorpusPlan, *, chosen: np.ndarray | None = None) -> None:
-        self.plan = plan
-        self.counts = ReadCounts()
-        self.file_number = 0
+    def __init__(self, plan: CorpusPlan) -> None:
+        self.plan, self.counts, self.file_number = plan, ReadCounts(), 0
         self._table: Table | None = None
-        if chosen is None and plan.sample is not None:
-            chosen = _draw(plan)
-        self._chosen = None if chosen is None else set(chosen.tolist())
+        self._chosen = None if plan.sample is None else _sampled(plan, plan.sample)
 
     @property
     def fraction(self) -> float:
@@ -144,8 +140,8 @@ class CorpusReader:
 
     def _check_encoding(self, table: Table, bad: int, seen: int) -> None:
         # judged on the first records of a file, or on all of a shorter one
-        if READERS[self.plan.dialect.format].text:
-            check_encoding(table.path, self.plan.dialect.encoding, bad=bad, seen=seen)
+        if READERS[self.plan.format].text:
+            check_encoding(table.path, self.plan.encoding, bad=bad, seen=seen)
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row):
@@ -157,7 +153,7 @@ class CorpusReader:
         if isinstance(raw, BadRow):
             self.counts.rejected[raw.reason] += 1
             return Reject(**asdict(raw), row=row, file=self.plan.files[number].name)
-        text = self._formed(str(cells[0]))
+        text = normal_form(str(cells[0]), self.plan.unicode)
         if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
             return None
@@ -165,49 +161,43 @@ class CorpusReader:
             self.counts.left_out["sample"] += 1
             return None
         self.counts.accepted += 1
-        return self._record(raw, cells, text, row, number)
+        return self._record(raw, text, row, number)
 
-    def _record(
-        self, raw: Row, cells: list[str | None], text: str, row: int, number: int
-    ) -> Record:
+    def _record(self, raw: Row, text: str, row: int, number: int) -> Record:
         plan = self.plan
-        rest = iter(cells)
-        self._count_form(next(rest))
-        pair = None
-        if plan.text_pair is not None:
-            pair = str(next(rest))
-            self._count_form(pair)
-            pair = self._formed(pair)
-        identifier = next(rest) if plan.id is not None else None
-        label = next(rest) if plan.label is not None else None
+        cells = iter([None if cell is None else str(cell) for cell in raw.cells])
+        first, pair, identifier, label = (
+            None if name is None else next(cells)
+            for name in (plan.text, plan.text_pair, plan.id, plan.label)
+        )
+        for cell in (first, pair):
+            if cell is not None and not unicodedata.is_normalized("NFC", cell):
+                self.counts.not_nfc += 1
         return Record(
             row=row,
             file=number,
             line=raw.line,
             offset=raw.offset,
-            id=str(row) if identifier is None else str(identifier),
+            id=str(row) if identifier is None else identifier,
             text=text,
-            text_pair=pair,
-            label=None if label is None else str(label),
-            kept=tuple(None if cell is None else str(cell) for cell in rest),
+            text_pair=None if pair is None else normal_form(pair, plan.unicode),
+            label=label,
+            kept=tuple(cells),
         )
 
-    def _count_form(self, text: str | None) -> None:
-        if text is not None and not unicodedata.is_normalized("NFC", text):
-            self.counts.not_nfc += 1
-
-    def _formed(self, text: str) -> str:
-        if self.plan.unicode == "none":
-            return str(text)
-        return unicodedata.normalize("NFC" if self.plan.unicode == "nfc" else "NFKC", text)
-
     def _count_quotes(self, cells: list[str | None]) -> None:
-        dialect = self.plan.dialect
-        if dialect.quoting == "none" and READERS[dialect.format].delimiters:
+        if self.plan.quoting == "none" and READERS[self.plan.format].delimiters:
             for cell in cells:
                 if cell and '"' in cell:
                     self.counts.fields_with_quotes += 1
                     self.counts.fields_csv_quoted += _looks_quoted(cell)
+
+
+def normal_form(text: str, form: str) -> str:
+    """Return a text in a normal form: ``none``, ``nfc`` or ``nfkc``."""
+    if form == "none":
+        return text
+    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
 
 
 def _problem(cells: list[str | None], *, paired: bool) -> tuple[str, str] | None:
@@ -230,11 +220,10 @@ def _looks_quoted(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
 
 
-def _draw(plan: CorpusPlan) -> np.ndarray:
-    """Rows of ``plan.sample`` records drawn without replacement among those that qualify."""
+def _sampled(plan: CorpusPlan, size: int) -> set[int]:
+    """Rows of ``size`` records drawn without replacement among those that qualify."""
     everything = CorpusReader(replace(plan, sample=None))
     rows = np.fromiter((r.row for r in everything if isinstance(r, Record)), dtype=np.int64)
-    assert plan.sample is not None
-    if len(rows) <= plan.sample:
-        return rows
-    return np.sort(np.random.default_rng(plan.seed).choice(rows, plan.sample, replace=False))
+    if len(rows) > size:
+        rows = np.random.default_rng(plan.seed).choice(rows, size, replace=False)
+    return set(rows.tolist())

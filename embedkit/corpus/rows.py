@@ -1,4 +1,4 @@
-"""What every reader yields, and how it is opened: rows, rejected rows, dialect, table."""
+"""What every reader is and yields: tables, of text or not, with rows and rejected rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedkit.corpus.source import MAX_RECORD_BYTES, Line
+from embedkit.corpus.options import Dialect
+from embedkit.corpus.source import MAX_RECORD_BYTES, Line, Source
 from embedkit.errors import CorpusError
 
 __all__ = [
     "BadRow",
     "Cell",
-    "Dialect",
     "NotText",
     "Row",
     "Table",
+    "TextTable",
+    "bad_row",
     "check_encoding",
     "check_names",
     "has_surrogate",
@@ -27,25 +29,6 @@ __all__ = [
 Cell = str | None
 
 _DOUBLE_NAMES = "Rename one, or skip the header line: header=False, with column numbers."
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How the files of one corpus are written; the same for all of them.
-
-    Attributes:
-        format: one of :data:`embedkit.choices.FORMATS`.
-        encoding: any Python codec name.
-        delimiter: one byte, for delimited text.
-        quoting: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
-        header: the first line names the columns; otherwise they are named ``0``, ``1``, ….
-    """
-
-    format: str
-    encoding: str = "utf-8"
-    delimiter: str = "\t"
-    quoting: str = "none"
-    header: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +96,37 @@ class Table(ABC):
         """
 
 
+class TextTable(Table):
+    """A text file; a subclass says what a record is.
+
+    Raises:
+        CorpusError: the file is not of the format or encoding.
+    """
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self.path, self._dialect = path, dialect
+        self._lines = Source(path, encoding=dialect.encoding)
+        self._encoding = self._lines.encoding  # the source may have transcoded the file
+        try:
+            self.columns = self._read_columns()
+        except BaseException:
+            self._lines.close()
+            raise
+
+    @abstractmethod
+    def _read_columns(self) -> list[str]:
+        """Names of the columns, from the first lines."""
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the file's bytes that has been read."""
+        return self._lines.fraction
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
 def check_names(names: Sequence[str], path: Path, advice: str = _DOUBLE_NAMES) -> None:
     """Raise a :class:`CorpusError` if two columns have the same name."""
     seen: dict[str, int] = {}
@@ -150,7 +164,13 @@ def is_text(cell: Cell) -> bool:
     return isinstance(cell, str) and not isinstance(cell, NotText)
 
 
+def bad_row(lines: Sequence[Line], reason: str, detail: str) -> BadRow:
+    """The reject for a record of these physical lines."""
+    first, length = lines[0], sum(line.length for line in lines)
+    return BadRow(first.number, first.offset, length, reason, detail, first.data[:200])
+
+
 def too_long(line: Line) -> BadRow:
     """The reject for a line over the limit."""
     detail = f"{line.length} bytes, at most {MAX_RECORD_BYTES} are read"
-    return BadRow(line.number, line.offset, line.length, "record_too_long", detail, line.data[:200])
+    return bad_row([line], "record_too_long", detail)

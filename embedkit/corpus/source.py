@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -91,7 +92,7 @@ def compression_of(head: bytes, path: Path) -> str | None:
 
 
 class Source:
-    """One open input file.
+    """One open input file: an iterator of its lines that takes lines back.
 
     Args:
         path: the file.
@@ -114,7 +115,8 @@ class Source:
             compression = compression_of(self._file.read(8) or b"", path)
             self._file.seek(0)
             self._stream = self._readable(compression, encoding)
-            self._start = 0
+            self._number = self._offset = 0
+            self._returned: deque[Line] = deque()
             self._check_head(encoding)
         except BaseException:
             self._file.close()
@@ -139,7 +141,8 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and forget the lines that were taken back."""
+        self._returned.clear()
         self._stream.close()
         self._file.close()
 
@@ -148,43 +151,48 @@ class Source:
         """Fraction of the file's bytes that has been read, 0 to 1."""
         return min(1.0, self._file.tell() / self.size) if self.size else 1.0
 
-    def lines(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[Line]:
         """Yield every physical line, blank ones included.
 
         Raises:
             CorpusError: the compressed stream is cut off or damaged, or only carriage returns end
                 the lines.
         """
-        number, offset = 0, self._start
-        readline = self._stream.readline
-        while True:
-            data = self._guarded(readline, MAX_RECORD_BYTES + 1)
-            if not data:
-                return
-            number += 1
-            length = len(data)
-            if number == 1 and not data.endswith(b"\n") and b"\r" in data:
-                raise CorpusError(
-                    f"{self.path} has lines that end in a carriage return alone. "
-                    "Convert it first: tr '\\r' '\\n' < old > new."
-                )
-            if length > MAX_RECORD_BYTES:
-                rest = data
-                while rest and not rest.endswith(b"\n"):
-                    rest = self._guarded(readline, MAX_RECORD_BYTES)
-                    length += len(rest)
-                yield Line(number, offset, length, data[:_EXCERPT], too_long=True)
-            else:
-                yield Line(number, offset, length, _strip_end(data))
-            offset += length
+        return self
+
+    def __next__(self) -> Line:
+        if self._returned:
+            return self._returned.popleft()
+        data = self._guarded(self._stream.readline, MAX_RECORD_BYTES + 1)
+        if not data:
+            raise StopIteration
+        self._number += 1
+        offset, length = self._offset, len(data)
+        if self._number == 1 and not data.endswith(b"\n") and b"\r" in data:
+            raise CorpusError(
+                f"{self.path} has lines that end in a carriage return alone. "
+                "Convert it first: tr '\\r' '\\n' < old > new."
+            )
+        if too_long := length > MAX_RECORD_BYTES:
+            rest = data
+            while rest and not rest.endswith(b"\n"):
+                rest = self._guarded(self._stream.readline, MAX_RECORD_BYTES)
+                length += len(rest)
+        self._offset += length
+        kept = data[:_EXCERPT] if too_long else _strip_end(data)
+        return Line(self._number, offset, length, kept, too_long)
+
+    def back(self, lines: Sequence[Line]) -> None:
+        """Yield these lines again, before all others."""
+        self._returned.extendleft(reversed(lines))
 
     def head(self) -> bytes:
         """The first bytes of the decompressed stream, without consuming them."""
         return self._guarded(self._stream.peek, _HEAD)[:_HEAD]
 
-    def _guarded(self, read: object, size: int) -> bytes:
+    def _guarded(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:
-            return cast(bytes, read(size))  # type: ignore[operator]
+            return read(size)
         except (OSError, EOFError) as error:
             raise CorpusError(
                 f"{self.path}: the file cannot be read to its end ({error}). It may be cut off: "
@@ -195,7 +203,7 @@ class Source:
         head = self.head()
         if head.startswith(codecs.BOM_UTF8):
             self._stream.read(len(codecs.BOM_UTF8))
-            self._start = len(codecs.BOM_UTF8)
+            self._offset = len(codecs.BOM_UTF8)
         elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
             raise CorpusError(
                 f"{self.path} looks like {wide.upper()}, and {encoding} was expected. "

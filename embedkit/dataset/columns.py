@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from embedkit.corpus import Record
 from embedkit.dataset.manifest import JobSettings
 from embedkit.dataset.record_keys import text_key, whole_text
 from embedkit.dataset.schema import text_column
-from embedkit.encoding.tables import token_vectors, word_vectors
+from embedkit.encoding.tables import TokenVectors, WordVectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
 from embedkit.types import Int64
 
-__all__ = ["ledger_of", "sentence_columns", "token_columns", "word_table"]
+__all__ = ["layer_columns", "ledger_of", "sentence_columns"]
 
-Floats = NDArray[np.float32]
+
+_OF_WORDS = {
+    "row": pa.int64(), "word": pa.int32(), "segment": pa.int8(), "text": pa.string(),
+    "start": pa.int32(), "end": pa.int32(), "n_tokens": pa.int32(),
+}  # fmt: skip
+_OF_TOKENS = {
+    "row": pa.int64(), "pos": pa.int32(), "segment": pa.int8(), "token_id": pa.int32(),
+    "token": pa.string(), "start": pa.int32(), "end": pa.int32(), "word": pa.int32(),
+    "special": pa.bool_(),
+}  # fmt: skip
+_SPELLING = frozenset({"text", "token", "token_id"})
+"""Columns that tell the texts."""
 
 
 def sentence_columns(
@@ -29,11 +39,7 @@ def sentence_columns(
 ) -> dict[str, pa.Array]:
     """Everything of the sentence table but the vectors, one row per record.
 
-    Args:
-        records: the records.
-        texts: their tokens.
-        settings: of the dataset.
-        folds: ``(n,)`` fold whose models made each vector; ``None`` for vectors of a checkpoint.
+    ``folds`` is the ``(n,)`` fold whose models made each vector; ``None`` for a checkpoint.
     """
     columns = {
         "row": pa.array([r.row for r in records], pa.int64()),
@@ -58,77 +64,26 @@ def sentence_columns(
     }
 
 
-def token_columns(
-    records: Sequence[Record],
-    texts: Sequence[TokenizedText],
-    tokenizer: TextTokenizer,
-    *,
-    paired: bool,
+def layer_columns(
+    found: WordVectors | TokenVectors, records: Sequence[Record], settings: JobSettings
 ) -> dict[str, pa.Array]:
-    """Everything of the token table but the vectors, one row per kept token."""
-    found = token_vectors(texts, {}, tokenizer)
-    columns = {
-        "row": pa.array(_rows(records)[found.row], pa.int64()),
-        "pos": pa.array(found.pos, pa.int32()),
+    """Everything of the word or token table but the vectors, one row per word or kept token."""
+    types = _OF_WORDS if isinstance(found, WordVectors) else _OF_TOKENS
+    left_out = frozenset() if settings.storage.text else _SPELLING
+    if settings.input.text_pair is None:
+        left_out |= {"segment"}
+    rows = np.array([r.row for r in records], np.int64)[found.row]
+    return {
+        name: pa.array(rows if name == "row" else getattr(found, name), kind)
+        for name, kind in types.items()
+        if name not in left_out
     }
-    if paired:
-        columns["segment"] = pa.array(found.segment, pa.int8())
-    return columns | {
-        "token_id": pa.array(found.token_id, pa.int32()),
-        "token": text_column(found.token.tolist()),
-        "start": pa.array(found.start, pa.int32()),
-        "end": pa.array(found.end, pa.int32()),
-        "word": pa.array(found.word, pa.int32()),
-        "special": pa.array(found.special, pa.bool_()),
-    }
-
-
-def word_table(
-    records: Sequence[Record],
-    texts: Sequence[TokenizedText],
-    vectors: Mapping[str, Floats],
-    *,
-    subtokens: str,
-    paired: bool,
-) -> tuple[dict[str, pa.Array], dict[str, Floats]]:
-    """The word table: one row per whitespace word that has a kept token.
-
-    Args:
-        records: the records.
-        texts: their tokens, with spans and words.
-        vectors: ``(all kept tokens, width)`` by layer name.
-        subtokens: how sub-tokens become a word, see :func:`~embedkit.encoding.pooling.pool_words`.
-        paired: whether the records are pairs; then a column ``segment`` is added.
-
-    Returns:
-        The scalar columns, and the word vectors by layer name.
-    """
-    sources = [[r.text] if r.text_pair is None else [r.text, r.text_pair] for r in records]
-    found = word_vectors(texts, sources, vectors, subtokens)
-    columns = {
-        "row": pa.array(_rows(records)[found.row], pa.int64()),
-        "word": pa.array(found.word, pa.int32()),
-    }
-    if paired:
-        columns["segment"] = pa.array(found.segment, pa.int8())
-    return columns | {
-        "text": text_column(found.text.tolist()),
-        "start": pa.array(found.start, pa.int32()),
-        "end": pa.array(found.end, pa.int32()),
-        "n_tokens": pa.array(found.n_tokens, pa.int32()),
-    }, found.vectors
 
 
 def ledger_of(
     texts: Sequence[TokenizedText], tokenizer: TextTokenizer, *, limit: int
 ) -> dict[str, int]:
-    """Counts of a shard: what was kept, cut, unknown, or looked like markup to the tokenizer.
-
-    Args:
-        texts: the tokenized records.
-        tokenizer: knows which ids are special.
-        limit: tokens per sequence.
-    """
+    """Counts of a shard: what was kept, cut, unknown, or looked like markup to the tokenizer."""
     special = tokenizer.special_ids
     spelled = sum(bool(np.isin(t.ids[~t.special], special).any()) for t in texts)
     return {
@@ -142,7 +97,3 @@ def ledger_of(
         "tokens_unknown": sum(t.n_unknown for t in texts),
         "records_spelling_special_tokens": spelled,
     }
-
-
-def _rows(records: Sequence[Record]) -> NDArray[np.int64]:
-    return np.array([r.row for r in records], np.int64)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from random import Random
 
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, Record
@@ -28,7 +28,7 @@ class Estimate:
         records: records in the input.
         accepted: records to be embedded.
         rejected: records that cannot be, by reason.
-        left_out: records left out by ``--min-chars``, ``--sample``, ``--limit``.
+        left_out: records left out by ``min_chars``, ``sample``, ``limit``.
         tokens: expected tokens after truncation.
         truncated: expected fraction of texts that are cut.
         bytes_per_view: expected bytes of every vector column, by name.
@@ -60,7 +60,9 @@ class Estimate:
 def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
     """Read the whole corpus, tokenize a sample, time the model on it. Writes nothing."""
     reader = CorpusReader(plan.corpus)
-    sample = _reservoir(reader, np.random.default_rng(seed))
+    random = Random(seed)
+    accepted = (item for item in reader if isinstance(item, Record))
+    sample = heapq.nlargest(_SAMPLE, accepted, key=lambda _: random.random())
     texts = plan.tokenized(sample)
     n = max(len(sample), 1)
     counts = reader.counts
@@ -81,7 +83,7 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
         bytes_per_view=sizes,
         bytes_total=sum(sizes.values()) + round(scalars),
         free_bytes=fsio.free_bytes(plan.out),
-        shards=max(-(-counts.accepted // plan.shard_rows), 1),
+        shards=max(-(-counts.accepted // plan.settings.storage.shard_rows), 1),
         tokens_per_second=speed,
         seconds=tokens / speed,
         sampled=len(sample),
@@ -95,21 +97,6 @@ def _scalar_bytes(record: Record, plan: ExtractPlan) -> int:
     if plan.settings.storage.text:
         cells += [record.text, record.text_pair]
     return sum(len(cell.encode()) for cell in cells if cell is not None) + 32
-
-
-def _reservoir(reader: CorpusReader, random: np.random.Generator) -> list[Record]:
-    """A uniform sample of the accepted records in one pass (Vitter's algorithm R)."""
-    sample: list[Record] = []
-    seen = 0
-    for item in reader:
-        if not isinstance(item, Record):
-            continue
-        seen += 1
-        if len(sample) < _SAMPLE:
-            sample.append(item)
-        elif (at := int(random.integers(seen))) < _SAMPLE:
-            sample[at] = item
-    return sample
 
 
 def _speed(plan: ExtractPlan, records: Sequence[Record], texts: Sequence[TokenizedText]) -> float:
@@ -130,13 +117,13 @@ def _speed(plan: ExtractPlan, records: Sequence[Record], texts: Sequence[Tokeniz
 
 
 def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
-    width = plan.encoder.width
-    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[plan.vectors.storage]
-    sizes = {v.name: round(rows * v.layer.width(width) * per_float) for v in plan.views}
-    for name, count in (("words", words), ("tokens", tokens)):
-        if getattr(plan.vectors, name):
+    vectors = plan.vectors
+    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[vectors.storage]
+    sizes = {name: round(rows * width * per_float) for name, width in vectors.views.items()}
+    for table, count in (("words", words), ("tokens", tokens)):
+        if getattr(vectors, table):
             sizes |= {
-                f"{name} layer_{s.name}": round(count * s.width(width) * per_float)
-                for s in plan.token_layers
+                f"{table} layer_{name}": round(count * width * per_float)
+                for name, width in vectors.token_layers.items()
             }
     return sizes

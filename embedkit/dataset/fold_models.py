@@ -110,6 +110,11 @@ class SeenRecords:
         """
         known = self._fold_of_key
         found = np.array([known.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
+        if trained := int((found == _TRAINED).sum()):
+            raise UsageError(
+                f"model={str(self.run)!r}: the only model of the run was trained on {trained} of "
+                "these texts. Fine-tune with two folds or more."
+            )
         if several := int((found == _SEVERAL).sum()):
             raise UsageError(
                 f"model={str(self.run)!r}: {several} texts are in several folds of the run, whose "
@@ -169,7 +174,7 @@ class SeenRecords:
         return known
 
 
-_SEVERAL = -2
+_TRAINED, _SEVERAL = -2, -3  # the first as in a split
 
 
 def _keys(records: Sequence[Record]) -> Int64:

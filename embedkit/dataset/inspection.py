@@ -99,7 +99,7 @@ def describe_dataset(path: Path) -> DatasetInfo:
 
 def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
     """The lines that open a dataset, by tool; each can be run as it stands."""
-    view = _default_view(manifest)
+    view = manifest.default_view("sentences")
     where = str(path)
     sentences = f"{where}/sentences"
     pattern = f"{glob.escape(sentences)}/*.parquet"
@@ -124,12 +124,8 @@ def atlas_line(path: Path, manifest: Manifest) -> str:
     """The command that opens a dataset in Embedding Atlas, which takes files and no folder."""
     text = " --text text" if manifest.job.storage.text else ""
     where = shlex.quote(f"{path}/sentences")
-    return f"embedding-atlas {where}/*.parquet{text} --vector {_default_view(manifest)}"
-
-
-def _default_view(manifest: Manifest) -> str:
-    means = [name for name in manifest.views if name.startswith("mean_")]
-    return (means or list(manifest.views))[-1]
+    view = manifest.default_view("sentences")
+    return f"embedding-atlas {where}/*.parquet{text} --vector {view}"
 
 
 def _sample(data: VectorData) -> Float32:
@@ -137,13 +133,8 @@ def _sample(data: VectorData) -> Float32:
     blocks = data.reader.blocks
     wanted = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
     chosen = np.unique(np.linspace(0, len(blocks) - 1, min(wanted, len(blocks))).astype(int))
-    rows = [blocks[i] for i in chosen.tolist()]
-    vectors = np.empty((sum(block.rows for block in rows), data.width), np.float32)
-    start = 0
-    for block in rows:
-        data.reader.read_block(block, vectors[start : start + block.rows])
-        start += block.rows
-    return vectors[:_HEALTH_ROWS]
+    rows = [np.arange(blocks[i].start, blocks[i].stop) for i in chosen.tolist()]
+    return data.reader.vectors_at(np.concatenate(rows)[:_HEALTH_ROWS])
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:

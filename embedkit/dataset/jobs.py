@@ -2,17 +2,15 @@
 
 ``OUT.incomplete`` holds the job until everything is in it; one rename makes it ``OUT``. Each shard
 is a function of the input and the settings alone, so a shard that is missing or damaged, wherever
-it stands, is simply made again. With ``--overwrite`` the old dataset is first renamed into the
+it stands, is simply made again. With ``overwrite`` the old dataset is first renamed into the
 finished folder, and deleted after it has its final name; nothing outside of these two is touched.
 """
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,8 +79,9 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
     if manifest.fingerprint == job.fingerprint:
         return True
     raise OutputExistsError(
-        f"{out} exists and was made otherwise. Choose another --out, or replace it with "
-        f"--overwrite. It differs in:\n{difference(manifest.job.as_dict(), job.settings.as_dict())}"
+        f"{out} exists and was made otherwise. Pass another out=, or replace it with "
+        "overwrite=True. It differs in:\n"
+        f"{difference(manifest.job.as_dict(), job.settings.as_dict())}"
     )
 
 
@@ -99,11 +98,11 @@ def what_is_there(out: Path, job: Job, *, overwrite: bool) -> str:
     if not free:
         if read_manifest(out).fingerprint == job.fingerprint:
             return f"{out} is already complete; nothing would be done"
-        return f"{out} exists and was made otherwise: only --overwrite would replace it"
+        return f"{out} exists and was made otherwise: only overwrite=True would replace it"
     if not layout.job.is_file() or _holds_nothing(layout):
         return ""
     if difference(_known(layout).get("settings", {}), job.settings.as_dict()):
-        return f"{layout.root} was begun otherwise: only --overwrite would start over"
+        return f"{layout.root} was begun otherwise: only overwrite=True would start over"
     shards = len(layout.shard_files("sentences"))
     return f"{layout.root} holds {shards} finished shards, which would not be made again"
 
@@ -154,13 +153,9 @@ class JobFolder:
     """A job under way. Several threads may check and commit shards, each its own."""
 
     def __init__(self, layout: Layout, out: Path, job: Job, *, overwrite: bool) -> None:
-        self.layout = layout
-        self._out = out
-        self._job = job
-        self._overwrite = overwrite
+        self.layout, self._out, self._job, self._overwrite = layout, out, job, overwrite
         self._files: dict[str, FileEntry] = {}
-        self._environments: dict[str, tuple[dict[str, Any], list[int]]] = {}
-        self._lock = threading.Lock()
+        self._made_in: dict[int, str] = {}  # environment, as JSON, by shard
 
     def finished(self, number: int) -> Footer | None:
         """The footer of a shard that is there, whole and of this job; ``None`` to make it."""
@@ -170,17 +165,19 @@ class JobFolder:
             if fsio.file_sha256(path) != digest:
                 return None
             footer = read_footer(path)
-            if footer.fingerprint != self._job.fingerprint or footer.shard != number:
-                return None
-            if "text_key" not in pq.read_schema(path).names:  # earlier versions wrote none
-                return None
-            digests = {"sentences": digest, **footer.companions}
-            for folder, expected in footer.companions.items():
-                if fsio.file_sha256(self.layout.shard_file(folder, number)) != expected:
-                    return None
+            whole = (
+                (footer.fingerprint, footer.shard) == (self._job.fingerprint, number)
+                and "text_key" in pq.read_schema(path).names  # earlier versions wrote none
+                and all(
+                    fsio.file_sha256(self.layout.shard_file(folder, number)) == expected
+                    for folder, expected in footer.companions.items()
+                )
+            )
         except (ValueError, OSError, pa.ArrowException):
             return None
-        self._note(number, footer, digests)
+        if not whole:
+            return None
+        self._note(number, footer, {"sentences": digest, **footer.companions})
         return footer
 
     def commit(
@@ -196,8 +193,7 @@ class JobFolder:
             self._write(folder, number, data)
         digest = hashlib.sha256(memoryview(sentences)).hexdigest()
         fsio.make_folder(self.layout.digests)
-        record = self.layout.digest(number)
-        fsio.write_durably(record, digest.encode(), scratch=self.layout.scratch)
+        fsio.write_durably(self.layout.digest(number), digest.encode(), scratch=self.layout.scratch)
         self._write("sentences", number, sentences)
         self._note(number, footer, {"sentences": digest, **footer.companions})
 
@@ -209,23 +205,20 @@ class JobFolder:
             OutputExistsError: something came to stand in the way while the job ran.
         """
         self._refuse_extra_files(n_shards)
+        environments: dict[str, list[int]] = {}
+        for number, environment in sorted(self._made_in.items()):
+            environments.setdefault(environment, []).append(number)
         manifest = Manifest(
-            fingerprint=self._job.fingerprint,
-            job=self._job.settings,
+            fingerprint=self._job.fingerprint, job=self._job.settings,
             environments=tuple(
-                EnvironmentShards(environment, tuple(shards))
-                for environment, shards in sorted(
-                    self._environments.values(), key=lambda entry: entry[1][0]
-                )
+                EnvironmentShards(json.loads(environment), tuple(shards))
+                for environment, shards in environments.items()
             ),
-            totals=totals,
-            files=dict(sorted(self._files.items())),
-            names=names,
-        )
+            totals=totals, files=self._files, names=names,
+        )  # fmt: skip
         fsio.write_durably(self.layout.manifest, manifest.to_bytes(), scratch=self.layout.scratch)
         for folder in (self.layout.digests, self.layout.scratch):
-            if folder.is_dir():
-                fsio.remove_tree(folder)  # the manifest has all hashes now
+            fsio.remove_tree(folder)  # the manifest has all hashes now
         if not _is_free(self._out):
             if not self._overwrite:
                 raise OutputExistsError(
@@ -234,7 +227,7 @@ class JobFolder:
                 )
             fsio.publish_folder(self._out, self.layout.replaced)
         fsio.publish_folder(self.layout.root, self._out)
-        _remove_replaced(self._out)
+        fsio.remove_tree(Layout(self._out).replaced)
         return manifest
 
     def _write(self, folder: str, number: int, data: pa.Buffer) -> None:
@@ -249,9 +242,8 @@ class JobFolder:
         """
         if self.layout.manifest.is_file():  # the hashes may be gone: it was about to be renamed
             name = f"sentences/{self.layout.shard_file('sentences', number).name}"
-            files = read_manifest(self.layout.root).files
-            if name in files:
-                return files[name].sha256
+            if entry := read_manifest(self.layout.root).files.get(name):
+                return entry.sha256
         return self.layout.digest(number).read_text("ascii")
 
     def _note(self, number: int, footer: Footer, digests: Mapping[str, str]) -> None:
@@ -260,10 +252,7 @@ class JobFolder:
             self._files[f"{folder}/{path.name}"] = FileEntry(
                 pq.read_metadata(path).num_rows, path.stat().st_size, digest
             )
-        environment = dict(footer.job["environment"])
-        key = json.dumps(environment, sort_keys=True)
-        with self._lock:
-            bisect.insort(self._environments.setdefault(key, (environment, []))[1], number)
+        self._made_in[number] = json.dumps(footer.job["environment"], sort_keys=True)
 
     def _refuse_extra_files(self, n_shards: int) -> None:
         """Whatever else lies among the shards, readers that open the folder would take for one."""
@@ -285,14 +274,14 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
     elif settings:
         raise MismatchError(
             f"{layout.root} was begun with other input, model or settings. Repeat the earlier "
-            "command to finish it, choose another --out, or start over with --overwrite. "
+            "command to finish it, pass another out=, or start over with overwrite=True. "
             f"It differs in:\n{settings}"
         )
     elif environment and not allow_env_change:
         raise MismatchError(
             f"{layout.root} was begun in another environment; the remaining vectors could differ "
             "from the finished ones in their last bits. Go on all the same with "
-            "--allow-env-change (the manifest will tell), or start over with --overwrite. "
+            "allow_env_change=True (recorded in the manifest), or start over with overwrite=True. "
             f"It differs in:\n{environment}"
         )
 
@@ -313,11 +302,8 @@ def _holds_nothing(layout: Layout) -> bool:
 
 
 def _discard(layout: Layout) -> None:
-    for folder in TABLES:
-        if (layout.root / folder).is_dir():
-            fsio.remove_tree(layout.root / folder)
-    if layout.digests.is_dir():
-        fsio.remove_tree(layout.digests)
+    for folder in (*(layout.root / name for name in TABLES), layout.digests):
+        fsio.remove_tree(folder)
     for file in (layout.manifest, layout.rejects, layout.job):
         fsio.remove_file(file)
 
@@ -338,45 +324,40 @@ def _is_free(out: Path) -> bool:
         return True
     if out.is_symlink():
         raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Give the folder itself with "
-            f"--out {out.resolve()}, or another one."
+            f"{out} is a symbolic link, which is never replaced. Give the folder itself, "
+            f"out='{out.resolve()}', or another one."
         )
     if not is_dataset(out):
         raise OutputExistsError(
             f"{out} is in the way, and it is not a dataset of embedkit, so it is never replaced. "
-            "Choose another --out."
+            "Pass another out=."
         )
     return False
 
 
 def _refuse_foreign(root: Path) -> None:
     """Raise if ``OUT.incomplete`` is not a folder of embedkit's own making."""
-    if not os.path.lexists(root):
-        return
-    foreign = ["it"] if root.is_symlink() or not root.is_dir() else []
-    foreign = foreign or sorted({p.name for p in root.iterdir()} - {"_embedkit", *TABLES})
+    foreign: list[str] = []
+    if root.is_symlink() or (root.exists() and not root.is_dir()):
+        foreign = ["it"]
+    elif root.is_dir():
+        foreign = sorted({p.name for p in root.iterdir()} - {"_embedkit", *TABLES})
     if foreign:
         raise OutputExistsError(
             f"{root} is where the unfinished job goes, but {foreign[0]} was not made by embedkit. "
-            "Move it away, or choose another --out."
+            "Move it away, or pass another out=."
         )
 
 
 def _finish_swap(out: Path) -> None:
-    """Complete an ``--overwrite`` that was interrupted after the first of its two renames."""
+    """Complete an ``overwrite`` that was interrupted after the first of its two renames."""
     unfinished = _unfinished(out)
     if unfinished.replaced.is_dir() and not os.path.lexists(out):
         with fsio.exclusive(unfinished.root):
             fsio.publish_folder(unfinished.root, out)
     if Layout(out).replaced.is_dir():
         with fsio.exclusive(out):
-            _remove_replaced(out)
-
-
-def _remove_replaced(out: Path) -> None:
-    replaced = Layout(out).replaced
-    if replaced.is_dir():
-        fsio.remove_tree(replaced)
+            fsio.remove_tree(Layout(out).replaced)
 
 
 def _canonical(value: object) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.choices import POOLINGS, Pooling
+from embedkit.corpus.options import CorpusSettings
 from embedkit.dataset.fold_models import FoldSettings
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.decoding import decode
@@ -84,25 +85,10 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputSettings:
-    """How the corpus was read: :class:`~embedkit.corpus.options.CorpusOptions`, settled."""
+class InputSettings(CorpusSettings):
+    """How the corpus was read, and from which files."""
 
     files: tuple[SourceFile, ...]
-    format: str
-    encoding: str
-    delimiter: str
-    quoting: str
-    header: bool
-    text: str
-    text_pair: str | None
-    id: str | None
-    label: str | None
-    keep: tuple[str, ...]
-    unicode: str
-    min_chars: int
-    limit: int | None
-    sample: int | None
-    seed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +230,11 @@ class Manifest:
             return self.views
         layers = self.job.vectors.token_layers
         return {f"layer_{name}": layers[name] for name in sorted(layers, key=_layer_order)}
+
+    def default_view(self, table: str) -> str:
+        """The last vector column that is a mean, else the last one."""
+        known = list(self.columns_of(table))
+        return next((name for name in reversed(known) if name.startswith("mean_")), known[-1])
 
     @property
     def vector_settings(self) -> VectorSettings:

@@ -12,54 +12,33 @@ then repetition levels, definition levels and values, with a CRC-32 of all that 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from isal import isal_zlib
-from numpy.typing import NDArray
+
+from embedkit.types import Float32
 
 __all__ = ["copy_vectors"]
 
-Floats = NDArray[np.float32]
-
-_DATA_PAGE, _PLAIN = 0, 0
-_INTEGERS = (3, 4, 5, 6)
-_HEADER_BYTES = 512
-_THREADS = min(8, os.cpu_count() or 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """One page: where its body begins, its bytes and their checksum, and how many values it has."""
-
-    start: int
-    size: int
-    crc: int
-    values: int
+_NUMBER = rb"\x15([\x80-\xff]{0,4}[\x00-\x7f])"
+_HEADER = re.compile(  # a data page: both sizes, CRC; values, plain, with both levels run-length
+    rb"\x15\x00" + 3 * _NUMBER + rb"\x1c" + _NUMBER + rb"\x15\x00\x15\x06\x15\x06\x00\x00"
+)
+_HEADER_BYTES = 64
 
 
-def copy_vectors(
-    path: Path,
-    metadata: pq.FileMetaData,
-    columns: dict[str, Floats],
-    *,
-    groups: Sequence[int] | None = None,
-    threads: int = _THREADS,
-) -> bool:
-    """Copy vector columns of a file into matrices, their checksums verified.
+def copy_vectors(path: Path, group: pq.RowGroupMetaData, columns: Mapping[str, Float32]) -> bool:
+    """Copy vector columns of a row group into matrices, their checksums verified.
 
     Args:
         path: the file.
-        metadata: its footer.
+        group: the row group.
         columns: ``(rows, width)`` float32 for each column name, to be filled; they may be parts of
             a wider matrix.
-        groups: numbers of the row groups to read, one after the other; by default all.
-        threads: pages read at the same time; with 1 they are read by the caller's own thread.
 
     Returns:
         Whether it was done; ``False`` if the file is not of the kind that this reader takes.
@@ -68,146 +47,48 @@ def copy_vectors(
         ValueError: a page is damaged.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        descriptor = file.fileno()
-        chosen = range(metadata.num_row_groups) if groups is None else groups
-        copies = _plan(descriptor, metadata, columns, chosen)
-        if copies is None:
+    chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+    with path.open("rb", buffering=0) as file:
+        return all(
+            _copy_column(file.fileno(), chunks.get(f"{name}.list.element"), matrix)
+            for name, matrix in columns.items()
+        )
+
+
+def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: Float32) -> bool:
+    if chunk is None or (chunk.physical_type, chunk.compression) != ("FLOAT", "UNCOMPRESSED"):
+        return False
+    at, start, width = chunk.data_page_offset, 0, matrix.shape[1]
+    end = at + chunk.total_compressed_size
+    while at < end:
+        header = _HEADER.match(os.pread(descriptor, _HEADER_BYTES, at))
+        if header is None:
             return False
-        if threads == 1:
-            for copy in copies:
-                _copy(descriptor, *copy)
-            return True
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda copy: _copy(descriptor, *copy), copies):
-                pass
-    return True
+        _, size, crc, values = map(_integer, header.groups())
+        at += header.end()
+        stop = start + values // width
+        fits = 0 < 4 * values <= size <= end - at and stop <= len(matrix)
+        if not fits or values % width:
+            return False
+        _copy_page(descriptor, at, size, crc & 0xFFFFFFFF, matrix[start:stop])
+        at, start = at + size, stop
+    return start == len(matrix)
 
 
-def _plan(
-    descriptor: int,
-    metadata: pq.FileMetaData,
-    columns: dict[str, Floats],
-    groups: Sequence[int],
-) -> list[tuple[_Page, Floats]] | None:
-    """Every page with the rows that it fills; ``None`` if a column is not plain."""
-    places = {metadata.row_group(0).column(i).path_in_schema: i
-              for i in range(metadata.num_columns)} if metadata.num_row_groups else {}  # fmt: skip
-    copies = []
-    for name, matrix in columns.items():
-        start = 0
-        for group in groups:
-            at = places.get(f"{name}.list.element")
-            if at is None:
-                return None
-            chunk = metadata.row_group(group).column(at)
-            if chunk.physical_type != "FLOAT" or chunk.compression != "UNCOMPRESSED":
-                return None
-            first = chunk.data_page_offset
-            for page in _pages(descriptor, first, first + chunk.total_compressed_size):
-                if page is None or page.values % matrix.shape[1]:
-                    return None
-                stop = start + page.values // matrix.shape[1]
-                copies.append((page, matrix[start:stop]))
-                start = stop
-        if start != len(matrix):
-            return None
-    return copies
-
-
-def _copy(descriptor: int, page: _Page, rows: Floats) -> None:
+def _copy_page(descriptor: int, at: int, size: int, crc: int, rows: Float32) -> None:
     """Read the values of a page to where they belong, and check all of its body."""
     target = rows if rows.flags.c_contiguous else np.empty(rows.shape, np.float32)
-    levels = bytearray(page.size - target.nbytes)
+    levels = bytearray(size - target.nbytes)
     values = target.reshape(-1).view(np.uint8).data
-    if _read(descriptor, levels, values, page.start) != page.size:
+    if os.preadv(descriptor, [levels, values], at) != size:
         raise ValueError("the file ends inside a page")
-    if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != page.crc:
+    if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != crc:
         raise ValueError("a page does not match its checksum")
     if target is not rows:
         rows[:] = target
 
 
-def _read(descriptor: int, levels: bytearray, values: memoryview, start: int) -> int:
-    """Fill both buffers from a place in the file; returns how many bytes there were."""
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [levels, values], start)
-    data = os.pread(descriptor, len(levels) + len(values), start)  # macOS before 11
-    if len(data) == len(levels) + len(values):
-        levels[:], values[:] = data[: len(levels)], data[len(levels) :]
-    return len(data)
-
-
-def _pages(descriptor: int, start: int, end: int) -> Iterator[_Page | None]:
-    """The pages of a column chunk; ``None`` for one that is not a plain data page with a CRC."""
-    while start < end:
-        header, length = _struct(memoryview(os.pread(descriptor, _HEADER_BYTES, start)), 0)
-        inner = header.get(5)
-        inner = inner if isinstance(inner, dict) else {}
-        fields: list[Any] = [
-            header.get(1),
-            header.get(3),
-            header.get(4),
-            inner.get(1),
-            inner.get(2),
-        ]
-        if not all(type(field) is int for field in fields):
-            yield None
-            return
-        kind, size, crc, values, encoding = fields
-        fits = 0 < 4 * values <= size and start + length + size <= end
-        if (kind, encoding) != (_DATA_PAGE, _PLAIN) or not fits:
-            yield None
-            return
-        yield _Page(start + length, size, crc & 0xFFFFFFFF, values)
-        start += length + size
-
-
-def _struct(data: memoryview, at: int) -> tuple[dict[int, Any], int]:
-    """Integers and inner structures of a Thrift compact structure by field number, and its end.
-
-    Raises:
-        ValueError: it is not one, or it runs over the end.
-    """
-    fields: dict[int, Any] = {}
-    number = 0
-    try:
-        while True:
-            byte = data[at]
-            at += 1
-            if byte == 0:
-                return fields, at
-            kind = byte & 15
-            if byte >> 4:
-                number += byte >> 4
-            else:
-                number, at = _integer(data, at)
-            if kind in (1, 2):
-                fields[number] = kind == 1
-            elif kind in _INTEGERS:
-                fields[number], at = _integer(data, at)
-            elif kind == 8:
-                size, at = _varint(data, at)
-                at += size
-            elif kind == 12:
-                fields[number], at = _struct(data, at)
-            else:
-                raise ValueError(f"unexpected type {kind} in a page header")
-    except (IndexError, RecursionError) as error:
-        raise ValueError("a page header is damaged") from error
-
-
-def _integer(data: memoryview, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
+def _integer(encoded: bytes) -> int:
+    """A number in Thrift's compact protocol: seven bits a byte, the lowest first, in zigzag."""
+    value = sum((byte & 127) << 7 * i for i, byte in enumerate(encoded))
+    return (value >> 1) ^ -(value & 1)

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from embedkit.corpus import (
     plan_corpus,
 )
 from embedkit.corpus.inputs import paths_of
+from embedkit.corpus.options import CorpusSettings
 from embedkit.corpus.source import PACKED_SUFFIXES
 from embedkit.dataset.fold_models import (
     SeenRecords,
@@ -106,10 +107,6 @@ class ExtractSettings:
             max_length=self.max_length,
         )  # fmt: skip
 
-    def pooling_kinds(self) -> tuple[Pooling, ...]:
-        """The poolings, in the order in which they were given."""
-        return parse_poolings(self.pooling)
-
 
 @dataclass(frozen=True, slots=True)
 class ExtractPlan:
@@ -137,11 +134,6 @@ class ExtractPlan:
     def vectors(self) -> VectorSettings:
         """Everything that shapes a vector."""
         return self.settings.vector_settings
-
-    @property
-    def shard_rows(self) -> int:
-        """Records per shard."""
-        return self.settings.storage.shard_rows
 
     def tokenized(self, records: Sequence[Record]) -> list[TokenizedText]:
         """Tokenize records, with offsets where words or tokens are wanted."""
@@ -215,7 +207,7 @@ def plan_extract(
             f"{type(corpus).__name__} in memory. Leave it out."
         )
     target = _out_folder(out, paths)
-    poolings = settings.pooling_kinds()
+    poolings = parse_poolings(settings.pooling)
     with input_files(corpus) as files:
         plan = plan_corpus(files, reading)
         _check_kept(plan.keep, RESERVED)
@@ -258,8 +250,7 @@ def _with_model(
         vectors=vectors,
         storage=StorageSettings(
             profile=settings.storage,
-            shard_rows=settings.shard_rows
-            or _shard_rows(views, token_layers, encoder.width, settings),
+            shard_rows=settings.shard_rows or _shard_rows(vectors, settings.storage),
             text=settings.store_text,
         ),
         folds=None if seen is None else seen.models.settings,
@@ -293,13 +284,9 @@ def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
 
 
 def _input(corpus: CorpusPlan) -> InputSettings:
-    return InputSettings(
-        files=tuple(SourceFile(file.sha256, file.size) for file in corpus.files),
-        **asdict(corpus.dialect), text=corpus.text, text_pair=corpus.text_pair, id=corpus.id,
-        label=corpus.label, keep=corpus.keep, unicode=corpus.unicode, min_chars=corpus.min_chars,
-        limit=corpus.limit, sample=corpus.sample,
-        seed=corpus.seed if corpus.sample is not None else None,
-    )  # fmt: skip
+    settings: dict[str, Any] = {f.name: getattr(corpus, f.name) for f in fields(CorpusSettings)}
+    files = tuple(SourceFile(file.sha256, file.size) for file in corpus.files)
+    return InputSettings(files=files, **settings)
 
 
 def _vectors(
@@ -320,19 +307,12 @@ def _vectors(
     )  # fmt: skip
 
 
-def _shard_rows(
-    views: Sequence[View],
-    token_layers: Sequence[LayerSpec],
-    width: int,
-    settings: ExtractSettings,
-) -> int:
+def _shard_rows(vectors: VectorOptions, storage: str) -> int:
     """A power of two that makes shards of about 64 MB, by the settings alone."""
-    floats = sum(view.layer.width(width) for view in views)
-    per_token = sum(spec.width(width) for spec in token_layers)
-    tables = int(settings.tokens) + int(settings.words is not None)
-    floats += per_token * _TYPICAL_TOKENS * tables
-    size = floats * (2 if settings.storage == "float16" else 4)
-    rows = max(_SHARD_BYTES // max(size, 1), 1)
+    tables = int(vectors.tokens) + int(vectors.words is not None)
+    floats = sum(vectors.views.values())
+    floats += sum(vectors.token_layers.values()) * _TYPICAL_TOKENS * tables
+    rows = max(_SHARD_BYTES // max(floats * (2 if storage == "float16" else 4), 1), 1)
     return int(min(max(1 << (rows.bit_length() - 1), 64), _MAX_SHARD_ROWS))
 
 
@@ -345,11 +325,7 @@ def _environment(encoder: Encoder) -> dict[str, Any]:
     cuda = device.type == "cuda"
     return {
         "embedkit": __version__,
-        "numpy": np.__version__,
-        "pyarrow": pa.__version__,
-        "tokenizers": tokenizers.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{lib.__name__: lib.__version__ for lib in (np, pa, tokenizers, torch, transformers)},
         "forward": encoder.model.name,
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         **({} if cuda else {"arithmetic": _arithmetic(encoder)}),
@@ -385,10 +361,9 @@ def _out_folder(out: str | Path | None, paths: Sequence[Path] | None) -> Path:
 
 
 def _derived_folder(paths: Sequence[Path] | None) -> Path:
-    if paths is None:
-        raise UsageError("a corpus in memory has no name to derive the output from. Pass out=.")
-    if str(paths[0]) == "-":
-        raise UsageError("standard input has no name to derive the output from. Pass out=.")
+    if paths is None or str(paths[0]) == "-":
+        what = "standard input" if paths else "a corpus in memory"
+        raise UsageError(f"{what} has no name to derive the output from. Pass out=.")
     name = paths[0].name
     for suffix in PACKED_SUFFIXES:
         name = name.removesuffix(suffix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from embedkit.dataset.manifest import Layout, Manifest
 from embedkit.dataset.parquet_pages import copy_vectors
+from embedkit.dataset.schema import matrix_of
 from embedkit.errors import DamagedError, UsageError
+from embedkit.machine import usable_cores
 from embedkit.types import Float32, Int64
 
 __all__ = ["Block", "TableReader"]
@@ -58,21 +61,19 @@ class TableReader:
 
     def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
         self._layout, self._manifest, self._table = Layout(path), manifest, table
-        widths = manifest.columns_of(table)
-        self._widths = {name: widths[name] for name in views}
-        self._vectors = frozenset(widths)
-        self.width = sum(self._widths.values())
+        self._stored, self._views = manifest.columns_of(table), views
+        self._edges = np.cumsum([0, *(self._stored[name] for name in views)]).tolist()
+        self.width: int = self._edges[-1]
 
     def __len__(self) -> int:
         return sum(self._rows(number) for number in range(self._manifest.n_shards))
 
     def fill(self, matrix: Float32) -> None:
-        """Read all vectors into ``(n, width)`` float32."""
-        start = 0
-        for number in range(self._manifest.n_shards):
-            stop = start + self._rows(number)
-            self._fill(number, matrix[start:stop])
-            start = stop
+        """Read all vectors into ``(n, width)`` float32, several row groups at a time."""
+        with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+            read = pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks)
+            for _ in read:
+                pass
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -96,12 +97,14 @@ class TableReader:
             block: one of :attr:`blocks`.
             target: ``(block.rows, width)`` float32 to be filled.
         """
-        columns = self._columns_of(target)
+        parts = np.split(target, self._edges[1:-1], axis=1)
+        columns = dict(zip(self._views, parts, strict=True))
         with self._damage(block.shard):
-            part, groups = self._part(block.shard), [block.group]
-            if copy_vectors(part, block.metadata, columns, groups=groups, threads=1):
-                return
-            _copy(self.scalars_of(block, list(columns)), columns)
+            group = block.metadata.row_group(block.group)
+            if not copy_vectors(self._part(block.shard), group, columns):
+                table = self.scalars_of(block, self._views)
+                for name, matrix in columns.items():
+                    matrix[:] = matrix_of(table.column(name))
 
     def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
         """Columns of one row group."""
@@ -118,8 +121,8 @@ class TableReader:
             if name not in self.columns:
                 raise UsageError(
                     f"{self._layout.root} has no column {name!r}; it has "
-                    f"{', '.join(self.columns)}. Extract again with --label, --keep or without "
-                    "--no-text."
+                    f"{', '.join(self.columns)}. Extract again with label=, keep= or "
+                    "store_text=True."
                 )
         with self._damage(shard), self._open(shard) as file:
             table = file.read(columns=list(names))
@@ -137,7 +140,7 @@ class TableReader:
     def columns(self) -> list[str]:
         """Names of the columns that are not vectors."""
         with self._damage(0), self._open(0) as file:
-            return [name for name in file.schema_arrow.names if name not in self._vectors]
+            return [name for name in file.schema_arrow.names if name not in self._stored]
 
     def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
         """Columns that are not vectors, of some rows only; their row groups are read.
@@ -177,23 +180,6 @@ class TableReader:
         for number in np.unique(owner):
             yield self.blocks[int(number)], np.flatnonzero(owner == number)
 
-    def _fill(self, number: int, matrix: Float32) -> None:
-        """Read the vectors of a shard into ``(rows, width)``."""
-        columns = self._columns_of(matrix)
-        with self._damage(number), self._open(number) as file:
-            self._check_rows(number, file.metadata.num_rows)
-            if not copy_vectors(self._part(number), file.metadata, columns):
-                _copy(file.read(columns=list(columns)), columns)
-
-    def _columns_of(self, matrix: Float32) -> dict[str, Float32]:
-        """The part of the matrix that each view fills."""
-        columns = {}
-        left = 0
-        for name, width in self._widths.items():
-            columns[name] = matrix[:, left : left + width]
-            left += width
-        return columns
-
     def _rows(self, number: int) -> int:
         return self._manifest.files[f"{self._table}/{self._part(number).name}"].rows
 
@@ -220,13 +206,3 @@ class TableReader:
                 f"{self._part(number)} is damaged: {error}. Run embedkit verify "
                 f"{self._layout.root}."
             ) from error
-
-
-def _copy(table: pa.Table, columns: dict[str, Float32]) -> None:
-    """Copy vector columns into matrices."""
-    for name, matrix in columns.items():
-        start = 0
-        for chunk in table.column(name).chunks:
-            values = chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
-            matrix[start : start + len(chunk)] = values
-            start += len(chunk)

@@ -19,23 +19,18 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit.errors import EncodeError
+from embedkit.types import Float32
 
 __all__ = [
     "RESERVED",
     "ROW_GROUP_ROWS",
-    "STORAGE",
     "Footer",
     "cast_for_storage",
+    "matrix_of",
     "read_footer",
     "shard_bytes",
     "vector_column",
 ]
-
-Floats = NDArray[np.float32]
-
-STORAGE = ("float32", "float16", "compact")
-"""float32: exact, uncompressed. float16: half the size on disk and in memory. compact: float32
-columns of values rounded to float16, split by bytes and compressed, about 0.43 of float32."""
 
 ROW_GROUP_ROWS = 8_192
 
@@ -104,12 +99,23 @@ def vector_column(vectors: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
 
 
-def cast_for_storage(vectors: Floats, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
+def matrix_of(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Return a vector column as ``(n, width)``; the inverse of :func:`vector_column`."""
+    whole = column.combine_chunks()
+    width = column.type.list_size
+    return np.asarray(whole.flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
+
+
+def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
     """Round to what the storage profile keeps, and refuse what is no number.
+
+    ``float32``: exact, uncompressed. ``float16``: half the size on disk and in memory. ``compact``:
+    float32 columns of values rounded to float16, split by bytes and compressed, about 0.43 of
+    float32.
 
     Args:
         vectors: ``(n, width)`` float32.
-        storage: one of :data:`STORAGE`.
+        storage: one of :data:`~embedkit.choices.STORAGES`.
         name: the column, for the message.
         rows: ``(n,)`` record numbers, for the message.
 
@@ -124,7 +130,7 @@ def cast_for_storage(vectors: Floats, storage: str, *, name: str, rows: Any) -> 
         bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
         reason = "NaN or infinite values"
         if np.isfinite(vectors).all():
-            reason = "values beyond float16 (over 65504); use --storage float32"
+            reason = "values beyond float16 (over 65504); use storage='float32'"
         listed = ", ".join(str(rows[i]) for i in bad[:5])
         raise EncodeError(
             f"{name}: {reason} in {len(bad)} vectors (rows {listed}). Nothing of this shard was "
@@ -146,7 +152,7 @@ def shard_bytes(
         scalars: the columns that are not vectors, in order; ``label`` and kept columns may be null.
         vectors: ``(n, width)`` arrays as :func:`cast_for_storage` returned them, by column name.
         footer: what the file says about itself.
-        storage: one of :data:`STORAGE`.
+        storage: one of :data:`~embedkit.choices.STORAGES`.
     """
     of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
     filled = _FILLED_OF_TOKENS if of_tokens else _FILLED

@@ -13,22 +13,24 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.corpus import CorpusReader, Record, Reject
-from embedkit.dataset.columns import ledger_of, sentence_columns, token_columns, word_table
+from embedkit.dataset.columns import layer_columns, ledger_of, sentence_columns
 from embedkit.dataset.jobs import Job, JobFolder
 from embedkit.dataset.manifest import Manifest, Totals
 from embedkit.dataset.planning import ExtractPlan
 from embedkit.dataset.schema import Footer, cast_for_storage, shard_bytes
 from embedkit.dataset.workers import Clock, StageTime, Writers, ahead
 from embedkit.encoding.encoder import PendingShard, ShardVectors
+from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import CorpusError
 from embedkit.types import Progress, ProgressCallback
@@ -38,6 +40,8 @@ __all__ = ["JobRun"]
 logger = logging.getLogger(__name__)
 
 _BYTES_WAITING = 192 << 20
+
+_Table = tuple[str, dict[str, pa.Array], dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +70,15 @@ class JobRun:
     """
 
     def __init__(
-        self,
-        plan: ExtractPlan,
-        job: Job,
-        folder: JobFolder,
-        progress: ProgressCallback,
+        self, plan: ExtractPlan, job: Job, folder: JobFolder, progress: ProgressCallback
     ) -> None:
-        self._plan = plan
-        self._job = job
+        self._plan, self._job, self._folder, self._progress = plan, job, folder, progress
         self._vectors = plan.vectors
-        self._folder = folder
-        self._progress = progress
         self._reader = CorpusReader(plan.corpus)
         self._clock = Clock()
         self._ledger: Counter[str] = Counter()
         self._done = self._seen = self._expected = 0
-        self.fresh = 0
-        self.resumed = 0
+        self.fresh = self.resumed = 0
         self.stages: tuple[StageTime, ...] = ()
 
     def all_shards(self, started: float) -> Manifest:
@@ -102,10 +98,13 @@ class JobRun:
         ):
             for shard in shards:
                 number = shard.number
-                if shard.done is not None:
-                    self._pass_over(shard, shard.done)
-                else:
+                if shard.done is None:
                     self._encode(shard, writers)
+                else:
+                    self.resumed += 1
+                    self._done += shard.tokens
+                    self._ledger.update(shard.done.ledger)
+                self._report(number)
             for ledger in writers.results():
                 self._ledger.update(ledger)
             with fsio.storage_errors(layout.rejects):
@@ -124,10 +123,8 @@ class JobRun:
 
     def _prepared(self, rejects: Any) -> Iterator[_Shard]:
         """Shards read and tokenized, in order; those of an earlier run checked instead."""
-        plan = self._plan
         shards = self._shards(rejects)
-        number = 0
-        while True:
+        for number in count():
             with self._clock("read"):
                 records = next(shards, None)
                 done = None if records is None else self._folder.finished(number)
@@ -138,13 +135,12 @@ class JobRun:
                 self._check_rows(done, records)
             else:
                 with self._clock("tokenize"):
-                    texts = plan.tokenized(records)
+                    texts = self._plan.tokenized(records)
             shard = _Shard(number, records, texts, done)
             self._seen += shard.tokens
             read = _fraction_read(self._reader)
             self._expected = int(self._seen / read) if 0 < read < 1 else self._seen
             yield shard
-            number += 1
 
     def _shards(self, rejects: Any) -> Iterator[list[Record]]:
         """Lists of ``shard_rows`` accepted records; at least one, even if it is empty."""
@@ -156,17 +152,11 @@ class JobRun:
                     rejects.write(item.to_json() + "\n")
                 continue
             records.append(item)
-            if len(records) == self._plan.shard_rows:
+            if len(records) == self._plan.settings.storage.shard_rows:
                 yield records
                 yielded, records = True, []
         if records or not yielded:
             yield records
-
-    def _pass_over(self, shard: _Shard, done: Footer) -> None:
-        self.resumed += 1
-        self._done += shard.tokens
-        self._ledger.update(done.ledger)
-        self._report(shard.number)
 
     def _encode(self, shard: _Shard, writers: Writers[dict[str, int]]) -> None:
         plan = self._plan
@@ -180,89 +170,66 @@ class JobRun:
         vectors = plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
         self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
         writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
-        self._report(shard.number)
 
     def _write(self, shard: _Shard, pending: PendingShard) -> dict[str, int]:
         """Build the files of a shard and make them durable; returns its counts."""
         vectors = pending.result()
         self._clock.add("encode", vectors.seconds)
         with self._clock("write"):
-            return self._commit(shard.number, shard.records, shard.texts, vectors)
-
-    def _commit(
-        self,
-        number: int,
-        records: list[Record],
-        texts: list[TokenizedText],
-        vectors: ShardVectors,
-    ) -> dict[str, int]:
-        plan = self._plan
-        rows = np.array([r.row for r in records], np.int64)
-        ledger = ledger_of(texts, plan.encoder.tokenizer, limit=self._vectors.max_length)
-        ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
-
-        def footer(count: int, companions: dict[str, str]) -> Footer:
-            return Footer(
-                fingerprint=self._job.fingerprint,
-                shard=number,
-                first_row=int(rows[0]) if len(rows) else -1,
-                last_row=int(rows[-1]) if len(rows) else -1,
-                rows=count,
-                ledger=ledger,
-                companions=companions,
-                job=self._job.as_dict(),
-            )
-
-        others = self._other_tables(records, texts, vectors, footer)
-        companions = {
-            name: hashlib.sha256(memoryview(data)).hexdigest() for name, data in others.items()
-        }
-        views = {
-            name: self._vectors.as_stored(vectors.views.pop(name), name=name, rows=rows)
-            for name in list(vectors.views)
-        }
-        scalars = sentence_columns(records, texts, plan.settings, plan.folds_of(records))
-        own = footer(len(rows), companions)
-        sentences = shard_bytes(scalars, views, footer=own, storage=self._vectors.storage)
-        self._folder.commit(number, own, sentences, others)
+            storage = self._vectors.storage
+            tokenizer = self._plan.encoder.tokenizer
+            ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
+            ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
+            first, last = _ends(shard.records)
+            files: dict[str, pa.Buffer] = {}
+            for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
+                footer = Footer(
+                    fingerprint=self._job.fingerprint, shard=shard.number, first_row=first,
+                    last_row=last, rows=len(scalars["row"]), ledger=ledger,
+                    companions={
+                        name: hashlib.sha256(memoryview(data)).hexdigest()
+                        for name, data in files.items()
+                    } if folder == "sentences" else {},
+                    job=self._job.as_dict(),
+                )  # fmt: skip
+                files[folder] = shard_bytes(scalars, stored, footer=footer, storage=storage)
+            self._folder.commit(shard.number, footer, files.pop("sentences"), files)
         return ledger
 
-    def _other_tables(
-        self,
-        records: list[Record],
-        texts: list[TokenizedText],
-        vectors: ShardVectors,
-        footer: Callable[[int, dict[str, str]], Footer],
-    ) -> dict[str, pa.Buffer]:
-        plan = self._plan
-        paired = plan.corpus.text_pair is not None
-        tables: dict[str, tuple[dict[str, pa.Array], dict[str, Any]]] = {}
-        if self._vectors.words is not None:
-            tables["words"] = word_table(
-                records, texts, vectors.tokens, subtokens=self._vectors.words, paired=paired
+    def _tables(self, shard: _Shard, vectors: ShardVectors) -> Iterator[_Table]:
+        """Name, scalar columns and stored vectors of the tables of a shard, sentences last."""
+        settings, records, texts = self._vectors, shard.records, shard.texts
+        if settings.words is not None:
+            sources = [[r.text] if r.text_pair is None else [r.text, r.text_pair] for r in records]
+            words = word_vectors(texts, sources, vectors.tokens, settings.words)
+            yield self._layer_table("words", words, records)
+        if settings.tokens:
+            tokens = token_vectors(texts, vectors.tokens, self._plan.encoder.tokenizer)
+            yield self._layer_table("tokens", tokens, records)
+        columns = sentence_columns(
+            records, texts, self._plan.settings, self._plan.folds_of(records)
+        )
+        rows = columns["row"].to_numpy()
+        views = {
+            name: settings.as_stored(vectors.views.pop(name), name=name, rows=rows)
+            for name in list(vectors.views)
+        }
+        yield "sentences", columns, views
+
+    def _layer_table(
+        self, name: str, found: WordVectors | TokenVectors, records: Sequence[Record]
+    ) -> _Table:
+        columns = layer_columns(found, records, self._plan.settings)
+        rows, storage = columns["row"].to_numpy(), self._vectors.storage
+        return name, columns, {
+            f"layer_{layer}": cast_for_storage(
+                values, storage, name=f"{name} layer_{layer}", rows=rows
             )
-            if not plan.settings.storage.text:
-                del tables["words"][0]["text"]
-        if self._vectors.tokens:
-            columns = token_columns(records, texts, plan.encoder.tokenizer, paired=paired)
-            if not plan.settings.storage.text:
-                del columns["token"], columns["token_id"]
-            tables["tokens"] = (columns, dict(vectors.tokens))
-        result = {}
-        for folder, (scalars, layers) in tables.items():
-            rows = scalars["row"].to_numpy()
-            stored = {
-                f"layer_{name}": cast_for_storage(
-                    values, self._vectors.storage, name=f"{folder} layer_{name}", rows=rows
-                )
-                for name, values in layers.items()
-            }
-            own = footer(len(rows), {})
-            result[folder] = shard_bytes(scalars, stored, footer=own, storage=self._vectors.storage)
-        return result
+            for layer, values in found.vectors.items()
+        }  # fmt: skip
 
     def _check_rows(self, footer: Footer, records: list[Record]) -> None:
-        ends = (records[0].row, records[-1].row) if records else (-1, -1)
+        ends = _ends(records)
         if (footer.first_row, footer.last_row, footer.rows) != (*ends, len(records)):
             raise CorpusError(
                 f"shard {footer.shard} holds rows {footer.first_row} to {footer.last_row}, but "
@@ -304,6 +271,8 @@ class JobRun:
             )
 
     def _log(self, event: str, seconds: float) -> None:
+        import torch
+
         entry = {
             "event": event,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -311,10 +280,17 @@ class JobRun:
             "tokens_encoded": self.fresh,
             "shards_found": self.resumed,
             "stages": {stage.name: round(stage.seconds, 3) for stage in self.stages},
-            **_processor(),
+            # what runs may differ in without another result
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
         }
         with fsio.storage_errors(self._folder.layout.log), self._folder.layout.log.open("a") as log:
             log.write(json.dumps(entry) + "\n")
+
+
+def _ends(records: Sequence[Record]) -> tuple[int, int]:
+    """Row numbers of the first and the last record."""
+    return (records[0].row, records[-1].row) if records else (-1, -1)
 
 
 def _fraction_read(reader: CorpusReader) -> float:
@@ -326,13 +302,3 @@ def _fraction_read(reader: CorpusReader) -> float:
     if plan.sample:
         fraction = max(fraction, min(counts.accepted / plan.sample, 1.0))
     return fraction
-
-
-def _processor() -> dict[str, Any]:
-    """What runs may differ in without another result; for the log."""
-    import torch
-
-    return {
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }

@@ -59,7 +59,7 @@ def load(
         option = "words='mean'" if level == "word" else "tokens=True"
         raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
     if view is None:
-        names = [next((name for name in reversed(known) if name.startswith("mean_")), known[-1])]
+        names = [manifest.default_view(_TABLE_OF[level])]
     else:
         asked = [view] if isinstance(view, str) else list(view)
         if not asked:
@@ -236,6 +236,11 @@ class VectorData:
         Args:
             cache: folder for the ``.npy`` file, which is written the first time and named after
                 the dataset's fingerprint and the views.
+
+        Example:
+            >>> data = embedkit.load("vectors")
+            >>> np.array_equal(data.mapped("cache"), data.X)
+            True
         """
         folder = Path(cache)
         fsio.make_folder(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.corpus.records import normal_form
 from embedkit.dataset.schema import cast_for_storage
 from embedkit.encoding.views import parse_view
 from embedkit.errors import MismatchError
@@ -51,19 +51,12 @@ class ModelSettings:
 class VectorOptions:
     """Which vectors are made, and how.
 
+    The other fields are the parameters of the same names of
+    :func:`~embedkit.dataset.extraction.extract`, with the value that was used for a default.
+
     Attributes:
         views: width of every sentence view, by column name.
         token_layers: width of every layer of word and token vectors, by name.
-        words: how sub-tokens become words, or ``None``.
-        tokens: whether there are token vectors.
-        special_tokens: whether ``mean`` and ``max`` count special tokens.
-        normalize: whether sentence vectors are scaled to length 1.
-        max_length: tokens per sequence.
-        on_long: ``truncate``, ``window`` or ``error``.
-        stride: tokens that neighbouring windows have in common.
-        prefix: put before every text.
-        precision: that the encoder computes in.
-        batch_tokens: tokens per batch.
     """
 
     views: dict[str, int]
@@ -206,10 +199,10 @@ class DatasetEncoder:
         folds: dict[str, Any] = {}
         if self._seen is not None:
             folds["folds"] = self._seen.folds_of_texts(texts, pairs)
-        shard = self.encoder.start_shard(
+        shard = self.encoder.encode_shard(
             self.tokenized(texts, pairs), views=self._views,
             special_tokens=self.settings.special_tokens, **folds,
-        ).result()  # fmt: skip
+        )  # fmt: skip
         rows = np.arange(len(texts))
         return {
             view.name: self.settings.as_stored(
@@ -270,13 +263,6 @@ def encode_as(
             "differ. Pass the right one as model=."
         )
     return DatasetEncoder(encoder, settings, views, find_fold_models(name))
-
-
-def normal_form(text: str, form: str) -> str:
-    """Return a text in a normal form: ``none``, ``nfc`` or ``nfkc``."""
-    if form == "none":
-        return text
-    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
 
 
 def _different_files(one: dict[str, str], two: dict[str, str]) -> str:

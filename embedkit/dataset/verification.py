@@ -15,8 +15,8 @@ from embedkit import fsio
 from embedkit.checksums import check_files, file_sums, is_sealed
 from embedkit.dataset.jobs import Job
 from embedkit.dataset.manifest import TABLES, Layout, Manifest, read_manifest
-from embedkit.dataset.schema import read_footer
-from embedkit.dataset.vector_settings import DatasetEncoder, encode_as
+from embedkit.dataset.schema import matrix_of, read_footer
+from embedkit.dataset.vector_settings import encode_as
 from embedkit.errors import DamagedError, UsageError
 
 __all__ = ["Verification", "verify"]
@@ -33,6 +33,7 @@ class Verification:
         rows: sentence rows checked.
         values: stored numbers looked at.
         recomputed_shards: shards embedded again.
+        recomputed_rows: their rows.
         identical_rows: of their rows, those with the same bits.
         worst: largest relative L2 difference of a recomputed vector.
         problems: one sentence each; empty if all is well.
@@ -81,18 +82,17 @@ def verify(
         (True, 12, 12)
     """
     folder = Path(path)
-    if is_sealed(folder):
-        return _verify_sealed(folder)
-    manifest = read_manifest(folder)
     found = Verification()
+    if is_sealed(folder):
+        _check_sealed(folder, found)
+        return found
+    manifest = read_manifest(folder)
     if Job(manifest.job, {}).fingerprint != manifest.fingerprint:
         found.problems.append("manifest.json was edited: its settings have another fingerprint")
     _check_files(folder, manifest, found)
     for index in sorted((Layout(folder).private / "index").glob("*")):
         if is_sealed(index):
-            sealed = _verify_sealed(index)
-            found.files += sealed.files
-            found.problems += sealed.problems
+            _check_sealed(index, found)
     if found.ok:
         _check_rows(folder, manifest, found)
     if found.ok and recompute:
@@ -100,20 +100,19 @@ def verify(
     return found
 
 
-def _verify_sealed(folder: Path) -> Verification:
+def _check_sealed(folder: Path, found: Verification) -> None:
     """Check a run or an index, whose files have no rows to look at."""
-    found = Verification()
     try:
         names = file_sums(folder)
     except DamagedError as error:
-        return Verification(problems=[str(error)])
+        found.problems.append(str(error))
+        return
     for name in names:
         found.files += 1
         try:
             check_files(folder, [name])
         except DamagedError as error:
             found.problems.append(str(error))
-    return found
 
 
 def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
@@ -127,8 +126,7 @@ def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
             continue
         found.files += 1
         file = folder / name
-        if file.stat().st_size != expected.bytes:
-            size = file.stat().st_size
+        if (size := file.stat().st_size) != expected.bytes:
             found.problems.append(f"{name} has {size} bytes, {expected.bytes} were written")
         elif fsio.file_sha256(file) != expected.sha256:
             found.problems.append(f"{name} has another SHA-256 than was written")
@@ -149,9 +147,8 @@ def _footer_problem(file: Path, manifest: Manifest, rows: int) -> str:
 def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
     layout = Layout(folder)
     totals = manifest.totals
-    accepted = _sentence_rows(layout, found)
+    accepted, rejected = _sentence_rows(layout, found), _rejected_rows(layout, found)
     found.rows = len(accepted)
-    rejected = _rejected_rows(layout, found)
     if accepted & rejected:
         found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
     for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
@@ -218,39 +215,30 @@ def _recompute(
     encoder = encode_as(
         manifest, list(manifest.views), owner=str(folder), device=device, model=model
     )
-    parts = Layout(folder).shard_files("sentences")
-    chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
-    for number in sorted(chosen.tolist()):
-        found.recomputed_shards.append(number)
-        _recompute_shard(parts[number], manifest, encoder, found)
-
-
-def _recompute_shard(
-    part: Path, manifest: Manifest, encoder: DatasetEncoder, found: Verification
-) -> None:
-    table = pq.ParquetFile(part, page_checksum_verification=True).read()
-    pairs = table.column("text_pair").to_pylist() if "text_pair" in table.schema.names else None
-    same = np.ones(len(table), bool)
-    worst = 0.0
-    for name, fresh in encoder.views(table.column("text").to_pylist(), pairs).items():
-        column = table.column(name).combine_chunks()
-        stored = np.asarray(column.flatten().to_numpy(zero_copy_only=False), np.float32)
-        stored = stored.reshape(fresh.shape)
-        same &= (stored == fresh).all(axis=1)
-        scale = np.maximum(np.linalg.norm(fresh, axis=1), 1e-12)
-        difference = np.linalg.norm(stored - fresh, axis=1) / scale
-        worst = max(worst, float(difference.max(initial=0.0)))
-    found.worst = max(found.worst, worst)
-    found.recomputed_rows += len(table)
-    found.identical_rows += int(same.sum())
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":
         allowed = max(allowed, 2e-3)  # half a unit of float16, twice
-    if worst > allowed:
-        found.problems.append(
-            f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
-            f"than {allowed:.0e}"
-        )
+    parts = Layout(folder).shard_files("sentences")
+    chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
+    found.recomputed_shards = sorted(chosen.tolist())
+    for part in (parts[number] for number in found.recomputed_shards):
+        table = pq.read_table(part, page_checksum_verification=True)
+        pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
+        same, worst = np.ones(len(table), bool), 0.0
+        for name, fresh in encoder.views(table["text"].to_pylist(), pairs).items():
+            stored = matrix_of(table[name]).astype(np.float32)
+            same &= (stored == fresh).all(axis=1)
+            scale = np.maximum(np.linalg.norm(fresh, axis=1), 1e-12)
+            distances = np.linalg.norm(stored - fresh, axis=1) / scale
+            worst = max(worst, float(distances.max(initial=0.0)))
+        found.worst = max(found.worst, worst)
+        found.recomputed_rows += len(table)
+        found.identical_rows += int(same.sum())
+        if worst > allowed:
+            found.problems.append(
+                f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
+                f"than {allowed:.0e}"
+            )
 
 
 def require_ok(found: Verification, path: Path) -> None:
@@ -259,5 +247,5 @@ def require_ok(found: Verification, path: Path) -> None:
         listed = "; ".join(found.problems[:5])
         more = f"; and {len(found.problems) - 5} more" if len(found.problems) > 5 else ""
         raise DamagedError(
-            f"{path} is not what was written: {listed}{more}. Make it again with --overwrite."
+            f"{path} is not what was written: {listed}{more}. Make it again with overwrite=True."
         )

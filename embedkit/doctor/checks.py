@@ -122,7 +122,7 @@ def _processor() -> Check:
     """Instruction sets: what the processor has, and what torch and oneDNN use of it."""
     import torch
 
-    about = _text("/proc/cpuinfo")
+    about = machine.text_of(Path("/proc/cpuinfo"))
     words = set(about.split())
     named = re.search(r"^model name\s*: *(.+)$", about, re.M)
     forced = _environment(_FORCED)
@@ -156,13 +156,6 @@ def _environment(names: tuple[str, ...]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8")
-    except OSError:
-        return ""
-
-
 def _threads() -> Check:
     """Cores that this process may use, the threads that torch starts, and the load."""
     import torch
@@ -189,7 +182,7 @@ def _threads() -> Check:
 def _cuda() -> Check:
     import torch
 
-    about = _text("/proc/driver/nvidia/version")
+    about = machine.text_of(Path("/proc/driver/nvidia/version"))
     number = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", about)
     driver = number[0] if number else "unknown" if about else None
     devices = []

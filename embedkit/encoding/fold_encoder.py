@@ -71,6 +71,12 @@ class FoldEncoder(Encoder):
             members=tuple(members), fold_of_model=tuple(fold_of_model),
         )  # fmt: skip
 
+    def encode_shard(
+        self, texts: Sequence[TokenizedText], *, folds: Int64 | None = None, **settings: Any
+    ) -> ShardVectors:
+        """Run tokenized texts and wait for their vectors; arguments as for :meth:`start_shard`."""
+        return self.start_shard(texts, folds=folds, **settings).result()
+
     def start_shard(
         self,
         texts: Sequence[TokenizedText],

@@ -55,9 +55,9 @@ class _Wanted:
         self.views = list(dict.fromkeys(views))
         self.token_layers = list(dict.fromkeys(token_layers))
         specs = {*(v.layer for v in views), *token_layers}
-        self.specs = sorted(specs, key=lambda s: (s.layers[-1], s.layers, s.combination or ""))
+        self.specs = sorted(specs, key=lambda s: (s.highest, s.layers, s.combination or ""))
         self.layers = sorted({layer for spec in specs for layer in spec.layers})
-        self.last_use = {layer: spec.layers[-1] for spec in self.specs for layer in spec.layers}
+        self.last_use = {layer: spec.highest for spec in self.specs for layer in spec.layers}
         read = [view.layer for view in views if POOLERS[view.pooling].reads_all]
         self.whole = {*token_layers, *read}
         # of the highest layer there may be nothing but first tokens to compute
@@ -215,7 +215,7 @@ class PendingShard:
             if wanted.first_only and layer == wanted.layers[-1]:
                 where = replace(tokens, first=torch.arange(stop - start, device=hidden.device))
             for spec in wanted.specs:
-                if spec.layers[-1] != layer:
+                if spec.highest != layer:
                     continue
                 states = combine_layers([held[i] for i in spec.layers], spec.combination)
                 if spec in wanted.whole:

@@ -2,7 +2,9 @@
 
 Layer 0 is the embedding output, 1 to n the encoder layers; negative numbers count from the end.
 ``-1``, ``0,6,12``, ``-4..-1``, ``all`` choose layers; ``sum:-4..-1``, ``mean:-4..-1`` and
-``concat:-4..-1`` combine a range of them.
+``concat:-4..-1`` combine a range of them, ``sum:-1,-2`` and ``concat:-1,-2`` a list. ``concat``
+puts the layers side by side in the order in which they are written: ``concat:-1,-2,-3,-4`` and
+``concat:-1..-4`` begin with the last layer, ``concat:-4..-1`` ends with it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ __all__ = [
 _COMBINATIONS = ("sum", "mean", "concat")
 _LAYERS = re.compile(r"(?:(\w+):)?([+-]?\d+)(?:\.\.([+-]?\d+))?")
 _COLUMN = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
+_LISTED_COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:_\d+)+)")
+_LIST_BEGINS = re.compile(r"\w+:[+-]?\d+(?:,[+-]?\d+)*")
+_NUMBER = re.compile(r"[+-]?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class LayerSpec:
     """One layer, or a combination of several.
 
     Attributes:
-        layers: positive layer numbers, ascending for a combination.
+        layers: positive layer numbers: those of ``concat`` in the order in which their vectors are
+            put side by side, those of ``sum`` and ``mean`` ascending.
         combination: ``sum``, ``mean``, ``concat``, or ``None`` for a single layer.
     """
 
@@ -44,10 +50,19 @@ class LayerSpec:
 
     @property
     def name(self) -> str:
-        """As in column names: ``12`` or ``sum_9to12``."""
+        """As in column names: ``12``, ``sum_9to12``, ``concat_12to9`` or ``sum_0_6_12``."""
         if self.combination is None:
             return str(self.layers[0])
-        return f"{self.combination}_{self.layers[0]}to{self.layers[-1]}"
+        first, last = self.layers[0], self.layers[-1]
+        step = 1 if last >= first else -1
+        if self.layers == tuple(range(first, last + step, step)):
+            return f"{self.combination}_{first}to{last}"
+        return f"{self.combination}_{'_'.join(map(str, self.layers))}"
+
+    @property
+    def highest(self) -> int:
+        """The highest of the layers."""
+        return max(self.layers)
 
     def width(self, hidden: int) -> int:
         """Width of the combined vectors, given that of one layer."""
@@ -74,7 +89,9 @@ def parse_layers(
 
     Args:
         layers: a list, or one string with commas, such as ``all``, ``-1``, ``0,6,12``, ``-4..-1``,
-            ``sum:-4..-1,12``, or column names such as ``sum_9to12``.
+            ``sum:-4..-1,12``, ``concat:-1,-2,-3,-4``, or column names such as ``sum_9to12``. After
+            a range a further number is a layer of its own, after a number in a combination one more
+            of its list.
         n_layers: encoder layers of the model.
         view: the view that the layer belongs to, for messages.
 
@@ -84,9 +101,9 @@ def parse_layers(
     >>> [spec.name for spec in parse_layers("sum:-4..-1,0", n_layers=12)]
     ['sum_9to12', '0']
     """
-    given = str(layers).split(",") if isinstance(layers, str | int) else map(str, layers)
+    given = [str(layers)] if isinstance(layers, str | int) else map(str, layers)
     specs: dict[LayerSpec, None] = {}
-    for part in (p.strip() for p in given):
+    for part in (part for item in given for part in _parts(item)):
         if part == "all":
             specs.update(dict.fromkeys(LayerSpec((i,)) for i in range(n_layers + 1)))
             continue
@@ -153,8 +170,27 @@ def views_of(
     return tuple(views)
 
 
+def _parts(text: str) -> list[str]:
+    """Divide at commas, but not inside the list of a combination."""
+    parts: list[str] = []
+    for part in (p.strip() for p in text.split(",")):
+        if parts and _LIST_BEGINS.fullmatch(parts[-1]) and _NUMBER.fullmatch(part):
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
 def _layer_range(part: str, n_layers: int) -> list[LayerSpec]:
     """The layers of ``-1``, ``0..3`` or ``sum:0..3``; a ``ValueError`` says what is wrong."""
+    if listed := _LISTED_COLUMN.fullmatch(part):
+        part = f"{listed[1]}:{listed[2].replace('_', ',')}"
+    if "," in part:
+        kind, _, numbers = part.partition(":")
+        found = [_layer_range(f"{kind}:{n}", n_layers)[0].layers[0] for n in numbers.split(",")]
+        if len(set(found)) < len(found):
+            raise ValueError("a layer is listed twice.")
+        return [LayerSpec(tuple(found if kind == "concat" else sorted(found)), kind)]
     match = _LAYERS.fullmatch(_COLUMN.sub(r"\1:\2..\3", part))
     if match is None:
         raise ValueError(
@@ -172,7 +208,8 @@ def _layer_range(part: str, n_layers: int) -> list[LayerSpec]:
             f"-1 is the last and -{n_layers + 1} the embeddings."
         )
     low, high = (end if end >= 0 else n_layers + 1 + end for end in ends)
-    if low > high:
+    if low > high and kind != "concat":
         raise ValueError("the range runs backwards; write the lower layer first.")
-    numbers = range(low, high + 1)
-    return [LayerSpec(tuple(numbers), kind)] if kind else [LayerSpec((i,)) for i in numbers]
+    step = 1 if low <= high else -1
+    layers = tuple(range(low, high + step, step))
+    return [LayerSpec(layers, kind)] if kind else [LayerSpec((i,)) for i in layers]

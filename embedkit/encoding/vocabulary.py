@@ -119,6 +119,13 @@ def tokenize(
         ModelError: there is no such checkpoint or tokenizer.
         UsageError: the length cannot be had; or the slice cannot be read or is outside of the
             vocabulary.
+
+    Example:
+        >>> rows = embedkit.tokenize("unbelievable films")
+        >>> [(row["token"], row["id"]) for row in rows]
+        [('[CLS]', 101), ('unbelievable', 23653), ('films', 3152), ('[SEP]', 102)]
+        >>> embedkit.tokenize(vocab="2000:2002")
+        [{'id': 2000, 'token': 'to'}, {'id': 2001, 'token': 'was'}]
     """
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)

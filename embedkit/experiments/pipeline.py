@@ -46,7 +46,7 @@ class StageResult:
         status: ``done``, ``up to date`` or ``failed``.
         exit_code: of its command; of a skipped stage that of the time it ran.
         seconds: how long it took now.
-        outputs: what it makes.
+        outputs: what it makes, as seen from the current folder.
     """
 
     stage: str
@@ -94,18 +94,19 @@ def run_recipe(
         plan = _plan(stage)
         if not plan.reason and not force:
             progress(f"{about}: up to date")
-            code = int(plan.record["exit_code"])
-            results.append(StageResult(stage.name, UP_TO_DATE, code, 0.0, _shown(stage)))
-            continue
-        progress(f"{about}: {plan.reason or 'forced'}")
-        results.append(_run(stage, plan, quiet=quiet, divert=divert))
-        last = results[-1]
-        if last.status == FAILED:
+            status, code, seconds = UP_TO_DATE, int(plan.record["exit_code"]), 0.0
+        else:
+            progress(f"{about}: {plan.reason or 'forced'}")
+            status, code, seconds = _run(stage, plan, quiet=quiet, divert=divert)
+        shown = tuple(os.path.relpath(stage.folder / name) for name in stage.outputs)
+        results.append(StageResult(stage.name, status, code, seconds, shown))
+        if status == FAILED:
             earlier = f"; {number - 1} earlier stages are done" if number > 1 else ""
-            progress(f"{about}: failed with exit code {last.exit_code}{earlier}. "
+            progress(f"{about}: failed with exit code {code}{earlier}. "
                      "Correct it and run the same command again.")  # fmt: skip
             break
-        progress(f"{about}: done in {duration_text(last.seconds)}")
+        if status == DONE:
+            progress(f"{about}: done in {duration_text(seconds)}")
     return Done(tuple(results))
 
 
@@ -200,7 +201,8 @@ def _lost(stage: Stage, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def _run(stage: Stage, plan: _Plan, *, quiet: bool, divert: bool) -> StageResult:
+def _run(stage: Stage, plan: _Plan, *, quiet: bool, divert: bool) -> tuple[str, int, float]:
+    """Run a stage and write its record; returns its status, exit code and seconds."""
     overwrite = ["--overwrite"] if _overwrites(stage, plan) else []
     if plan.record or not any((stage.folder / name).exists() for name in stage.outputs):
         # beside what was made by hand a record would claim it, and the next run replace it
@@ -212,12 +214,12 @@ def _run(stage: Stage, plan: _Plan, *, quiet: bool, divert: bool) -> StageResult
     if code not in (0, EXIT_REJECTS):
         if plan.record.get("status") == DONE and not _lost(stage, plan.record):
             _write_record(stage, plan.record)  # a mistyped setting has undone nothing
-        return StageResult(stage.name, FAILED, code, seconds, _shown(stage))
+        return FAILED, code, seconds
     made = {name: content_hash(path) for name in stage.outputs
             if (path := stage.folder / name).exists()}  # fmt: skip
     _write_record(stage, {"status": DONE, "made_from": plan.made_from, "outputs": made,
                           "exit_code": code, "seconds": round(seconds, 3)})  # fmt: skip
-    return StageResult(stage.name, DONE, code, seconds, _shown(stage))
+    return DONE, code, seconds
 
 
 def _overwrites(stage: Stage, plan: _Plan) -> bool:
@@ -257,15 +259,8 @@ def _inputs(stage: Stage) -> Iterator[tuple[str, str]]:
     for value in stage.values:
         for name in dict.fromkeys([value, *value.split(",")]):
             path = stage.folder / name
-            if name and _exists(path):
+            if name and os.path.exists(path):  # noqa: PTH110 - false of a text that is no file name
                 yield name, content_hash(path)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a text that is no possible file name
-        return False
 
 
 @cache
@@ -312,8 +307,3 @@ def _write_record(stage: Stage, content: Mapping[str, Any]) -> None:
     fsio.make_folder(file.parent)
     data = json.dumps({"stage": stage.name, **content}, ensure_ascii=False, indent=1) + "\n"
     fsio.write_durably(file, data.encode(), scratch=file.parent)
-
-
-def _shown(stage: Stage) -> tuple[str, ...]:
-    """Outputs as seen from where the user is."""
-    return tuple(os.path.relpath(stage.folder / name) for name in stage.outputs)

@@ -346,10 +346,7 @@ def _override(
 
 def _value(text: str) -> Any:
     """A number, truth value or list as in TOML; everything else is text."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    value = (_parsed(f"value = {text}") or {}).get("value")
     return value if isinstance(value, str | int | float | list) else text
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.classifiers.test_set import check_settled
 from embedkit.corpus import (
     CorpusOptions,
     CorpusPlan,
@@ -117,17 +118,45 @@ def read_texts(source: str | Path, reading: CorpusOptions | None = None) -> Text
     return _from_plan(plan_corpus([InputFile.of(path)], reading))
 
 
-def read_more_texts(source: str | Path, like: TextData) -> TextData:
-    """Read a further corpus file with the columns and dialect of texts that were read before.
+def read_more_texts(
+    source: str | Path,
+    like: TextData,
+    *,
+    sample: int | None = None,
+    min_chars: int = 0,
+    seed: int = 0,
+) -> TextData:
+    """Read a further corpus with the columns and dialect of texts that were read before.
 
-    A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own. All of its
-    records are read; the label is ``None`` where it has no such column.
+    A file in another dialect, such as a ``.csv`` beside a ``.tsv``, is read in its own. The label
+    is ``None`` where it has no such column.
+
+    Args:
+        source: a corpus file, or a dataset that stores its texts.
+        like: the texts that were read before.
+        sample: read so many records of a file, sampled at random; by default all.
+        min_chars: leave shorter texts of a file out.
+        seed: of the sample.
 
     Raises:
         CorpusError: the file cannot be read, or lacks a column.
+        UsageError: a dataset stores no texts, or other ones (pairs, normal form) than those before.
     """
     before = like.reading
-    names = {name: before[name] for name in ("text", "text_pair", "unicode")}
+    reading = CorpusOptions(sample=sample, min_chars=min_chars, seed=0 if sample is None else seed)
+    if is_dataset(Path(source)):
+        check_settled(Path(source), reading)
+        found = _from_dataset(Path(source), reading)
+        for name in ("pairs", "unicode"):
+            values = [_shape(one)[name] for one in (found, like)]
+            if values[0] != values[1]:
+                raise UsageError(
+                    f"{source} was made with {name} {values[0]!r}, {like.name} with {values[1]!r}. "
+                    "Give the corpus file itself."
+                )
+        return found
+    names: dict[str, Any] = {name: before[name] for name in ("text", "text_pair", "unicode")}
+    names |= {"sample": sample, "min_chars": min_chars, "seed": reading.seed}
     files = [InputFile.of(Path(source))]
     try:
         plan = plan_corpus(files, CorpusOptions(**names, **before["dialect"]))
@@ -140,6 +169,10 @@ def read_more_texts(source: str | Path, like: TextData) -> TextData:
         before[name] if before[name] in plan.columns else None for name in ("id", "label")
     )
     return _from_plan(replace(plan, id=key, label=label, notices=()))
+
+
+def _shape(data: TextData) -> dict[str, Any]:
+    return {"pairs": data.pairs is not None, "unicode": data.reading["unicode"]}
 
 
 def _from_plan(plan: CorpusPlan) -> TextData:
@@ -165,7 +198,7 @@ def _from_plan(plan: CorpusPlan) -> TextData:
         reading={
             **{name: getattr(plan, name) for name in _READING},
             "seed": plan.seed if plan.sample is not None else None,
-            "dialect": {name: getattr(plan.dialect, name) for name in _DIALECT},
+            "dialect": {name: getattr(plan, name) for name in _DIALECT},
         },
     )
 

@@ -63,6 +63,8 @@ def finetune(
     split: str | Path | None = None,
     folds: int = 5,
     test: str | Path | None = None,
+    test_sample: int | None = None,
+    test_min_chars: int = 0,
     resume: bool = False,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
@@ -85,7 +87,9 @@ def finetune(
         device: ``auto``, ``cpu`` or ``cuda``.
         split: file that ``embedkit split`` wrote; without one ``folds`` folds are made.
         folds: number of folds where no split is given.
-        test: a further corpus file to predict as test set, with labels or without.
+        test: a further corpus file or dataset to predict as test set, with labels or without.
+        test_sample: predict so many records of the test file, sampled with the same seed.
+        test_min_chars: leave shorter texts of the test file out.
         resume: fail unless there is an unfinished run to resume.
         overwrite: replace a run, or discard an unfinished one with other settings.
         progress: called with the steps of each fold.
@@ -119,7 +123,9 @@ def finetune(
                 f"the split has a test set already; leave out test={str(test)!r}, or take a split "
                 "without one."
             )
-        test_data = more = read_more_texts(test, data)
+        test_data = more = read_more_texts(
+            test, data, sample=test_sample, min_chars=test_min_chars, seed=options.seed
+        )
         test_target = target_like(target, more.labels, rows=more.row, name=more.name)
         test_index = np.arange(len(more))
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)

@@ -64,12 +64,18 @@ class FoldsOfRun:
             "source": list(records.data.source),
             "reading": records.data.reading,
             "split": records.split.fingerprint,
-            "test": list(records.test_data.source) if records.has_own_test_set else None,
+            "test": self._test_identity(),
             "model": dict(sorted(self.checkpoint.sha256.items())),
             **asdict(self.options),
             "device": self.device.type,
             "versions": {"embedkit": __version__, **LIBRARIES},
         }
+
+    def _test_identity(self) -> dict[str, Any] | None:
+        test = self.records.test_data
+        if not self.records.has_own_test_set:
+            return None
+        return {"source": list(test.source), "reading": test.reading}
 
     def check(self) -> None:
         """Raise a :class:`UsageError` if windows are empty or validation records too few."""

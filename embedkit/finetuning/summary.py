@@ -201,7 +201,7 @@ class RunSummary:
             ),
             dataset=self._dataset(folder),
             split=SplitContent.of(split),
-            records=RecordCounts(folds=len(split.in_folds), test=len(predictions.test)),
+            records=RecordCounts(folds=len(predictions.first_repeat), test=len(predictions.test)),
             test_set=None if not self.records.has_own_test_set else TestSetContent(
                 source=test.source, rejected=sum(test.rejected.values()),
                 seen_texts=count_seen(test.text_keys(), self.records.data.text_keys()),

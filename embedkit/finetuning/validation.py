@@ -30,6 +30,10 @@ VALIDATION_SEED = 104_729
 would all be of one fold."""
 
 _DENOMINATOR = 20
+_ONE_FOLD = (
+    "folds=1: the majority of the training labels is taken from validation records; pass "
+    "validation=0.1."
+)
 _FOLD_SEED = 1_009
 
 
@@ -105,6 +109,8 @@ class Division:
         Args:
             threshold: as it was asked for, for messages.
         """
+        if self.split.n_folds == 1 and not self.fraction:
+            raise UsageError(_ONE_FOLD)
         for one in self.folds:
             both = len(np.unique(self.target.y[one.threshold])) == 2
             if self.for_threshold and not (both and len(one.valid)):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.checksums import check_files
-from embedkit.errors import DamagedError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.content import ClassScore, ReportedScore
 from embedkit.runs.metrics import Metric, beta_of, classification_metrics, regression_metrics
 from embedkit.runs.resampling import scored
@@ -179,12 +179,26 @@ class Predictions:
         y_pred = decide(proba) if y_pred is None else y_pred
         return replace(self, proba=proba, y_pred=y_pred, inner=None)
 
+    def _inner_labels(self, test: Int64) -> NDArray[Any]:
+        """Labels of the training records of a fold that have inner predictions."""
+        inner, repeat = self.inner, self.repeat[test[0]]
+        if inner is None:
+            raise UsageError(
+                "a split of one fold has no training labels to compare with: train with tune=True, "
+                "or fine-tune with validation= above 0."
+            )
+        return np.asarray(inner.y[inner.repeat == repeat])
+
     def majority(self) -> Predictions:
-        """Return the baseline: class frequencies (or the mean) of each fold's training records."""
+        """Return the baseline: class frequencies (or the mean) of each fold's training records.
+
+        Where no other fold holds them, they are those with inner predictions.
+        """
         proba = np.empty(self.proba.shape)
         for train, test in [*self.folds(), (self.first_repeat, self.test)]:
             if len(test):
-                proba[test] = class_prior(self.y[train], self.classes, len(test))
+                y = self.y[train] if len(train) else self._inner_labels(test)
+                proba[test] = class_prior(y, self.classes, len(test))
         return self.with_proba(proba)
 
 

@@ -1,6 +1,7 @@
 """A split and its Parquet file.
 
-row, group, fold, fold_1 …     one column of fold numbers for every repeat; -1 is the test set
+row, group, fold, fold_1 …     one column of fold numbers for every repeat; -1 is the test set, -2
+                               are records that are trained on and never held out
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from embedkit.types import Int64
 
 __all__ = [
     "TEST",
+    "TRAIN",
     "Split",
     "SplitSettings",
     "align_split",
@@ -34,6 +36,9 @@ __all__ = [
 TEST = -1
 """Fold number of the test set."""
 
+TRAIN = -2
+"""Fold number of records that are never held out, where there is one fold."""
+
 _KEY = b"embedkit.split"
 
 
@@ -43,7 +48,7 @@ class SplitSettings:
 
     Attributes:
         source: SHA-256 of the input files, in order.
-        folds: number of folds.
+        folds: number of folds; 1: a fifth of the records is held out, the others are trained on.
         repeats: number of times that the records were shuffled into folds.
         seed: seed of the shuffle.
         stratified: whether the folds have the same distribution of labels.
@@ -80,7 +85,8 @@ class Split:
     Attributes:
         row: ``(n,)`` record numbers, ascending.
         group: ``(n,)`` int64; records of one number always share a fold.
-        folds: ``(n, repeats)`` int64; ``-1`` is the test set, the same in every repeat.
+        folds: ``(n, repeats)`` int64; ``-1`` is the test set, the same in every repeat; ``-2``
+            are records that are never held out.
         settings: how it was made.
     """
 
@@ -114,7 +120,7 @@ class Split:
 
     @property
     def in_folds(self) -> Int64:
-        """Indices of all records but the test set."""
+        """Indices of all records but the test set, held out or not."""
         return np.flatnonzero(self.folds[:, 0] != TEST)
 
     def fold(self, repeat: int, number: int) -> tuple[Int64, Int64]:

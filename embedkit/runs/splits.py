@@ -36,7 +36,7 @@ from embedkit.dataset.record_keys import (
 )
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.errors import OutputExistsError, UsageError, check_counts, check_seed, did_you_mean
-from embedkit.runs.split_files import TEST, Split, SplitSettings, write_split
+from embedkit.runs.split_files import TEST, TRAIN, Split, SplitSettings, write_split
 from embedkit.types import Int64
 
 __all__ = [
@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _SMALLEST_TEST = 0.01
 _BINS = 10
+_HOLDOUT = 5  # of one fold, a record of so many is held out
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def split(
     Args:
         source: a dataset that ``extract`` wrote, or a corpus file.
         out: Parquet file to write; without it nothing is written.
-        folds: number of folds.
+        folds: number of folds; 1: a single training, with a fifth of the records held out.
         test: fraction of the records to hold out as test set, 0.01 to 0.5; 0 for none.
         repeats: number of times that the records are shuffled into folds.
         seed: seed of the shuffle, and of ``sample``.
@@ -137,8 +138,7 @@ def make_split(
     allow_duplicates: bool = False,
 ) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
-    if folds < 2:
-        raise UsageError(f"folds={folds}: expected 2 or more.")
+    check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(
             f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5, such as 0.2."
@@ -150,7 +150,8 @@ def make_split(
     groups = same_text_groups(
         None if allow_duplicates else records.keys, records.groups, len(records.row)
     )
-    strata = _strata(records, folds)
+    assigned_to = folds if folds > 1 else _HOLDOUT
+    strata = _strata(records, assigned_to)
     in_test = np.zeros(len(records.row), bool)
     if test:
         tenths = _near_fraction(test)
@@ -160,8 +161,10 @@ def make_split(
     for repeat in range(repeats):
         column = np.full(len(records.row), TEST, np.int64)
         column[~in_test] = assign_folds(
-            strata[~in_test], groups[~in_test], folds, seed=seed + repeat
+            strata[~in_test], groups[~in_test], assigned_to, seed=seed + repeat
         )
+        if folds == 1:
+            column[column > 0] = TRAIN
         columns.append(column)
     settings = SplitSettings(
         source=records.source,
@@ -295,7 +298,7 @@ def leaking_records(found: Split) -> int:
     _, group = np.unique(found.group, return_inverse=True)
     fold = found.folds[:, 0]
     lowest = np.full(len(group), fold.max())
-    highest = np.full(len(group), TEST)
+    highest = np.full(len(group), TRAIN)
     np.minimum.at(lowest, group, fold)
     np.maximum.at(highest, group, fold)
     return int((lowest < highest)[group].sum())

@@ -27,7 +27,6 @@ from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.checksums import check_files, seal
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
-from embedkit.dataset.reader import Block
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.decoding import decode
 from embedkit.errors import (
@@ -42,7 +41,7 @@ from embedkit.search.exact import Neighbours, nearest, read_vectors, unit_rows
 from embedkit.search.kinds import KINDS
 from embedkit.search.tuning import RECALL_K, TRUTH_K, TunePoint, measure_settings
 from embedkit.search.whitening import Whitening, load_whitening
-from embedkit.types import Float32, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
 __all__ = ["AnnIndex", "IndexInfo", "TunePoint", "build_index", "open_index"]
 
@@ -244,20 +243,25 @@ class _Builder:
         import faiss
 
         started = time.perf_counter()
-        parameters = KINDS[self._kind].parameters(self._data.width, len(self._data))
-        index = _empty(self._kind, parameters, self._data.width, self._metric)
-        self._train(index)
-        queries = np.empty((len(held), self._data.width), np.float32)
-        for block, vectors in self._blocks("adding"):
-            first, last = np.searchsorted(held, (block.start, block.stop))
-            late = held[first:last] - block.start
-            queries[first:last] = vectors[late]
+        data, kept = self._data, np.ones(len(self._data), bool)
+        kept[held] = False
+        parameters = KINDS[self._kind].parameters(data.width, len(data))
+        index = _empty(self._kind, parameters, data.width, self._metric)
+        if not index.is_trained:
+            wanted = min(len(data), max(_PER_LIST * index.nlist, _LEAST_SAMPLE))
+            drawn = np.sort(self._random.choice(len(data), wanted, replace=False))
+            self._progress(Progress("training", 0))
+            index.train(self._prepared(data.reader.vectors_at(drawn)))
+        for block in data.reader.blocks:
+            vectors, inside = read_vectors(data, block), kept[block.start : block.stop]
             numbers = np.arange(block.start, block.stop)
-            index.add_with_ids(np.delete(vectors, late, axis=0), np.delete(numbers, late))
+            index.add_with_ids(self._prepared(vectors[inside]), numbers[inside])
+            self._progress(Progress("adding", block.stop, len(data), "records"))
+        queries = data.reader.vectors_at(held)
         seconds = time.perf_counter() - started
-        curve = self._tune(index, held, queries) if len(held) else ()
+        curve = self._tune(index, kept, queries) if len(held) else ()
         started = time.perf_counter()
-        index.add_with_ids(queries, held)
+        index.add_with_ids(self._prepared(queries), held)
         seconds += time.perf_counter() - started
         partial = folder / "index.faiss.partial"
         with fsio.storage_errors(partial):
@@ -272,10 +276,10 @@ class _Builder:
                 self._kind, recall, setting, best.recall,
             )  # fmt: skip
         return IndexInfo(
-            fingerprint=self._data.manifest.fingerprint, kind=self._kind,
-            view="+".join(self._data.views), metric=self._metric,
+            fingerprint=data.manifest.fingerprint, kind=self._kind,
+            view="+".join(data.views), metric=self._metric,
             whitening=None if self._whitening is None else self._whitening.kind,
-            records=len(self._data), width=self._data.width, parameters=parameters,
+            records=len(data), width=data.width, parameters=parameters,
             setting=setting, curve=curve, nbytes=(folder / "index.faiss").stat().st_size,
             seconds=seconds, versions={"embedkit": __version__, "faiss": faiss.__version__},
             format_version=_FORMAT_VERSION,
@@ -291,35 +295,17 @@ class _Builder:
             )
         return np.sort(self._random.choice(len(self._data), count, replace=False))
 
-    def _blocks(self, stage: str) -> Iterator[tuple[Block, Float32]]:
-        """Every row group with its vectors as they are added."""
-        for block in self._data.reader.blocks:
-            yield block, _prepared(read_vectors(self._data, block), self._metric, self._whitening)
-            self._progress(Progress(stage, block.stop, len(self._data), "records"))
+    def _prepared(self, vectors: Float32) -> Float32:
+        return _prepared(vectors, self._metric, self._whitening)
 
-    def _train(self, index: Any) -> None:
-        """Train the lists and codes of an index on a sample of the records."""
-        if index.is_trained:
-            return
-        wanted = min(len(self._data), max(_PER_LIST * index.nlist, _LEAST_SAMPLE))
-        drawn = np.sort(self._random.choice(len(self._data), wanted, replace=False))
-        sample = np.empty((wanted, self._data.width), np.float32)
-        for block, vectors in self._blocks("sampling"):
-            first, last = np.searchsorted(drawn, (block.start, block.stop))
-            sample[first:last] = vectors[drawn[first:last] - block.start]
-        self._progress(Progress("training", 0))
-        index.train(sample)
-
-    def _tune(self, index: Any, held: Int64, queries: Float32) -> tuple[TunePoint, ...]:
+    def _tune(self, index: Any, kept: Bool, queries: Float32) -> tuple[TunePoint, ...]:
         """Recall and speed of ascending settings, against exact search among the same records."""
-        kept = np.ones(len(self._data), bool)
-        kept[held] = False
         truth = nearest(
-            self._data, self._data.reader.vectors_at(held), k=TRUTH_K, metric=self._metric,
-            whitening=self._whitening, chosen=kept, threads=self._threads,
+            self._data, queries, k=TRUTH_K, metric=self._metric, whitening=self._whitening,
+            chosen=kept, threads=self._threads,
         )  # fmt: skip
         return measure_settings(
-            index, KINDS[self._kind], queries, truth, self._progress,
+            index, KINDS[self._kind], self._prepared(queries), truth, self._progress,
             distances=self._metric == "euclid",
         )  # fmt: skip
 

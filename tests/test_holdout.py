@@ -1,0 +1,131 @@
+"""One training with held-out records (``folds=1``), and test files with a choice of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import embedkit
+from embedkit.classifiers.train import train
+from embedkit.comparison.compare import compare
+from embedkit.errors import UsageError
+from embedkit.predict import Predictor
+from embedkit.runs.split_files import TEST, TRAIN
+from embedkit.runs.splits import leaking_records, split
+from tests.finetune_fixtures import corpus_of, predictions, tuned
+from tests.processes import command
+from tests.store_fixtures import tiny_model
+
+PROBA = ["proba_0", "proba_1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    at = tmp_path_factory.mktemp("holdout")
+    corpus = corpus_of(at / "corpus.tsv")
+    embedkit.extract(corpus, out=at / "data", model=str(tiny_model()))
+    for folds in (1, 5):
+        split(corpus, out=at / f"{folds}.parquet", folds=folds, test=0.2)
+    return at
+
+
+def test_one_fold_is_the_first_of_five(folder: Path) -> None:
+    one, five = (split(folder / "corpus.tsv", folds=folds, test=0.2, repeats=2) for folds in (1, 5))
+    assert one.n_folds == 1
+    assert one.settings.folds == 1
+    for repeat in range(2):
+        for ours, theirs in zip(one.fold(repeat, 0), five.fold(repeat, 0), strict=True):
+            assert np.array_equal(ours, theirs)
+    assert np.array_equal(one.test, five.test)
+    assert np.array_equal(one.in_folds, five.in_folds)
+    assert set(np.unique(one.folds)) == {TRAIN, TEST, 0}
+    assert leaking_records(one) == 0
+
+
+def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path) -> None:
+    """Of both kinds of runs: same model, same held-out predictions, same baseline."""
+    for folds in (1, 5):
+        file = folder / f"{folds}.parquet"
+        tuned(folder / "corpus.tsv", tmp_path / f"tuned-{folds}", split=file, epochs=1)
+        train(folder / "data", out=tmp_path / f"frozen-{folds}", split=file)
+    for kind in ("tuned", "frozen"):
+        one, five = (predictions(tmp_path / f"{kind}-{folds}") for folds in (1, 5))
+        five = five[(five["fold"] == "0") | ((five["fold"] == "test") & (kind == "frozen"))]
+        one = one[(one["fold"] == "0") | (kind == "frozen")]
+        assert one["row"].tolist() == five["row"].tolist()
+        assert np.allclose(one[PROBA], five[PROBA], atol=1e-6)
+    found = compare([tmp_path / "tuned-1", tmp_path / "frozen-1"])
+    made = pd.read_parquet(folder / "1.parquet")
+    assert found.table.records["folds"] == len(made.query("fold == 0"))
+    assert "blend: stacked" in [row.name for row in found.table.rows]
+    prior = found.predictions["majority"].proba[0]
+    rest = made.query("fold == -2")["row"]
+    assert prior[1] == pytest.approx((rest % 2).mean(), abs=0.1)
+    texts = ["the movie good was 1"]
+    fold = Predictor(tmp_path / "tuned-1", device="cpu")
+    assert len(fold._model._models) == 1
+    assert fold.predict_proba(texts).shape == (1, 2)
+    with pytest.raises(UsageError, match=r"the only model of the run was trained on \d+ of"):
+        embedkit.extract(folder / "corpus.tsv", out=tmp_path / "v", model=str(tmp_path / "tuned-1"))
+
+
+def test_what_one_fold_needs(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"folds=1: .* pass validation=0\.1"):
+        tuned(folder / "corpus.tsv", tmp_path / "a", folds=1, validation=0)
+    with pytest.raises(UsageError, match="folds=1 needs tune=True"):
+        train(folder / "data", out=tmp_path / "b", folds=1, tune=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_counts_training_records(folder: Path, tmp_path: Path) -> None:
+    done = command("split", folder / "corpus.tsv", "--folds", "1", "--out", "s.parquet",
+                   cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "fold 0 12, train 48" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def more(folder: Path) -> Path:
+    """A further file, some of whose texts are short."""
+    lines = ["text\tlabel"]
+    lines += [f"{'good' if i % 2 else 'bad'}{' movie' * (i % 3)}\t{i % 2}" for i in range(40)]
+    (folder / "more.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder / "more.tsv"
+
+
+def test_a_test_file_has_its_own_choice_of_records(
+    folder: Path, tmp_path: Path, more: Path
+) -> None:
+    given: dict[str, Any] = {"test": more, "test_sample": 9, "test_min_chars": 5, "folds": 2}
+    content = tuned(folder / "corpus.tsv", tmp_path / "tuned", epochs=1, **given).content
+    train(folder / "data", out=tmp_path / "frozen", **given)
+    rows = [t[t["fold"] == "test"]["row"].tolist()
+            for t in map(predictions, (tmp_path / "tuned", tmp_path / "frozen"))]  # fmt: skip
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 9
+    assert all(row % 3 for row in rows[0])
+    assert content.test_set is not None
+    assert content.records.test == 9
+    everything = tuned(folder / "corpus.tsv", tmp_path / "all", epochs=1, test=more, folds=2)
+    assert everything.content.records.test == 40
+
+
+def test_a_test_set_may_be_a_dataset(folder: Path, tmp_path: Path, more: Path) -> None:
+    embedkit.extract(more, out=tmp_path / "more", model=str(tiny_model()))
+    given: dict[str, Any] = {"epochs": 1, "folds": 2}
+    for name, test in (("file", more), ("dataset", tmp_path / "more")):
+        tuned(folder / "corpus.tsv", tmp_path / name, test=test, **given)
+    one, other = (predictions(tmp_path / name) for name in ("file", "dataset"))
+    assert one.equals(other)
+    compare([tmp_path / "file", tmp_path / "dataset"])  # the same test set
+    with pytest.raises(UsageError, match="test_sample=3 is for a corpus file"):
+        tuned(folder / "corpus.tsv", tmp_path / "a", test=tmp_path / "more", test_sample=3, **given)
+    with pytest.raises(UsageError, match="test_min_chars=3 is for a corpus file"):
+        train(folder / "data", out=tmp_path / "b", test=tmp_path / "more", test_min_chars=3)
+    embedkit.extract(more, out=tmp_path / "nfc", model=str(tiny_model()), unicode="nfc")
+    with pytest.raises(UsageError, match=r"was made with unicode 'nfc', .* with 'none'"):
+        tuned(folder / "corpus.tsv", tmp_path / "a", test=tmp_path / "nfc", **given)

@@ -1,0 +1,92 @@
+"""Files of answers as CSV and as submissions, the best blend, and runs with other test sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from embedkit.comparison.blend import write_blend
+from embedkit.comparison.compare import compare
+from embedkit.errors import UsageError
+from embedkit.predict import Prediction
+from embedkit.prediction_files import (
+    PredictedRecord,
+    Submission,
+    parse_submission,
+    read_prediction_files,
+    write_prediction_file,
+)
+from embedkit.runs.content import TestSetContent
+from tests.run_fixtures import random_runs, write_fake_run
+
+
+def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    made = compare(paths).chosen_blend("mean")
+    write_blend(made, tmp_path / "all.csv")
+    every = pd.read_csv(tmp_path / "all.csv", dtype=str)
+    assert len(every) == 60
+    form = parse_submission("paper, judgement")
+    assert write_blend(made, tmp_path / "s.csv", submission=form) == 10
+    found = pd.read_csv(tmp_path / "s.csv", dtype=str)
+    assert list(found.columns) == ["paper", "judgement"]
+    tested = every[every["fold"] == "test"]
+    assert found["paper"].tolist() == tested["id"].tolist()
+    assert found["judgement"].tolist() == tested["label"].tolist()
+    none, _, _ = random_runs(tmp_path / "none", ["a", "b"], n=60)
+    with pytest.raises(UsageError, match="submission= is of a test set"):
+        write_blend(compare(none).chosen_blend("mean"), tmp_path / "no.csv", submission=form)
+    assert not (tmp_path / "no.csv").exists()
+    for wrong in ("id", "id,label,more", "id,", "a,a"):
+        with pytest.raises(UsageError, match="expected two column names"):
+            parse_submission(wrong)
+
+
+def test_csv_keeps_what_a_tsv_cannot(tmp_path: Path) -> None:
+    odd = 'a "b", c\nd\te'
+    record = PredictedRecord(0, odd, Prediction("x,y", {"x,y": 0.75, "z": 0.25}))
+    write_prediction_file([record], ["x,y", "z"], tmp_path / "p.csv")
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert found.iloc[0].tolist() == [0, odd, "x,y", 0.75, 0.25]
+    _, ids, (proba,) = read_prediction_files([tmp_path / "p.csv"], ["x,y", "z"])
+    assert ids == [odd]
+    assert proba.tolist() == [[0.75, 0.25]]
+    value = PredictedRecord(1, "n", Prediction("2.5", {}, 2.5))
+    write_prediction_file([value], [], tmp_path / "v.csv", submission=Submission("id", "score"))
+    assert (tmp_path / "v.csv").read_text() == "id,score\nn,2.500000\n"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "log_loss", "f7"])
+def test_the_best_blend_is_that_of_the_metric(tmp_path: Path, metric: str) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=120, inner=True, strength=0.3)
+    found = compare(paths, metric=metric)
+    scores = {row.name: row.scores[metric].value for row in found.table.rows if row.kind == "blend"}
+    assert scores.keys() == {"blend: mean", "blend: stacked"}
+    best = min if metric == "log_loss" else max
+    assert found.chosen_blend("best").name == best(scores, key=lambda name: scores[name])
+
+
+def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    own = TestSetContent(source=("t",), rejected=0, seen_texts=None)
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=50)
+    proba = random.dirichlet([1, 1], size=(2, 50))
+    folds = np.where(np.arange(50) < 10, -1, np.arange(50) % 5)
+    inside = folds >= 0
+    with_test = write_fake_run(tmp_path / "a", y, proba[0], folds.tolist(), test_set=own)
+    without = write_fake_run(tmp_path / "b", y[inside], proba[1][inside], folds[inside].tolist(),
+                             row=np.flatnonzero(inside).tolist())  # fmt: skip
+    shared = write_fake_run(tmp_path / "c", y[inside], proba[0][inside], folds[inside].tolist(),
+                            row=np.flatnonzero(inside).tolist())  # fmt: skip
+    found = compare([with_test, without])
+    assert any("compared on the records of the folds alone" in note for note in notes)
+    assert found.table.records == {"folds": 40, "test": 0}
+    plain = compare([shared, without])
+    scores = [{row.name.replace("c", "a"): row.scores for row in one.table.rows if row.path}
+              for one in (found, plain)]  # fmt: skip
+    assert scores[0] == scores[1]
