@@ -18,6 +18,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "ESTIMATORS",
     "FEATURES",
+    "FIGURE_FORMATS",
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
@@ -29,6 +30,7 @@ __all__ = [
     "POOLINGS",
     "PRECISIONS",
     "QUOTINGS",
+    "REPORT_LANGUAGES",
     "SEARCH_METRICS",
     "STORAGES",
     "SUBTOKENS",
@@ -75,6 +77,8 @@ ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
+REPORT_LANGUAGES = ("en", "ko", "ja")
+FIGURE_FORMATS = ("pdf", "svg", "png")
 BEST_BLEND = "best"
 """Instead of one of them: the one with the better score."""
 

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import embedkit
+from embedkit.choices import REPORT_LANGUAGES
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
-from embedkit.comparison.report import disputed, shown, write_report
+from embedkit.comparison.effects import scale_of
+from embedkit.comparison.phrases import Phrases
+from embedkit.comparison.report import shown, write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.runs.splits import split
-from tests.run_fixtures import SOURCE, edit_run, random_runs, write_fake_run
+from tests.run_fixtures import edit_run, random_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
 N = 60
 
 
-def corpus_of(path: Path) -> Path:
+def corpus_of(path: Path, n: int = N) -> Path:
     lines = ["id\tdocument\tlabel"]
     random = np.random.default_rng(0)
-    for i in range(N):
+    for i in range(n):
         words = " ".join(random.choice(["good", "bad", "movie", "rain", "bus"], 4))
         text = f"{EVIL} {i}" if i % 3 == 0 else f"{words} & {i} \u202e \x1b[31m 👨\u200d👩"
         lines.append(f"r{i}\t{text}\t{i % 2}")
@@ -70,6 +73,14 @@ def runs_of(folder: Path) -> list[Path]:
     return [folder / "runs" / name for name in ("tfidf", "logreg", "svm", "probe")]
 
 
+def payload(page: Path) -> dict[str, Any]:
+    """The records as the page's script reads them."""
+    found = re.search(r'id="data">([^<]+)<', page.read_text("utf-8"))
+    assert found
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found.group(1))))
+    return data
+
+
 class Seen(HTMLParser):
     """Elements, their attributes, and the text of cells."""
 
@@ -95,7 +106,8 @@ def test_the_page_needs_nothing_else(shared: Path) -> None:
             if name in ("src", "href", "xlink:href", "action"):
                 assert str(value).startswith(("#", "data:image/png")), (tag, name, value)
             assert "url(http" not in str(value)
-    assert sum(tag == "script" for tag, _ in seen.tags) == 1
+    kinds = [a.get("type") for tag, a in seen.tags if tag == "script"]
+    assert kinds == ["application/json", "application/octet-stream", None]
     assert not [tag for tag, a in seen.tags if tag == "img"]
 
 
@@ -103,36 +115,84 @@ def test_ids_stand_there_once(shared: Path) -> None:
     seen = Seen((shared / "report.html").read_text("utf-8"))
     ids = [a["id"] for _, a in seen.tags if "id" in a]
     assert len(ids) == len(set(ids)) > 50
-    named = {a["href"] for tag, a in seen.tags if tag == "a"}
-    assert {str(name)[1:] for name in named} <= set(ids)
-    drawn = {str(a["xlink:href"])[1:] for _, a in seen.tags if "xlink:href" in a
-             and str(a["xlink:href"]).startswith("#")}  # fmt: skip
-    assert drawn
-    assert drawn <= set(ids)
+    for tag, attributes in seen.tags:
+        for name in ("aria-labelledby", "for"):
+            assert set((attributes.get(name) or "").split()) <= set(ids), tag
 
 
 def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
-    table = compare(runs_of(shared)).table
+    compared = compare(runs_of(shared))
     text = " ".join(Seen((shared / "report.html").read_text("utf-8")).text.split())
-    for row in table.rows:
-        for score in (*row.scores.values(), *row.test.values()):
-            assert f"{score.value:.3f}{score.low:.3f} to {score.high:.3f}" in text
+    words = Phrases("en", compared, scale_of(compared))
+    for row in compared.table.rows:
+        for scores in (row.scores, row.test):
+            for name, score in scores.items():
+                shown_score = words.score(score.value, name)
+                assert f"{shown_score}{words.interval(score.low, score.high, name)}" in text
     manifest = embedkit.load(shared / "data").manifest
     assert f"{N} = {N} embedded + 0 rejected" in text
     assert f"{manifest.totals.ledger['records_truncated']} texts were cut at 24" in text
-    assert "view chosen inside the folds" in text
-    for anchor in ("layers", "training", "confusion", "reliability", "truncation"):
-        assert f'id="{anchor}"' in (shared / "report.html").read_text("utf-8")
+    html = (shared / "report.html").read_text("utf-8")
+    for anchor in ("forest", "cost", "layers-1", "length", "calibration", "classes", "cases",
+                   "numbers", "made", "picture-training-1"):  # fmt: skip
+        assert f'id="{anchor}"' in html
 
 
-def test_pictures_are_files_too(shared: Path) -> None:
-    files = {p.name for p in (shared / "report.figures").iterdir()}
-    names = {"score_and_cost", "layers-probe", "reliability", "precision_recall", "confusion",
-             "training-svm"}  # fmt: skip
-    assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    for file in (shared / "report.figures").iterdir():
-        head = file.read_bytes()[:8]
-        assert head == b"\x89PNG\r\n\x1a\n" if file.suffix == ".png" else head.startswith(b"<?xml")
+def test_the_records_are_all_there(shared: Path) -> None:
+    """What the page reads is what the predictions say, with texts and lists."""
+    compared = compare(runs_of(shared))
+    data = payload(shared / "report.html")
+    records = compared.runs.records
+    index = records.first_repeat
+    assert data["rows"] == records.row[index].tolist()
+    assert data["y"] == records.y[index].tolist()
+    assert data["texts"] == [embedkit.load(shared / "data").text[row] for row in data["rows"]]
+    for name, said, sure in zip(data["methods"], data["said"], data["confidence"], strict=True):
+        kind = name.partition("(")[2].rstrip(")")
+        p = compared.predictions[f"blend: {kind}" if kind else name].take(index)
+        assert said == p.y_pred.tolist()
+        assert sure == np.rint(p.proba[np.arange(len(said)), p.y_pred] * 1_000).tolist()
+    wrong = [i for i, (a, b) in enumerate(zip(data["said"][0], data["y"], strict=True)) if a != b]
+    assert sorted(data["lists"]["wrong"]) == wrong
+
+
+def test_neighbours_are_those_of_scikit_learn(shared: Path) -> None:
+    from sklearn.neighbors import NearestNeighbors
+
+    data = payload(shared / "report.html")
+    X = embedkit.load(shared / "data", data["near"]["view"].split("+")).X[data["rows"]]
+    finder = NearestNeighbors(n_neighbors=4, metric="cosine").fit(X)
+    distances, _ = finder.kneighbors(X)
+    assert data["near"]["of"]
+    for i, found in data["near"]["of"].items():
+        assert int(i) not in [j for j, _ in found]
+        expected = sorted(1 - distances[int(i)])[::-1][1:]
+        assert [cosine / 1_000 for _, cosine in found] == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.figures
+@pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
+def test_figures_are_files_too(shared: Path, tmp_path: Path, kind: str) -> None:
+    compared = compare(runs_of(shared))
+    assert write_report(compared, tmp_path / "r.html") is None
+    folder = write_report(compared, tmp_path / "r.html", figures=kind, overwrite=True)
+    assert folder == tmp_path / "r.figures"
+    names = {"forest", "cost", "layers-1", "length", "calibration", "training-1"}
+    assert {p.name for p in folder.iterdir()} == {f"{name}.{kind}" for name in names}
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        if kind == "svg":
+            assert (
+                ElementTree.fromstring(content).find("{http://www.w3.org/2000/svg}title")
+                is not None
+            )
+        else:
+            assert content.startswith({"pdf": b"%PDF", "png": b"\x89PNG"}[kind])
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    write_report(compared, tmp_path / "r.html", figures=kind, overwrite=True)
+    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
+    with pytest.raises(UsageError, match="figures='eps'"):
+        write_report(compared, tmp_path / "r.html", figures="eps", overwrite=True)
 
 
 def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> None:
@@ -140,36 +200,28 @@ def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> N
     assert (tmp_path / "report.html").read_bytes() == (shared / "report.html").read_bytes()
 
 
+@pytest.mark.parametrize("lang", REPORT_LANGUAGES)
+def test_the_page_speaks_its_language(shared: Path, tmp_path: Path, lang: str) -> None:
+    names = {"0": "부정", "1": "よい"}
+    write_report(compare(runs_of(shared)), tmp_path / "r.html", report_lang=lang, label_names=names)
+    html = (tmp_path / "r.html").read_text("utf-8")
+    assert f'<html lang="{lang}">' in html
+    assert '<span lang="ko">0 부정</span>' in html
+    assert '<span lang="ja">1 よい</span>' in html
+    assert payload(tmp_path / "r.html")["labels"] == ["0 부정", "1 よい"]
+    phrases = {"en": "Which records fail", "ko": "어떤 레코드에서 실패하는가",
+               "ja": "どのレコードで失敗するか"}  # fmt: skip
+    assert [name for name, text in phrases.items() if text in html] == [lang]
+
+
+def test_unknown_language(shared: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="report_lang='fr'"):
+        write_report(compare(runs_of(shared)), tmp_path / "r.html", report_lang="fr")
+
+
 def test_signs_that_would_act_are_written_out() -> None:
     assert shown("a\u202eb\x1b[1m\x00\ud800") == "a\\u202eb\\x1b[1m\\x00\\ud800"
     assert shown("👨\u200d👩\nنص\u200c") == "👨\u200d👩\nنص\u200c"
-
-
-# disputed records
-
-
-def test_the_most_disputed_come_first(tmp_path: Path) -> None:
-    one = np.array([[0.9, 0.1], [0.4, 0.6], [0.9, 0.1], [0.2, 0.8]])
-    two = np.array([[0.1, 0.9], [0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
-    paths = [write_fake_run(tmp_path / n, "1001", o, [0, 0, 1, 1])
-             for n, o in (("a", one), ("b", two))]  # fmt: skip
-    cases = disputed(compare(paths), 10)
-    assert [case.row for case in cases] == [0, 1]  # the others are decided alike
-    assert [case.spread for case in cases] == pytest.approx([0.4, 0.1])
-    assert cases[0].wrong == (0,)
-    assert [a.text for a in cases[1].answers] == ["1", "0"]
-    assert cases[1].truth == "0"
-    assert len(disputed(compare(paths), 1)) == 1
-
-
-def test_values_are_disputed_by_their_distance(tmp_path: Path) -> None:
-    y = np.arange(8.0)
-    paths = [write_fake_run(tmp_path / n, y, y + shift, [0, 1] * 4, classes=())
-             for n, shift in (("a", 0.0), ("b", np.array([0, 1, 0, 0, 3, 0, 0, 0])))]  # fmt: skip
-    cases = disputed(compare(paths), 10)
-    assert [case.row for case in cases] == [4, 1]
-    write_report(compare(paths), tmp_path / "r.html")
-    assert "RMSE" in (tmp_path / "r.html").read_text("utf-8")
 
 
 # where texts are from
@@ -180,15 +232,17 @@ def test_texts_are_left_out_when_the_dataset_is_not_the_one(shared: Path, tmp_pa
     write_report(compare(runs), tmp_path / "r.html")
     html = (tmp_path / "r.html").read_text("utf-8")
     assert "The texts are left out" in html
-    assert "owned" not in html
-    assert "nothing can be said of truncation" in html
+    assert payload(tmp_path / "r.html")["texts"] == [None] * len(
+        payload(tmp_path / "r.html")["rows"]
+    )
+    assert 'id="length"' not in html
     for given in (shared / "data", shared / "corpus.tsv"):
         write_report(compare(runs), tmp_path / "r.html", texts=given, overwrite=True)
-        assert "owned" in (tmp_path / "r.html").read_text("utf-8")
+        assert "owned" in str(payload(tmp_path / "r.html")["texts"])
     # moved together they find each other again
     shutil.copytree(shared / "data", tmp_path / "data")
     write_report(compare(runs), tmp_path / "r.html", overwrite=True)
-    assert "owned" in (tmp_path / "r.html").read_text("utf-8")
+    assert "owned" in str(payload(tmp_path / "r.html")["texts"])
 
 
 def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
@@ -226,34 +280,47 @@ def test_signs_that_no_picture_can_hold(tmp_path: Path) -> None:
     paths = [write_fake_run(tmp_path / name, [labels[i] for i in y], o, [i % 4 for i in range(40)],
                             classes=labels)
              for name, o in zip(("one", "결과"), outputs, strict=True)]  # fmt: skip
-    folder = write_report(compare(paths), tmp_path / "r.html")
-    for file in folder.glob("*.svg"):
+    for kind in ("svg", "pdf"):
+        folder = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
+        assert folder is not None
+    for file in (tmp_path / "r.figures").glob("*.svg"):
         ElementTree.fromstring(file.read_bytes())
 
 
-def test_folds_of_a_column(tmp_path: Path) -> None:
-    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=40)
-    for path in paths:
-        edit_run(path, split={"fingerprint": "s", "source": SOURCE, "column": "part", "folds": 5,
-                              "repeats": 1, "seed": 0, "stratified": False})  # fmt: skip
-    write_report(compare(paths), tmp_path / "r.html")
-    text = Seen((tmp_path / "r.html").read_text("utf-8")).text
-    assert "5 folds by the column part of the corpus" in text
-
-
-def test_words_fit_the_number_of_runs_and_the_score(tmp_path: Path) -> None:
+def test_values_and_one_run(tmp_path: Path) -> None:
     y = np.random.default_rng(0).normal(size=40)
     for name, off in (("good", 0.1), ("flat", 0.0)):
         values = y + np.where(np.arange(40) % 2, off, -off) if off else np.zeros(40)
         write_fake_run(tmp_path / name, y, values, [i % 4 for i in range(40)], classes=())
     write_report(compare([tmp_path / "good", tmp_path / "flat"]), tmp_path / "two.html")
     two = Seen((tmp_path / "two.html").read_text("utf-8")).text
-    assert "Best on RMSE: good" in " ".join(two.split())  # lower is better
+    assert "good is better than the mean of the values: −0." in two  # lower is better
+    assert "Lower is better and lies to the right" in two
     assert "nan" not in two  # of values that are all the same there is no rank correlation
+    assert 'id="picture-values"' in (tmp_path / "two.html").read_text("utf-8")
     write_report(compare([tmp_path / "good"]), tmp_path / "one.html")
     one = Seen((tmp_path / "one.html").read_text("utf-8")).text
-    assert "Comparison of 1 run\n" in one
-    assert "runs predict the same" not in one
+    assert "There is only one run." in one
+    assert "Two runs predict the same" not in one
+
+
+def test_many_runs_classes_and_long_labels(tmp_path: Path) -> None:
+    labels = tuple(f"매우 긴 분류 이름이 여기에 있습니다 {i:02}" for i in range(77))
+    random = np.random.default_rng(0)
+    y = random.integers(77, size=400)
+    paths = []
+    for number in range(12):
+        scores = random.normal(size=(400, 77))
+        scores[np.arange(400), y] += 1 + number / 4
+        output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        paths.append(write_fake_run(tmp_path / f"run_with_a_long_name_{number}",
+                                    [labels[i] for i in y], output, [i % 5 for i in range(400)],
+                                    classes=labels))  # fmt: skip
+    write_report(compare(paths, samples=50), tmp_path / "r.html")
+    seen = Seen((tmp_path / "r.html").read_text("utf-8"))
+    assert sum(a.get("class") == "rest" for tag, a in seen.tags if tag == "tr") == 77 - 15
+    assert "Most confused" in seen.text
+    assert len(payload(tmp_path / "r.html")["methods"]) == 12
 
 
 def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
@@ -273,102 +340,6 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
                           "reading": reading})  # fmt: skip
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
-    assert "Texts from column 'b' and 'c' of c.dat" in text
-    assert re.search(r"first (\d+)\nsecond \1 x{1900}", text)
-    assert re.search(r"x … \(3,\d\d\d more characters\)", text)
-    assert long not in text
-
-
-# in a browser
-
-
-def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no chromium, chromium-browser or google-chrome is installed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = chromium()
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_in_a_browser(shared: Path, browser: Any, width: int, scheme: str) -> None:
-    """Nothing of the corpus runs, nothing is loaded or overflows, and the table filters."""
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page = context.new_page()
-    messages: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto((shared / "report.html").as_uri())
-    assert messages == []
-    assert asked == [(shared / "report.html").as_uri()]
-    assert page.title() == "Comparison of 3 runs"
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-
-    rows = page.locator("#cases tbody tr")
-    texts = rows.locator(".text").all_inner_texts()
-    evil = [text for text in texts if text.startswith("<script>document.title")]
-    assert evil
-    assert page.locator("#cases script, #cases img").count() == 0
-    visible = page.locator("#cases tbody tr:visible")
-    assert visible.count() == len(texts)
-
-    page.fill("#filter-text", "ONERROR")
-    assert visible.count() == len(evil) < len(texts)
-    assert page.inner_text("#filter-count") == f"{len(evil)} of {len(texts)} records"
-    page.fill("#filter-text", "")
-    page.select_option("#filter-truth", "1")
-    truths = rows.evaluate_all("all => all.map(row => row.dataset.truth)")
-    assert 0 < visible.count() == truths.count("1") < len(texts)
-    page.select_option("#filter-wrong", label="logreg")
-    wrong = rows.evaluate_all(
-        "all => all.filter(row => row.dataset.truth === '1' &&"
-        " row.querySelectorAll('.said')[1].classList.contains('wrong')).length"
-    )
-    assert visible.count() == wrong
-    page.select_option("#filter-truth", "")
-    page.select_option("#filter-wrong", "")
-    page.select_option("#filter-held", "test")
-    held = rows.evaluate_all("all => all.map(row => row.dataset.held)")
-    assert visible.count() == held.count("test")
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    light = min(int(part) for part in re.findall(r"\d+", background)[:3]) > 128
-    assert light == (scheme == "light")
-    context.close()
-
-
-def test_the_policy_stops_a_script_that_escaping_would_miss(
-    shared: Path, browser: Any, tmp_path: Path
-) -> None:
-    html = (shared / "report.html").read_text("utf-8")
-    planted = html.replace("</main>", f"{EVIL}</main>")
-    assert planted != html
-    (tmp_path / "planted.html").write_text(planted, "utf-8")
-    page = browser.new_page()
-    page.goto((tmp_path / "planted.html").as_uri())
-    assert page.title() == "Comparison of 3 runs"
-    page.select_option("#filter-truth", "1")  # the page's own script still runs
-    assert page.locator("#cases tbody tr:visible").count() < page.locator("#cases tbody tr").count()
-    page.close()
-
-
-def test_predictions_are_read_as_they_stand(shared: Path) -> None:
-    """What the page counts as wrong is what the files say."""
-    compared = compare(runs_of(shared))
-    tables = [pq.read_table(p / "predictions.parquet").to_pandas().set_index("row")
-              for p in runs_of(shared)[:3]]  # fmt: skip
-    for case in disputed(compared, 1_000):
-        wrong = tuple(i for i, t in enumerate(tables)
-                      if t.loc[case.row, "y_true"] != t.loc[case.row, "y_pred"])  # fmt: skip
-        assert case.wrong == wrong
+    assert "Texts from column 'b', 'c' of c.dat" in text
+    for found in payload(tmp_path / "r.html")["texts"]:
+        assert re.fullmatch(r"first (\d+)\nsecond \1 x{1900,} … \(\+3,\d\d\d\)", found)

@@ -22,6 +22,7 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.folds import side_by_side
 from embedkit.classifiers.train import split_for, target_of
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba
+from embedkit.classifiers.view_tests import compare_to_best, rise_of
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.runs.content import Cost, CurvePoint, ProbeRun, SplitContent, ViewScore
@@ -202,8 +203,9 @@ class _Probe:
             self._progress(Progress("fitting", number + 1, len(self._names), "views", number + 1))
         best = [max(self._names, key=lambda n: results[n][f].fitted.choice.score)
                 for f in range(len(self._folds))]  # fmt: skip
+        p_best = self._tests_to_best(results)
         views = tuple(
-            self._view_score(name, results[name], bits[name], best.count(name))
+            self._view_score(name, results[name], bits[name], best.count(name), p_best[name])
             for name in self._names
         )
         settings = asdict(self._settings)
@@ -254,21 +256,15 @@ class _Probe:
         return _FoldResult(fitted, proba, tuple(shuffled), (*curve, proba))
 
     def _view_score(
-        self, name: str, found: Sequence[_FoldResult], bits: float | None, chosen: int
-    ) -> ViewScore:
+        self, name: str, found: Sequence[_FoldResult], bits: float | None, chosen: int,
+        p_best: float | None,
+    ) -> ViewScore:  # fmt: skip
         score = self._score([fold.proba for fold in found])
         controls = np.array([
             self._score([fold.shuffled[i] for fold in found], target=control, samples=0).value
             for i, control in enumerate(self._controls)
         ])  # fmt: skip
-        sizes = np.mean([len(train) for train, _ in self._folds])
-        curve = tuple(
-            CurvePoint(
-                records=round(fraction * sizes),
-                score=self._score([fold.curve[i] for fold in found], samples=0).value,
-            )
-            for i, fraction in enumerate(_CURVE if self._options.learning_curve else ())
-        )
+        fractions = _CURVE if self._options.learning_curve else ()
         labels = len(self._split.in_folds) * np.log2(max(2, len(self._target.classes)))
         return ViewScore(
             name=name,
@@ -279,17 +275,49 @@ class _Probe:
             chosen=chosen,
             codelength=bits,
             compression=None if bits is None else float(labels / bits),
-            curve=curve,
+            curve=tuple(self._curve_point(found, *one) for one in enumerate(fractions)),
+            p_best=p_best,
         )
+
+    def _curve_point(
+        self, found: Sequence[_FoldResult], number: int, fraction: float
+    ) -> CurvePoint:
+        score = self._score([fold.curve[number] for fold in found])
+        few, everything = (self._in_order([fold.curve[i] for fold in found]) for i in (number, -1))
+        rise = rise_of(few, everything, self._target.y[self._held_out], **self._tested)
+        sizes = np.mean([len(train) for train, _ in self._folds])
+        return CurvePoint(
+            records=round(fraction * sizes), score=score.value, low=score.low, high=score.high,
+            rise=None if fraction == _CURVE[-1] else rise,
+        )  # fmt: skip
+
+    def _tests_to_best(self, results: dict[str, list[_FoldResult]]) -> dict[str, float | None]:
+        outputs = {name: self._in_order([f.proba for f in found])
+                   for name, found in results.items()}  # fmt: skip
+        return compare_to_best(outputs, self._target.y[self._held_out], **self._tested)
+
+    @property
+    def _tested(self) -> dict[str, Any]:
+        return {"metric": self._options.metric, "unit": self._split.group[self._held_out],
+                "seed": self._settings.seed}  # fmt: skip
+
+    @property
+    def _held_out(self) -> Int64:
+        """Positions of the held-out records of all folds, ascending."""
+        return np.sort(np.concatenate([test for _, test in self._folds]))
+
+    def _in_order(self, folds: Sequence[Float64]) -> Float64:
+        """Predictions of the folds, in the order of the records."""
+        order = np.argsort(np.concatenate([test for _, test in self._folds]))
+        return np.asarray(np.concatenate(folds)[order], np.float64)
 
     def _score(
         self, folds: Sequence[Float64], *, target: Target | None = None, samples: int = SAMPLES
     ) -> Score:
-        index = np.concatenate([test for _, test in self._folds])
-        order = np.argsort(index)
-        proba, y = np.concatenate(folds)[order], (target or self._target).y[index[order]]
+        index = self._held_out
+        proba, y = self._in_order(folds), (target or self._target).y[index]
         options: dict[str, Any] = {"seed": self._settings.seed, "samples": samples,
-                                   "unit": self._split.group[index[order]]}  # fmt: skip
+                                   "unit": self._split.group[index]}  # fmt: skip
         metric = self._options.metric
         if self._target.classes:
             scores = classification_scores(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from embedkit.choices import BEST_BLEND, BLENDS
+from embedkit.choices import BEST_BLEND, BLENDS, FIGURE_FORMATS, REPORT_LANGUAGES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options
 from embedkit.cli.text import Rows, number_text, score_text, table_markdown, table_text
@@ -18,17 +22,19 @@ from embedkit.display import bytes_text, visible
 from embedkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from embedkit.comparison.compare import Comparison, Cost, Difference, Row
+    from embedkit.comparison.compare import Compared, Comparison, Cost, Difference, Row
     from embedkit.runs.metrics import Score
 
-__all__ = ["compare", "comparison_markdown", "comparison_text"]
+__all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_markdown", "verdict_text"]
 
 logger = logging.getLogger(__name__)
+
+_UNLIMITED = 1 << 16
 
 
 @command(
     "embedkit compare runs/tfidf runs/logreg runs/lightgbm",
-    "embedkit compare runs/* --metric macro_f1 --report report.html",
+    "embedkit compare runs/* --metric macro_f1 --worth 0.5 --report report.html",
     "embedkit compare runs/tfidf runs/cls --write-blend blend.tsv --answers tfidf.tsv "
     "--answers cls.tsv",
 )
@@ -39,8 +45,14 @@ logger = logging.getLogger(__name__)
     option("--report", type=FILE, help="HTML report to write."),
     option("--texts", type=FILE,
            help="Dataset or corpus with the texts for the report. [the dataset of the runs]"),
-    option("--records", default=100, type=click.IntRange(min=0),
-           help="Number of records in the report on which the runs disagree."),
+    option("--worth", type=float,
+           help="Smallest difference that matters, in points of a fraction, else in the metric's "
+           "units. [1 point; 0.01 of a correlation; 1 % of the baseline's error]"),
+    option("--label-names", help="Names to show in the report, such as 0=negative,1=positive."),
+    option("--report-lang", default="en", type=click.Choice(REPORT_LANGUAGES),
+           help="Language of the report."),
+    option("--figures", type=click.Choice(FIGURE_FORMATS),
+           help="Also write the figures of the report in this format, to REPORT.figures/."),
     option("--write-blend", type=FILE,
            help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet."),
     option("--blend", default="mean", type=click.Choice([*BLENDS, BEST_BLEND]),
@@ -55,10 +67,11 @@ logger = logging.getLogger(__name__)
 )  # fmt: skip
 def compare(
     runs: tuple[Path, ...], baseline: str | None, metric: str | None, report: Path | None,
-    texts: Path | None, records: int, write_blend: Path | None, blend: str,
-    submission: str | None, answers: tuple[Path, ...], seed: int, markdown: bool, overwrite: bool,
+    texts: Path | None, worth: float | None, label_names: str | None, report_lang: str,
+    figures: str | None, write_blend: Path | None, blend: str, submission: str | None,
+    answers: tuple[Path, ...], seed: int, markdown: bool, overwrite: bool,
 ) -> Result:  # fmt: skip
-    """Compare runs: scores, differences, cost.
+    """Compare runs: a verdict, scores, differences, cost.
 
     RUNS are folders that train, finetune or probe wrote, all with the same split. Two blends of
     them are compared too.
@@ -79,11 +92,65 @@ def compare(
         logger.info("wrote %s: %s records, %s", write_blend, f"{count:,}", made.name)
     if report is not None:
         from embedkit.comparison.report import write_report
+        from embedkit.predict import parse_label_names
 
-        figures = write_report(found, report, texts=texts, limit=records, overwrite=overwrite)
-        logger.info("wrote %s, pictures in %s", report, figures)
-    text = comparison_markdown if markdown else comparison_text
-    return Result(found.table, lambda: text(found.table), asked_for=markdown)
+        folder = write_report(
+            found, report, texts=texts, worth=worth, label_names=parse_label_names(label_names),
+            report_lang=report_lang, figures=figures, overwrite=overwrite,
+        )  # fmt: skip
+        logger.info("wrote %s%s", report, f", figures in {folder}" if folder else "")
+    verdict, tables = (
+        (verdict_markdown, comparison_markdown) if markdown else (verdict_text, comparison_text)
+    )
+    return Result(
+        found.table, lambda: f"{verdict(found, worth)}\n\n{tables(found.table)}",
+        asked_for=markdown,
+    )  # fmt: skip
+
+
+def verdict_text(found: Compared, worth: float | None = None) -> str:
+    """Return the finding and the answers to five questions, in the width of the terminal."""
+    title, lead, answers = _verdict(found, worth)
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else _UNLIMITED
+    room = max(len(question) for question, _ in answers) + 2
+    lines = [*textwrap.wrap(visible(title), width)]
+    if is_terminal and not os.environ.get("NO_COLOR"):
+        lines = [click.style(line, bold=True) for line in lines]
+    for line in lead:
+        lines += textwrap.wrap(visible(line), width)
+    for question, answer in answers:
+        lines += textwrap.wrap(
+            visible(answer), width, initial_indent=f"  {question:{room}}",
+            subsequent_indent=" " * (room + 2), break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+def verdict_markdown(found: Compared, worth: float | None = None) -> str:
+    """Return the finding and the answers to five questions as Markdown."""
+    title, lead, answers = _verdict(found, worth)
+    listed = [f"- **{question}** {answer}" for question, answer in answers]
+    return "\n".join([f"**{title}**", "", *lead, "", *listed])
+
+
+def _verdict(found: Compared, worth: float | None) -> tuple[str, list[str], list[tuple[str, str]]]:
+    """Return the finding, the sentences on it, and questions with their answers."""
+    from embedkit.comparison.effects import scale_of
+    from embedkit.comparison.findings import verdict_of
+    from embedkit.comparison.phrases import Phrases
+
+    scale = scale_of(found, worth)
+    verdict = verdict_of(found, scale)
+    words = Phrases("en", found, scale)
+    score, against, records = words.lead(verdict)
+    sentence = "; ".join(part for part in (score, against) if part)
+    lead = [f"{sentence}{f': {records}' if records else ''}."]
+    if verdict.effect is not None:
+        lead.append(words.word(verdict.effect))
+    answers = [(question, f"{answer} {command}".strip())
+               for question, answer, command in words.answers(verdict)]  # fmt: skip
+    return words.title(verdict), lead, answers
 
 
 def comparison_text(table: Comparison) -> str:

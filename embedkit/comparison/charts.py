@@ -1,240 +1,400 @@
-"""Draw a comparison: each figure as PNG, as SVG, and as SVG for the inside of a page.
-
-Inside a page black becomes the colour of the page's text, so that one drawing serves dark and
-light. Words stay words: they can be searched, and nothing in them is read as a formula.
-"""
+"""The pictures of a report, drawn for a given width."""
 
 from __future__ import annotations
 
-import io
-import json
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import Any, Literal
 
-from embedkit import fsio
-from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
-from embedkit.runs.figures import (
-    canvas,
-    draw_confusion,
-    draw_learning_curves,
-    draw_precision_recall,
-    draw_reliability,
-    layer_curve,
-    render,
-)
-from embedkit.runs.predictions import Predictions
+import numpy as np
 
-__all__ = ["Picture", "draw_all", "save_pictures", "training_log"]
+from embedkit.comparison.content import Method, ReportContent
+from embedkit.comparison.drawing import Scene, shorten, text_width, ticks
+from embedkit.comparison.phrases import Phrases
+from embedkit.runs.resampling import Score
 
-_SVG = "http://www.w3.org/2000/svg"
-_XLINK = "http://www.w3.org/1999/xlink"
-_NOT_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_GREY = "#8a929a"
-_SHAPES = "osD^vP*X"
-_SIZE = (4.8, 4.0)
-_COLOURS = ("#3b82c4", "#e07b39", "#3f9c62", "#c4504b", "#8f6bc0", "#a8784a", "#d35fa5", "#2fa3a8")
+__all__ = ["CHARTS", "Chart", "charts_of"]
+
+_TOP = 8.0
+_NEAR = 5
+"""Number of methods up to which names stand beside their marks."""
+_MOST_POINTS = 1_500
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A drawing.
-
-    Attributes:
-        name: file name without its ending.
-        title: what it shows.
-        png: as a file.
-        svg: as a file.
-        inline: the SVG element to put into a page.
-    """
+class Chart:
+    """One picture: its name, and a function from the width in pixels to a drawing."""
 
     name: str
-    title: str
-    png: bytes
-    svg: bytes
-    inline: str
+    scene: Callable[[float], Scene]
 
 
-def draw_all(compared: Compared) -> tuple[Picture, ...]:
-    """Every picture that these runs allow."""
-    made: list[Picture] = []
-    with _drawing():
-        made.append(_score_and_cost(compared))
-        for probe in compared.runs.probes:
-            figure = layer_curve(probe.content)
-            figure.set_size_inches(*_SIZE)
-            made.append(_picture(f"layers-{probe.name}", f"Layers: {probe.name}", figure))
-        if compared.runs.records.classes:
-            made.append(_reliability(compared))
-            if len(compared.runs.records.classes) == 2:
-                made.append(_precision_recall(compared))
-            made.append(_confusions(compared))
-        for run in compared.runs.runs:
-            if entries := training_log(run.path):
-                title = f"Training: {run.name}"
-                figure, axis = canvas(*_SIZE)
-                draw_learning_curves(figure, axis, entries)
-                made.append(_picture(f"training-{run.name}", title, figure))
-    return tuple(made)
+def charts_of(content: ReportContent, words: Phrases) -> Iterator[Chart]:
+    """Return the pictures that the runs allow, in the order of the page."""
+    for name, (possible, draw) in CHARTS.items():
+        if possible(content):
+            yield Chart(name, lambda width, draw=draw: draw(content, words, width))  # type: ignore[misc]
 
 
-def save_pictures(pictures: Sequence[Picture], folder: Path) -> None:
-    """Write every picture as PNG and SVG."""
-    fsio.make_folder(folder)
-    for picture in pictures:
-        for ending, content in (("png", picture.png), ("svg", picture.svg)):
-            fsio.write_durably(folder / f"{picture.name}.{ending}", content, scratch=folder)
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Values to pixels, linearly or by their logarithm."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        if high == low:
+            return (self.start + self.end) / 2
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
-def training_log(path: Path) -> list[dict[str, Any]]:
-    """Entries of a run's ``training.jsonl``; none if the run has no such file."""
-    file = path / "training.jsonl"
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+def _forest_rows(content: ReportContent) -> list[Method]:
+    return [m for m in content.methods if m.effect is not None and m.kind != "majority"
+            and math.isfinite(m.effect.value) and math.isfinite(m.effect.low)]  # fmt: skip
 
 
-def _score_and_cost(compared: Compared) -> Picture:
-    table = compared.table
-    figure, axis = canvas(*_SIZE)
-    rows = [row for row in table.rows if row.cost is not None]
-    seconds = [_seconds(row, table.records["folds"]) for row in rows]
-    for number, (row, x) in enumerate(zip(rows, seconds, strict=True)):
-        score = row.scores[table.metric]
-        spread = [[max(score.value - score.low, 0)], [max(score.high - score.value, 0)]]
-        axis.errorbar(
-            [x], [score.value], spread, fmt=_SHAPES[number % len(_SHAPES)], capsize=3,
-            markersize=6, color=_COLOURS[number % len(_COLOURS)], label=_word(row.name),
-        )  # fmt: skip
-    for number, row in enumerate(row for row in table.rows if row.cost is None):
-        value = row.scores[table.metric].value
-        axis.axhline(value, color=_GREY, linewidth=1, linestyle=":")
-        axis.annotate(  # side by side, since the lines of blends often lie close
-            row.name, (0.005 + 0.25 * number, value), xycoords=("axes fraction", "data"),
-            fontsize=7, xytext=(0, 2), textcoords="offset points", alpha=0.75,
-        )  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_xlim(min(seconds) / 3, max(seconds) * 3)
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # not as a formula
-    axis.xaxis.set_minor_formatter(lambda *_: "")
-    axis.set_xlabel("seconds to encode once and train all folds")
-    axis.set_ylabel(table.metric.replace("_", " "))
-    if table.metric in LOWER_IS_BETTER:
-        axis.invert_yaxis()
-    _legend(figure)
-    return _picture("score_and_cost", "Score against cost", figure)
+def forest(content: ReportContent, words: Phrases, width: float) -> Scene:
+    """Differences to the baseline with their intervals, and the margin as a band."""
+    rows = _forest_rows(content)
+    row, left, right = 46.0, 14.0, width - 14
+    bottom = _TOP + row * len(rows)
+    numbers = [_effect_text(m, words) for m in rows]
+    room = (width - max(text_width(n, 12) for n in numbers) - 30) / 7.8
+    names = [shorten(words.method(m.name), room) for m in rows]
+    effects = [m.effect for m in rows if m.effect is not None]
+    worth = content.scale.worth
+    ends = [0.0, worth, -worth, *(e.low for e in effects), *(e.high for e in effects)]
+    low, high = min(ends), max(ends)
+    axis = _Axis(*((high, low) if content.scale.lower else (low, high)), left, right)
+    scene = Scene(width, bottom + 40, title=words("section.forest"), description="; ".join(
+        f"{name} {number}" for name, number in zip(names, numbers, strict=True)
+    ))  # fmt: skip
+    edges = sorted((axis(-worth), axis(worth)))
+    marked = ticks(low, high, 7 if width > 400 else 4)
+    for number, (method, name, said) in enumerate(zip(rows, names, numbers, strict=True)):
+        effect = method.effect
+        assert effect is not None
+        y = _TOP + row * number + 33
+        scene.text(0, y - 18, name, bold=not method.style)
+        scene.text(width, y - 18, said, size=12, colour="soft", anchor="end")
+        scene.box(edges[0], y - 10, edges[1] - edges[0], 20, colour="band")
+        for tick in marked:
+            scene.line((axis(tick), y - 10), (axis(tick), y + 10))
+        scene.line((axis(0), y - 10), (axis(0), y + 10), colour="ink", width=1.2)
+        colour = f"m{method.style}"
+        scene.line((axis(effect.low), y), (axis(effect.high), y), colour=colour, width=3)
+        scene.mark(axis(effect.value), y, method.style)
+    for tick in marked:
+        label = "0" if abs(tick) < 1e-12 else _plain_signed(words, tick)
+        scene.text(axis(tick), bottom + 17, label, colour="soft", size=12, anchor="middle")
+    unit = words("points", value="").strip() if content.scale.percent else words.metric(
+        content.scale.metric
+    )  # fmt: skip
+    scene.text((left + right) / 2, bottom + 34, unit, colour="soft", size=12, anchor="middle")
+    return scene
 
 
-def _seconds(row: Row, records: int) -> float:
-    """What a row cost until it could predict; at least a millisecond, for the log scale."""
-    cost = row.cost
-    if cost is None:
-        return 1e-3
-    return max((cost.fit_seconds or 0) + (cost.encode_seconds or 0) * records / 1_000, 1e-3)
+def _halo(
+    scene: Scene, x: float, y: float, text: str, *, anchor: Literal["start", "end"] = "start",
+    size: float = 13, **look: Any,
+) -> None:  # fmt: skip
+    """Write text on a ground of its own, so that no line of a grid runs through it."""
+    width = text_width(text, size) + 6
+    scene.box(x - 3 if anchor == "start" else x + 3 - width, y - size + 1, width, size + 4,
+              colour="paper", opacity=0.85)  # fmt: skip
+    scene.text(x, y, text, anchor=anchor, size=size, **look)
 
 
-def _reliability(compared: Compared) -> Picture:
-    figure, axis = canvas(*_SIZE)
-    for number, (name, predictions) in enumerate(_methods(compared)):
-        color = _COLOURS[number % len(_COLOURS)]
-        bins = draw_reliability(axis, predictions, reference=not number, color=color,
-                                linewidth=1.2, markersize=0, label=_word(name))  # fmt: skip
-        means, fractions, counts = zip(*bins, strict=True)
-        sizes = [8 + 60 * count / max(counts) for count in counts]
-        axis.scatter(means, fractions, s=sizes, color=color)
-    axis.set_xlabel("probability of the predicted class (dots: records)")
-    _legend(figure)
-    return _picture("reliability", "Reliability", figure)
+def _effect_text(method: Method, words: Phrases) -> str:
+    effect = method.effect
+    assert effect is not None
+    return f"{words.signed(effect.value)} ({words.change(effect)})"
 
 
-def _precision_recall(compared: Compared) -> Picture:
-    figure, axis = canvas(*_SIZE)
-    for number, (name, predictions) in enumerate(_methods(compared)):
-        color = _COLOURS[number % len(_COLOURS)]
-        draw_precision_recall(axis, predictions, reference=not number, label=_word(name),
-                              color=color, linewidth=1.2)  # fmt: skip
-    _legend(figure)
-    return _picture("precision_recall", "Precision and recall", figure)
+def _plain_signed(words: Phrases, value: float) -> str:
+    signed = words.signed(value)
+    return signed.rstrip("0").rstrip(".") if "." in signed else signed
 
 
-def _confusions(compared: Compared) -> Picture:
-    """One confusion matrix per method."""
-    methods = list(_methods(compared))
-    columns = min(3, len(methods))
-    lines = -(-len(methods) // columns)
-    figure, axis = canvas(2.6 * columns + 0.4, 2.6 * lines)
-    axis.remove()
-    axes = figure.subplots(lines, columns, squeeze=False)
-    for axis, (name, predictions) in zip(axes.flat, methods, strict=False):
-        draw_confusion(axis, predictions, limit=12, size=7)
-        axis.set_title(name, fontsize=8)
-    for axis in list(axes.flat)[len(methods) :]:
-        axis.set_axis_off()
-    return _picture("confusion", "Confusion", figure)
+def _cost_rows(content: ReportContent) -> list[Method]:
+    return [m for m in content.methods if m.milliseconds and math.isfinite(m.score.value)]
 
 
-def _legend(figure: Any) -> None:
-    """A legend below the plot, which has room for many and long names."""
-    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+def cost(content: ReportContent, words: Phrases, width: float) -> Scene:
+    """Score against time per text, and the frontier."""
+    rows = _cost_rows(content)
+    room = 26 if width > 400 else 15
+    names = {m.name: shorten(words.method(m.name), room) for m in rows}
+    height = max(290.0, 19.0 * len(rows) + 80)
+    bottom, left = height - 44, 52.0
+    column = len(rows) > _NEAR
+    right = width - (max(text_width(n, 12) for n in names.values()) + 22 if column else 12)
+    times = [m.milliseconds or 1.0 for m in rows]
+    x = _Axis(min(times) / 1.8, max(times) * 1.8, left + 6, right, log=True)
+    ends = [v for m in rows for v in (m.score.low, m.score.high) if math.isfinite(v)]
+    ends = ends or [m.score.value for m in rows]
+    y = _score_axis(content, min(ends), max(ends), bottom, _TOP + 6)
+    scene = Scene(width, height, title=words("section.cost"), description="; ".join(
+        f"{names[m.name]}: {words.score(m.score.value)}, {m.milliseconds or 0:.3g} ms"
+        for m in rows
+    ))  # fmt: skip
+    _score_grid(scene, words, y, left, right)
+    for value in _round_times(x.low, x.high):
+        scene.line((x(value), bottom), (x(value), bottom + 5), colour="soft")
+        scene.text(x(value), bottom + 19, f"{value:g}", colour="soft", size=12, anchor="middle")
+    scene.text((left + right) / 2, height - 6, words("cost.axis"), colour="soft", size=12,
+               anchor="middle")  # fmt: skip
+    corners: list[tuple[float, float]] = []
+    for method in _frontier(rows, content):
+        here = (x(method.milliseconds or 1), y(method.score.value))
+        corners += [(here[0], corners[-1][1]), here] if corners else [here]
+    scene.line(*corners, (right, corners[-1][1]), colour="soft", dashed=True)
+    for method in reversed(rows):
+        px, py = x(method.milliseconds or 1), y(method.score.value)
+        if math.isfinite(method.score.low):
+            scene.line((px, y(method.score.low)), (px, y(method.score.high)), width=2,
+                       colour=f"m{method.style}", opacity=0.5)  # fmt: skip
+        scene.mark(px, py, method.style)
+    marks = [(names[m.name], x(m.milliseconds or 1), y(m.score.value), m.style) for m in rows]
+    if column:
+        _names_at_right(scene, marks, right, (_TOP + 6, bottom))
+    else:
+        _names_beside(scene, marks, (left, right), (_TOP + 6, bottom))
+    return scene
 
 
-def _methods(compared: Compared) -> Iterator[tuple[str, Predictions]]:
-    """Names and out-of-fold predictions, the majority left out, in the order of the table."""
-    for row in compared.table.rows:
-        if row.name != MAJORITY:
-            predictions = compared.predictions[row.name]
-            yield row.name, predictions.take(predictions.out_of_fold)
+def _round_times(low: float, high: float) -> list[float]:
+    """Round values between two on a logarithmic axis: decades, and more where these are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        found = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
+        if len(found) > 2:
+            break
+    return found
 
 
-@contextmanager
-def _drawing() -> Iterator[None]:
-    import matplotlib as mpl
-
-    with mpl.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "embedkit", "text.parse_math": False}
-    ):
-        yield
-
-
-def _picture(name: str, title: str, figure: Any) -> Picture:
-    png, svg = io.BytesIO(), io.BytesIO()
-    render(figure, png, dpi=180, format="png", metadata={"Software": None})
-    render(figure, svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawn = _NOT_XML.sub(b"", svg.getvalue())
-    name = re.sub(r"[^\w.-]+", "_", name)
-    return Picture(name, title, png.getvalue(), drawn, _inline(name, title, drawn))
-
-
-def _inline(name: str, title: str, svg: bytes) -> str:
-    """The SVG element alone, with ids of its own and the page's text colour for black."""
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _XLINK)
-    root = ElementTree.fromstring(svg)
-    for metadata in root.findall(f"{{{_SVG}}}metadata"):
-        root.remove(metadata)
-    for element in root.iter():
-        for key, value in list(element.attrib.items()):
-            element.set(key, _for_page(key, value, name))
-    root.attrib.pop("width", None)
-    root.attrib.pop("height", None)
-    root.set("role", "img")
-    root.set("aria-label", title)
-    return ElementTree.tostring(root, encoding="unicode")
+def _names_beside(
+    scene: Scene, marks: Sequence[tuple[str, float, float, int]],
+    across: tuple[float, float], down: tuple[float, float],
+) -> None:  # fmt: skip
+    """Write names beside their marks, none over another: marks of one place become a list."""
+    taken: list[tuple[float, float, float]] = []
+    for name, x, y, style in sorted(marks, key=lambda mark: mark[2]):
+        width = text_width(name, 12) + 4
+        start = x + 12 if x + 12 + width <= across[1] else x - 12 - width
+        place = y
+        while any(abs(place - other) < 16 and start < right and left < start + width
+                  for left, right, other in taken):  # fmt: skip
+            place += 2
+        place = min(place, down[1] - 4)
+        taken.append((start, start + width, place))
+        if abs(place - y) > 6:
+            edge = start - 2 if start > x else start + width
+            scene.line((x, y), (edge, place), colour=f"m{style}", width=0.8)
+        anchor: Literal["start", "end"] = "start" if start > x else "end"
+        _halo(scene, start if start > x else start + width - 2, place + 4, name, size=12,
+              anchor=anchor, bold=not style)  # fmt: skip
 
 
-def _for_page(key: str, value: str, name: str) -> str:
-    if key == "id":
-        return f"{name}-{value}"
-    if key == f"{{{_XLINK}}}href" and value.startswith("#"):
-        return f"#{name}-{value[1:]}"
-    value = value.replace("url(#", f"url(#{name}-")
-    return value.replace("#000000", "currentColor") if key in ("style", "fill", "stroke") else value
+def _frontier(rows: Sequence[Method], content: ReportContent) -> list[Method]:
+    """Methods of which none other is both quicker and better."""
+    front: list[Method] = []
+    sign = -1 if content.scale.lower else 1
+    for method in sorted(rows, key=lambda m: (m.milliseconds or 0, -sign * m.score.value)):
+        if not front or sign * method.score.value > sign * front[-1].score.value:
+            front.append(method)
+    return front
 
 
-def _word(name: str) -> str:
-    """A name that a legend shows; it hides those that begin with an underscore."""
-    return name if not name.startswith("_") else f" {name}"
+def _names_at_right(
+    scene: Scene, marks: Sequence[tuple[str, float, float, int]], right: float,
+    room: tuple[float, float],
+) -> None:  # fmt: skip
+    """Write names in a column beside the plot, none over another, with lines to their marks."""
+    step, ordered = 18.0, sorted(marks, key=lambda mark: mark[2])
+    places: list[float] = []
+    for _, _, y, _ in ordered:
+        places.append(max(y, places[-1] + step) if places else y)
+    over = places[-1] - room[1] if places else 0
+    if over > 0:
+        places = [place - over for place in places]
+        for i in range(len(places) - 2, -1, -1):
+            places[i] = min(places[i] if ordered[i][2] - over < places[i] else ordered[i][2],
+                            places[i + 1] - step)  # fmt: skip
+    for (name, x, y, style), place in zip(ordered, places, strict=True):
+        scene.line((x + 8, y), (right + 4, place), (right + 10, place), colour=f"m{style}",
+                   width=0.8, opacity=0.7)  # fmt: skip
+        scene.text(right + 14, place + 4, name, size=12, bold=not style)
+
+
+def _score_axis(
+    content: ReportContent, low: float, high: float, bottom: float, top: float
+) -> _Axis:
+    """A vertical axis on which better is up."""
+    pad = (high - low) * 0.06 or 0.01
+    low, high = low - pad, high + pad
+    return _Axis(high, low, bottom, top) if content.scale.lower else _Axis(low, high, bottom, top)
+
+
+def _score_grid(scene: Scene, words: Phrases, y: _Axis, left: float, right: float) -> None:
+    low, high = sorted((y.low, y.high))
+    for tick in ticks(low, high, 4):
+        scene.line((left, y(tick)), (right, y(tick)), colour="line")
+        scene.text(left - 6, y(tick) + 4, _short_score(words, tick), colour="soft", size=12,
+                   anchor="end")  # fmt: skip
+
+
+def _short_score(words: Phrases, value: float) -> str:
+    text = words.number(value)
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return words("percent", value=text) if words.is_percent() else text
+
+
+def length(content: ReportContent, words: Phrases, width: float) -> Scene:
+    """Scores by quarter of the text lengths, of the chosen method and the baseline."""
+    bins = content.lengths
+    wide = width > 500
+    row = 52.0
+    labels = [_length_label(content, words, i) for i in range(len(bins))]
+    left = max(text_width(text, 13) for text in labels) + 16 if wide else 10.0
+    changes = ["" if b.difference is None else words.signed(b.difference.value) for b in bins]
+    right = width - (max(text_width(t, 12) for t in changes) + 14 if content.has_other else 12)
+    top = _TOP + (0 if wide else 12)
+    bottom = top + row * len(bins)
+    scores = [s for b in bins for s in (b.score, b.other) if s is not None]
+    ends = [v for s in scores for v in (s.low, s.high, s.value) if math.isfinite(v)] or [0, 1]
+    axis = _Axis(min(ends), max(ends), left + 8, right - 10)
+    scene = Scene(width, bottom + 40, title=words("section.length"), description="; ".join(
+        f"{label}: {words.score(b.score.value)} {change}".rstrip()
+        for label, b, change in zip(labels, bins, changes, strict=True)
+    ))  # fmt: skip
+    for tick in ticks(axis.low, axis.high, 5 if wide else 4):
+        scene.line((axis(tick), top), (axis(tick), bottom), colour="line")
+        scene.text(axis(tick), bottom + 17, _short_score(words, tick), colour="soft", size=12,
+                   anchor="middle")  # fmt: skip
+    for number, one in enumerate(bins):
+        y = top + row * (number + 0.5)
+        count = words("length.records", count=one.count)
+        if one.cut:
+            count += f", {words('length.cut', count=one.cut)}"
+        if wide:
+            scene.text(left, y - 1, labels[number], anchor="end")
+            scene.text(left, y + 14, count, size=12, colour="soft", anchor="end")
+        else:
+            scene.text(left, y - 15, labels[number])
+            scene.text(right, y - 15, count, size=12, colour="soft", anchor="end")
+        pairs = [(one.score, 0), *([(one.other, 1)] if one.other else [])]
+        for i, (score, style) in enumerate(pairs):
+            _score_line(scene, axis, score, y + (-4 if wide else 0) + 13 * i, style)
+        if one.difference is not None:
+            scene.text(width - 8, y + 6, changes[number], size=12, anchor="end",
+                       bold=one.difference.low > 0 or one.difference.high < 0)  # fmt: skip
+    scene.text((left + right) / 2, bottom + 34, words.metric(content.scale.metric), colour="soft",
+               size=12, anchor="middle")  # fmt: skip
+    return scene
+
+
+def _score_line(scene: Scene, axis: _Axis, score: Score, y: float, style: int) -> None:
+    if math.isfinite(score.low):
+        scene.line((axis(score.low), y), (axis(score.high), y), colour=f"m{style}", width=2.5,
+                   opacity=0.6)  # fmt: skip
+    if math.isfinite(score.value):
+        scene.mark(axis(score.value), y, style, radius=5)
+
+
+def _length_label(content: ReportContent, words: Phrases, number: int) -> str:
+    one, last = content.lengths[number], len(content.lengths) - 1
+    unit = words(f"length.{content.length_unit}")
+    ends = {0: "up_to", last: "from"} if last else {0: "only"}
+    key = ends.get(number, "between")
+    return words(f"length.{key}", shortest=one.shortest, longest=one.longest, unit=unit)
+
+
+def calibration(content: ReportContent, words: Phrases, width: float) -> Scene:
+    """Fraction of right predictions against their probability."""
+    height, left, right = min(width * 0.75, 350.0), 52.0, width - 24
+    bottom, top = height - 44, 26.0
+    bins = content.calibration
+    lowest = min(min(b.confidence, b.low) for found in bins.values() for b in found)
+    low = math.floor(lowest * 10) / 10
+    first = min(b.confidence for found in bins.values() for b in found)
+    x, y = _Axis(math.floor(first * 20) / 20, 1, left, right), _Axis(low, 1, bottom, top)
+    scene = Scene(width, height, title=words("section.calibration"), description="; ".join(
+        f"{words.method(name)}: " + ", ".join(
+            f"{b.confidence:.2f} → {b.right:.2f}" for b in found
+        ) for name, found in bins.items()
+    ))  # fmt: skip
+    scene.text(0, 12, words("calibration.y"), colour="soft", size=12)
+    for tick in ticks(low, 1, 4):
+        scene.line((left, y(tick)), (right, y(tick)))
+        scene.text(left - 6, y(tick) + 4, _percent(words, tick), colour="soft", size=12,
+                   anchor="end")  # fmt: skip
+    for tick in ticks(x.low, 1, 6 if width > 400 else 4):
+        scene.text(x(tick), bottom + 18, _percent(words, tick), colour="soft", size=12,
+                   anchor="middle")  # fmt: skip
+    start = max(x.low, low)
+    scene.line((x(start), y(start)), (x(1), y(1)), colour="soft", dashed=True)
+    for style, found in reversed(list(zip(_styles(content, bins), bins.values(), strict=True))):
+        scene.line(*((x(b.confidence), y(b.right)) for b in found), colour=f"m{style}", width=1.6)
+        for one in found:
+            px = x(one.confidence)
+            scene.line((px, y(one.low)), (px, y(one.high)), colour=f"m{style}", width=2,
+                       opacity=0.4)  # fmt: skip
+            scene.mark(px, y(one.right), style, radius=4)
+    scene.text((left + right) / 2, height - 6, words("calibration.x"), colour="soft", size=12,
+               anchor="middle")  # fmt: skip
+    return scene
+
+
+def _percent(words: Phrases, value: float) -> str:
+    return words("percent", value=f"{value * 100:g}")
+
+
+def _styles(content: ReportContent, names: Mapping[str, object]) -> list[int]:
+    return [content.method(name).style for name in names]
+
+
+def values(content: ReportContent, words: Phrases, width: float) -> Scene:
+    """Predicted against true values of the chosen method."""
+    size = min(width, 460.0)
+    left, bottom = 56.0, size - 46
+    p = content.cases.records
+    every = -(-len(p.row) // _MOST_POINTS)
+    true, said = p.y[::every], p.proba[::every]
+    low, high = float(min(p.y.min(), p.proba.min())), float(max(p.y.max(), p.proba.max()))
+    x, y = _Axis(low, high, left + 6, size - 12), _Axis(low, high, bottom - 6, _TOP + 4)
+    scene = Scene(size, size, title=words("section.values"), description=words(
+        "values.sampled", count=len(true), all=len(p.row)
+    ))  # fmt: skip
+    for tick in ticks(low, high, 5):
+        scene.line((left, y(tick)), (size - 12, y(tick)))
+        scene.text(left - 6, y(tick) + 4, f"{tick:g}", colour="soft", size=12, anchor="end")
+        scene.text(x(tick), bottom + 18, f"{tick:g}", colour="soft", size=12, anchor="middle")
+    scene.line((x(low), y(low)), (x(high), y(high)), colour="soft", dashed=True)
+    jitter = np.random.default_rng(0).uniform(-2, 2, len(true))  # ratings lie on each other
+    for one, other, moved in zip(true, said, jitter, strict=True):
+        scene.mark(x(float(one)) + moved, y(float(other)), 0, radius=2.5, opacity=0.45)
+    scene.text((left + size) / 2, size - 8, words("values.true"), colour="soft", size=12,
+               anchor="middle")  # fmt: skip
+    scene.text(left + 8, _TOP + 12, words("values.predicted"), colour="soft", size=12)
+    return scene
+
+
+CHARTS: dict[
+    str, tuple[Callable[[ReportContent], bool], Callable[[ReportContent, Phrases, float], Scene]]
+] = {
+    "forest": (lambda c: bool(_forest_rows(c)), forest),
+    "cost": (lambda c: bool(_cost_rows(c)), cost),
+    "length": (lambda c: len(c.lengths) > 1, length),
+    "calibration": (lambda c: bool(c.calibration), calibration),
+    "values": (lambda c: not c.classes, values),
+}
+"""Pictures by name: whether there is one, and how it is drawn."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +184,7 @@ class Compared:
         blends: by kind; empty where there is one run only. One that is not cross-fitted has no
             row.
         predictions: of every row, by name.
+        differences: of every two rows on out-of-fold predictions, by their names.
     """
 
     table: Comparison
@@ -191,6 +192,7 @@ class Compared:
     datasets: tuple[Dataset, ...]
     blends: dict[str, Blend]
     predictions: dict[str, Predictions]
+    differences: dict[tuple[str, str], Difference]
 
     def chosen_blend(self, kind: str) -> Blend:
         """A blend by its kind; ``best`` is the one with the best score of the table's metric.
@@ -258,7 +260,8 @@ def compare(
         name: _Subset(predictions, index, metric, seed, samples)
         for name, index in subsets.items() if len(index)
     }  # fmt: skip
-    rows = _rows(found["folds"], found.get("test"), opened.runs, chosen, encoding)
+    differences = _differences(found["folds"], chosen)
+    rows = _rows(found["folds"], found.get("test"), differences, opened.runs, chosen, encoding)
     first = records.first_repeat
     y_pred = [run.predictions.y_pred[first] for run in opened.runs] if records.classes else []
     agreement = tuple(tuple(float((a == b).mean()) for b in y_pred) for a in y_pred)
@@ -270,7 +273,7 @@ def compare(
             tuple(run.name for run in opened.runs), agreement,
             input_differences(opened.all), seed_spreads(opened.runs, metric),
         ),
-        opened, datasets, blends, predictions,
+        opened, datasets, blends, predictions, differences,
     )  # fmt: skip
 
 
@@ -376,24 +379,33 @@ class _Subset:
         return found[self._metric].value(len(index))
 
 
+def _differences(folds: _Subset, baseline: str) -> dict[tuple[str, str], Difference]:
+    """Return the differences of all ordered pairs of methods on out-of-fold predictions.
+
+    They choose the best, so that all pairs are corrected for. The majority is no competitor: a
+    family of its own, where it is the baseline or the best.
+    """
+    best = folds.ordered()[0]
+    competes = MAJORITY in (best, baseline)
+    majority = [(n, MAJORITY) for n in folds.names if n != MAJORITY and competes]
+    return folds.differences(list(permutations(folds.names, 2)), [folds.pairs, majority])
+
+
 def _rows(
-    folds: _Subset, test: _Subset | None, runs: Sequence[LoadedRun], baseline: str,
-    encoding: Mapping[str, float | None],
+    folds: _Subset, test: _Subset | None, found: Mapping[tuple[str, str], Difference],
+    runs: Sequence[LoadedRun], baseline: str, encoding: Mapping[str, float | None],
 ) -> tuple[Row, ...]:  # fmt: skip
     """The methods, best first.
 
-    Out-of-fold predictions choose the best, so that all pairs are corrected for there. On the test
-    set, which chooses nothing, only the pairs that are shown are.
+    On the test set, which chooses nothing, only the pairs that are shown are corrected for.
     """
     names = folds.ordered()
     best, by_name = names[0], {run.name: run for run in runs}
     to_best = [(name, best) for name in names[1:]]
     to_baseline = [(name, baseline) for name in names if name != baseline]
     pairs = [*to_best, *to_baseline]
-    # the majority is no competitor: a family of its own, where it is the baseline or the best
     majority = [(n, MAJORITY) for n in names if n != MAJORITY and MAJORITY in (best, baseline)]
     methods = list({frozenset(pair): pair for pair in pairs if MAJORITY not in pair}.values())
-    found = folds.differences(pairs, [folds.pairs, majority])
     on_test = {} if test is None else test.differences(pairs, [methods, majority])
     return tuple(
         Row(

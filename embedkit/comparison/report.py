@@ -1,7 +1,8 @@
-"""A comparison as one HTML page that needs nothing else, and its pictures as files beside it.
+"""A comparison as one HTML page that needs nothing else, and its pictures as files.
 
-The page loads nothing: style, script and pictures stand in it, and its content policy allows that
-one script alone. Corpus text is escaped, and stays inside its cell whatever its letters do.
+The page loads nothing: style, script, pictures and records stand in it, and its content policy
+allows that one script alone. Corpus text is escaped, and stays inside its place whatever its
+letters do.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,100 +22,29 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit._version import __version__
-from embedkit.comparison.charts import Picture, draw_all, save_pictures
-from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared, Row
-from embedkit.comparison.texts import Dataset, Texts, find_texts
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.choices import FIGURE_FORMATS, check_choice
+from embedkit.comparison.charts import Chart, charts_of
+from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared
+from embedkit.comparison.content import ReportContent, content_of
+from embedkit.comparison.drawing import Scene, as_file, as_svg
+from embedkit.comparison.layers import curve, heat_map
+from embedkit.comparison.payload import payload_of
+from embedkit.comparison.phrases import Phrases, p_text
+from embedkit.comparison.settings import ledger_text, settings_table
+from embedkit.comparison.training import training_chart, training_log
+from embedkit.display import bytes_text, visible
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.runs.content import FinetuneRun, Run, as_json
-from embedkit.runs.predictions import Predictions, fold_names
-from embedkit.types import Float64
+from embedkit.runs.content import ViewScore
+from embedkit.runs.predictions import Predictions
 
-__all__ = ["Answer", "Disputed", "disputed", "shown", "write_report"]
+__all__ = ["language_of", "shown", "write_report"]
 
-_TITLES = {
-    "accuracy": "accuracy", "macro_f1": "macro-F1", "log_loss": "log-loss", "brier": "Brier",
-    "calibration_error": "calibration error", "roc_auc": "ROC-AUC", "mcc": "MCC",
-    "average_precision": "average precision", "balanced_accuracy": "balanced accuracy",
-    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "pearson": "Pearson", "spearman": "Spearman",
-}  # fmt: skip
-_LARGEST_MATRIX = 20
-_LONGEST_TEXT = 2_000
 _HARMLESS = "\n\t\u200c\u200d"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a run says of a record.
-
-    Attributes:
-        text: the label, or the value.
-        proba: probability of that label; ``None`` for values.
-        right: whether it is the true label; ``None`` for values.
-    """
-
-    text: str
-    proba: float | None
-    right: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Disputed:
-    """A record on which runs differ.
-
-    Attributes:
-        row: its number in the input.
-        id: its id.
-        held: the fold it was held out in, or ``test``.
-        truth: its true label or value.
-        answers: of every run, in their order.
-        spread: mean distance of the runs from their mean: of probabilities the total variation,
-            of values the absolute difference.
-    """
-
-    row: int
-    id: str
-    held: str
-    truth: str
-    answers: tuple[Answer, ...]
-    spread: float
-
-    @property
-    def wrong(self) -> tuple[int, ...]:
-        """Places of the answers that are wrong."""
-        return tuple(i for i, answer in enumerate(self.answers) if answer.right is False)
-
-
-def disputed(compared: Compared, limit: int) -> tuple[Disputed, ...]:
-    """The records on which the runs differ most, the most disputed first.
-
-    Records for which all runs decide the same are left out, where there are labels to decide for.
-    """
-    # texts and labels of a test set that is another corpus are not at hand
-    index = compared.runs.records.first_repeat
-    if not compared.runs.has_own_test_set:
-        index = np.concatenate([index, compared.runs.records.test])
-    records = compared.runs.records.take(index)
-    found = [run.predictions.take(index) for run in compared.runs.runs]
-    outputs = np.stack([p.proba for p in found])
-    decided = np.stack([p.y_pred for p in found])
-    folds = fold_names(records.fold)
-    if not records.classes:
-        spread = np.abs(outputs - outputs.mean(0)).mean(0)
-        differ = spread > 0
-    else:
-        spread = np.abs(outputs - outputs.mean(0)).sum(2).mean(0) / 2
-        differ = (decided != decided[0]).any(0)
-    order = [i for i in np.argsort(-spread, kind="stable") if differ[i]][:limit]
-    return tuple(
-        Disputed(
-            int(records.row[i]), records.ids[i], folds[i], _label(records, records.y[i]),
-            tuple(_answer(records, records.y[i], outputs[m, i], decided[m, i])
-                  for m in range(len(outputs))),
-            float(spread[i]),
-        )
-        for i in order
-    )  # fmt: skip
+_LARGEST_MATRIX = 20
+_FIRST_CLASSES = 15
+_NARROW_CLASSES = 2
+_HALF, _WHOLE, _PHONE = 510.0, 1_060.0, 330.0
+_FILE_WIDTH = {"layers": 900.0}
 
 
 def write_report(
@@ -120,24 +52,33 @@ def write_report(
     out: str | Path,
     *,
     texts: str | Path | None = None,
-    limit: int = 100,
+    worth: float | None = None,
+    label_names: Mapping[str, str] | None = None,
+    report_lang: str = "en",
+    figures: str | None = None,
     overwrite: bool = False,
-) -> Path:
-    """Write the page, and its pictures to ``NAME.figures/`` beside it.
+) -> Path | None:
+    """Write the page.
 
     Args:
         compared: what :func:`~embedkit.comparison.compare.compare` gave.
         out: ``.html`` file.
         texts: dataset or corpus file to take the texts of records from, instead of the dataset of
             the runs.
-        limit: number of disputed records to show.
+        worth: smallest difference that matters: in points of a fraction, else in the metric's
+            units; by default 1 point, or 1 % of the baseline's error.
+        label_names: names to show beside labels.
+        report_lang: language of the page, one of :data:`~embedkit.choices.REPORT_LANGUAGES`.
+        figures: also write the pictures in this format, one of
+            :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.
         overwrite: replace an earlier report.
 
     Returns:
-        The folder of the pictures.
+        The folder of the pictures; ``None`` if none were asked for.
 
     Raises:
-        UsageError: the file has another ending, or ``texts`` cannot be read.
+        UsageError: the file has another ending, an option has an unknown value, or ``texts``
+            cannot be read.
         MismatchError: ``texts`` is not what the runs were made from.
         OutputExistsError: the file exists.
     """
@@ -146,19 +87,49 @@ def write_report(
         raise UsageError(f"report={str(page)!r}: expected a name ending in .html.")
     if page.exists() and not overwrite:
         raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
-    cases = disputed(compared, limit)
-    found = find_texts({case.row for case in cases}, compared.runs.all, compared.datasets, texts)
-    pictures = draw_all(compared)
-    html = _render(compared, pictures, cases, found)
+    if figures is not None:
+        check_choice(FIGURE_FORMATS, figures=figures)
+    content = content_of(compared, texts=texts, worth=worth, label_names=label_names)
+    words = Phrases(report_lang, compared, content.scale)
+    charts = list(_charts(compared, content, words))
+    html = _render(compared, content, words, charts)
     fsio.make_folder(page.parent)
-    folder = page.with_suffix(".figures")
-    save_pictures(pictures, folder)
     fsio.write_durably(page, html.encode(), scratch=page.parent)
+    if figures is None:
+        return None
+    folder = page.with_suffix(".figures")
+    fsio.make_folder(folder)
+    for chart in charts:
+        scene = chart.scene(_FILE_WIDTH.get(chart.name.split("-")[0], 640.0))
+        file = folder / f"{chart.name}.{figures}"
+        fsio.write_durably(file, as_file(scene, figures), scratch=folder)
     return folder
 
 
+def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Iterator[Chart]:
+    yield from charts_of(content, words)
+    for number, probe in enumerate(compared.runs.probes, 1):
+        yield Chart(f"layers-{number}", partial(heat_map, probe, words))
+    if compared.runs.probes and any(v.curve for v in compared.runs.probes[0].content.views):
+        yield Chart("curve", partial(curve, compared.runs.probes[0], words))
+    logs = [(run.name, training_log(run.path)) for run in compared.runs.runs]
+    for number, (name, entries) in enumerate(((n, log) for n, log in logs if log), 1):
+        yield Chart(f"training-{number}", partial(training_chart, name, entries, words))
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A probe as the template reads it."""
+
+    name: str
+    metric: str
+    views: tuple[ViewScore, ...]
+    tested: bool
+    random: dict[str, float]
+
+
 def _render(
-    compared: Compared, pictures: Sequence[Picture], cases: Sequence[Disputed], texts: Texts
+    compared: Compared, content: ReportContent, words: Phrases, charts: Sequence[Chart]
 ) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -168,43 +139,162 @@ def _render(
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "shown": shown, "excerpt": _excerpt, "signed": _signed, "p": _p_text,
-        "bytes": bytes_text, "duration": duration_text,
-        "title": lambda name: _TITLES.get(name, name),
+        "shown": shown, "signed": _signed, "p": p_text, "bytes": bytes_text,
+        "lang_of": _lang_attribute, "seconds": _seconds, "symbol": _symbol,
     }  # fmt: skip
     script = environment.get_template("report.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    table, records = compared.table, compared.runs.records
     return environment.get_template("report.html").render(
-        table=table,
-        metrics=list(table.rows[0].scores),
-        lower=LOWER_IS_BETTER,
-        majority=MAJORITY,
-        classes=records.classes,
-        verdict=_verdict(table.rows, table.baseline),
-        pictures={p.name: {"title": p.title, "svg": Markup(p.inline)} for p in pictures},
-        trained=[p.name for p in pictures if p.title.startswith("Training: ")],
-        matrices=_matrices(compared),
-        cases=cases,
-        texts=texts,
-        runs=compared.runs.runs,
-        probes=compared.runs.probes,
-        ledgers=[_ledger(dataset) for dataset in compared.datasets],
-        cuts={run.name: run.content.truncated for run in compared.runs.runs
-              if isinstance(run.content, FinetuneRun)},
-        split=compared.runs.runs[0].content.split,
-        unit=compared.runs.runs[0].content.split.unit_text,
-        settings=[
-            {"name": run.name, "kind": run.content.kind, "path": str(run.path),
-             "command": run.content.command, "versions": run.content.versions,
-             "details": _details(run.content)}
-            for run in compared.runs.all
-        ],
-        version=__version__,
+        **_findings(compared, content, words),
+        **_details(compared, content, words),
+        words=words, content=content, scale=content.scale, verdict=content.verdict,
+        alerts=content.alerts, table=compared.table, classes=content.classes,
+        pictures={chart.name: _drawn(chart) for chart in charts},
+        wide=_wide({chart.name for chart in charts}, content),
+        pair_text=partial(_pair_text, content, words),
+        first_classes=_FIRST_CLASSES, nan=math.nan, version=__version__,
+        page_words=Markup(_for_script(_page_words(words))),
+        data=payload_of(content, words),
         style=Markup(environment.get_template("report.css").render()),
-        script=Markup(script),
-        script_hash=digest,
+        script=Markup(script), script_hash=digest,
     )  # fmt: skip
+
+
+def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dict[str, Any]:
+    """What the first lines and captions say."""
+    table, split = compared.table, compared.runs.runs[0].content.split
+    names = [Path(name).name for d in compared.datasets for name in d.manifest.names.inputs]
+    if not names:
+        names = [Path(name).name for run in compared.runs.all
+                 for name in run.content.dataset.names.inputs]  # fmt: skip
+    data = ", ".join(dict.fromkeys(names))
+    models = dict.fromkeys(Path(run.content.dataset.names.model).name for run in compared.runs.all)
+    facts = words("facts", data=data, records=table.records["folds"], folds=split.folds,
+                  model=", ".join(models))  # fmt: skip
+    caption = words("cases.caption", count=len(content.cases),
+                    repeat=words("cases.repeat") if split.repeats > 1 else "")  # fmt: skip
+    if not content.classes:
+        limit = f"{float(np.std(content.cases.records.y)):.3g}"
+        caption += " " + words("cases.off", limit=limit)
+    return {
+        "title": words.title(content.verdict), "facts": facts.lstrip(" ·"),
+        "texts_note": words(f"texts.{content.texts.source}", **content.texts.values),
+        "cases_caption": caption,
+        "lead": words.lead(content.verdict), "answers": words.answers(content.verdict),
+        "legend_methods": [m for m in content.methods if m.name == content.verdict.chosen
+                           or (content.has_other and m.name == table.baseline)],
+        "unknown_cost": [words.method(m.name) for m in content.methods
+                         if m.milliseconds is None and m.kind != "majority"],
+    }  # fmt: skip
+
+
+def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict[str, Any]:
+    """What is folded: all numbers and settings."""
+    table = compared.table
+    metrics = [content.scale.metric]
+    metrics += [name for name in table.rows[0].scores if name != content.scale.metric]
+    low, high = _agreement(table.agreement)
+    return {
+        "metrics": metrics,
+        "lower_names": ", ".join(m for m in metrics if m in LOWER_IS_BETTER) or "–",
+        "unit": words(f"unit.{compared.runs.runs[0].content.split.unit}"),
+        "probes": [
+            _Probe(probe.name, probe.content.metric, probe.content.views,
+                   any(v.p_best is not None for v in probe.content.views),
+                   {n: float(np.mean(s)) for n, s in probe.content.random_weights.items()})
+            for probe in compared.runs.probes
+        ],
+        "matrices": list(_matrices(compared, content)),
+        "agreement": (low, high) if low else None,
+        "trained": [run.name for run in compared.runs.runs if training_log(run.path)],
+        "runs": compared.runs.all,
+        "settings": settings_table(compared),
+        "ledgers": [{"path": d.path.resolve().name, "text": ledger_text(d)}
+                    for d in compared.datasets],
+    }  # fmt: skip
+
+
+def _agreement(found: Sequence[Sequence[float]]) -> tuple[str, str]:
+    """The least and largest agreement of two runs; empty where there is none."""
+    values = [found[i][j] for i in range(len(found)) for j in range(i)]
+    if not values:
+        return "", ""
+    return f"{min(values) * 100:.0f} %", f"{max(values) * 100:.0f} %"
+
+
+def _matrices(compared: Compared, content: ReportContent) -> Iterator[dict[str, Any]]:
+    """Counts of predicted against true classes of the chosen method and the baseline."""
+    count = len(content.classes)
+    if not count or count > _LARGEST_MATRIX:
+        return
+    names = [content.verdict.chosen, compared.table.baseline]
+    for name in dict.fromkeys(name for name in names if name != MAJORITY):
+        p = compared.predictions[name]
+        counts = _counts(p.take(p.first_repeat), count)
+        fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        yield {"name": name, "counts": counts.tolist(), "fractions": fractions.tolist()}
+
+
+def _counts(p: Predictions, count: int) -> Any:
+    return np.bincount(p.y * count + p.y_pred, minlength=count**2).reshape(count, count)
+
+
+def _wide(names: set[str], content: ReportContent) -> set[str]:
+    """Sections over the whole width: tables of many classes, and what would stand beside nothing.
+
+    Others stand in twos. Where there is a heat map, it divides them.
+    """
+    many = len(content.classes) > _NARROW_CLASSES
+    order = ["forest", "cost", *(["|"] if "layers-1" in names else []), "curve", "length",
+             "values", "calibration",
+             *(["classes"] if content.classes and not many else [])]  # fmt: skip
+    wide = {"classes"} if many else set()
+    row: list[str] = []
+    for name in [*order, "|"]:
+        if name == "|":
+            wide |= set(row)
+            row = []
+        elif name in names or name == "classes":
+            row = [] if row else [name]
+    return wide
+
+
+def _drawn(chart: Chart) -> tuple[Any, Any]:
+    """A picture in two widths: for screens, and for phones."""
+    whole = chart.name.startswith("layers")
+    wide: Scene = chart.scene(_WHOLE if whole else _HALF)
+    return (as_svg(wide, name=chart.name),
+            as_svg(chart.scene(_PHONE), name=f"{chart.name}-narrow"))  # fmt: skip
+
+
+def _symbol(style: int) -> Any:
+    scene = Scene(14, 14, title="")
+    scene.mark(7, 7, style, radius=5)
+    drawn = str(as_svg(scene, name="x"))
+    from markupsafe import Markup
+
+    start = drawn.index("</title>") + len("</title>")
+    return Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + Markup(drawn[start:])
+
+
+def _pair_text(content: ReportContent, words: Phrases, pair: Any) -> Any:
+    from markupsafe import Markup
+
+    names = {key: Markup("<span{}>{}</span>").format(_lang_attribute(name), shown(name))
+             for key, name in (("true", content.classes[pair.true]),
+                               ("said", content.classes[pair.said]))}  # fmt: skip
+    return Markup(words.template("classes.pair")).format(**names)
+
+
+def _page_words(words: Phrases) -> dict[str, str]:
+    return {"percent": words.template("percent")} | {
+        f"cases.{key}": text for key, text in words.all_of("cases.").items()
+    }
+
+
+def _for_script(value: Any) -> str:
+    """JSON that no letter of can end the element it stands in."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def shown(text: str) -> str:
@@ -218,88 +308,36 @@ def shown(text: str) -> str:
     )
 
 
-def _excerpt(text: str) -> str:
-    """The beginning of a text that would fill screens; the others as they are."""
-    more = len(text) - _LONGEST_TEXT
-    return text if more <= 0 else f"{text[:_LONGEST_TEXT]} … ({more:,} more characters)"
+def language_of(text: str) -> str | None:
+    """Return the language that the script of a text tells, for its fonts and its pronunciation.
 
-
-def _label(records: Predictions, value: Any) -> str:
-    return records.classes[int(value)] if records.classes else f"{float(value):.4g}"
-
-
-def _answer(records: Predictions, truth: Any, output: Float64, decided: Any) -> Answer:
-    if not records.classes:
-        return Answer(f"{float(output):.4g}", None, None)
-    return Answer(
-        records.classes[int(decided)], float(output[int(decided)]), bool(decided == truth)
-    )
-
-
-def _verdict(rows: Sequence[Row], baseline: str) -> dict[str, Any]:
-    """What the first lines of the page say."""
-    best = rows[0]
-    difference = best.to_baseline
-    return {
-        "best": best,
-        "baseline": baseline,
-        "difference": difference,
-        "sure": difference is not None and difference.significant,
-        "level": [row.name for row in rows[1:]
-                  if row.name != MAJORITY and row.to_best and not row.to_best.significant],
+    >>> language_of("긍정"), language_of("よい映画"), language_of("好"), language_of("good")
+    ('ko', 'ja', 'zh', None)
+    """
+    kinds = {
+        kind for c in text for kind, ranges in _SCRIPTS.items()
+        if any(low <= c <= high for low, high in ranges)
     }  # fmt: skip
+    return next((kind for kind in _SCRIPTS if kind in kinds), None)
 
 
-def _matrices(compared: Compared) -> list[dict[str, Any]]:
-    """Counts of decided against true labels, with fractions of the true label for shading."""
-    records = compared.runs.records
-    count = len(records.classes)
-    if not count or count > _LARGEST_MATRIX:
-        return []
-    made = []
-    for row in compared.table.rows:
-        if row.name == MAJORITY:
-            continue
-        index = records.out_of_fold
-        y_pred = compared.predictions[row.name].y_pred[index]
-        cells = np.bincount(records.y[index] * count + y_pred, minlength=count**2)
-        counts = cells.reshape(count, count)
-        fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        made.append({"name": row.name, "counts": counts.tolist(), "fractions": fractions.tolist()})
-    return made
+_SCRIPTS = {
+    "ja": (("\u3040", "\u30ff"),),
+    "ko": (("\uac00", "\ud7a3"), ("\u1100", "\u11ff")),
+    "zh": (("\u4e00", "\u9fff"),),
+}
 
 
-def _ledger(dataset: Dataset) -> dict[str, Any]:
-    manifest = dataset.manifest
-    totals, vectors = manifest.totals, manifest.job.vectors
-    return {
-        "path": str(dataset.path.resolve().name),
-        "runs": dataset.runs,
-        "model": manifest.names.checkpoint,
-        "inputs": [Path(name).name for name in manifest.names.inputs],
-        "records": totals.records,
-        "accepted": totals.accepted,
-        "rejected": totals.rejected,
-        "left_out": totals.left_out,
-        "ledger": totals.ledger,
-        "max_length": vectors.max_length,
-        "on_long": vectors.on_long,
-        "fingerprint": manifest.fingerprint,
-    }
+def _lang_attribute(text: str) -> Any:
+    from markupsafe import Markup
+
+    found = language_of(text)
+    return Markup(' lang="{}"').format(found) if found else Markup("")
 
 
-def _details(content: Run) -> str:
-    """Settings of a run as text; scores and long lists are elsewhere."""
-    left_out = ("scores", "views", "command", "random_weights", "nested")
-    kept = {name: value for name, value in as_json(content).items() if name not in left_out}
-    return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True)
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _p_text(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+def _seconds(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f} s"

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from embedkit.comparison.load import LoadedProbe, LoadedRun
 from embedkit.dataset.record_keys import source_of
 from embedkit.dataset.store import Layout, Manifest, is_dataset, load, read_manifest
 from embedkit.errors import MismatchError, UsageError
+from embedkit.types import Bool, Int64
 
-__all__ = ["Dataset", "Texts", "find_datasets", "find_texts"]
+__all__ = ["Dataset", "Lengths", "Texts", "find_datasets", "find_lengths", "find_texts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,48 @@ class Texts:
 
     Attributes:
         by_row: text of a record; of a pair both, in two lines. Empty if there are none.
-        note: where they are from, or why there are none.
+        source: ``stored`` in a dataset, of a ``corpus``, or ``none``.
+        values: names of the dataset or corpus, and what it was made from or its columns.
     """
 
     by_row: dict[int, str]
-    note: str
+    source: str = "none"
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Lengths of texts.
+
+    Attributes:
+        values: ``(n,)`` lengths.
+        cut: ``(n,)`` whether the text was cut.
+        unit: ``tokens``, or ``characters`` where no dataset counted tokens.
+        limit: number of tokens at which texts are cut; ``None`` of characters.
+    """
+
+    values: Int64
+    cut: Bool
+    unit: str
+    limit: int | None
+
+
+def find_lengths(rows: Int64, datasets: Sequence[Dataset], texts: Texts) -> Lengths | None:
+    """Return the lengths of records ``rows`` ``(n,)``: in tokens from the first dataset.
+
+    Without a dataset they are those of the texts, in characters; ``None`` without texts.
+    """
+    for dataset in datasets:
+        data = load(dataset.path)
+        place = np.searchsorted(data.row, rows)
+        if len(data) and np.array_equal(data.row[np.minimum(place, len(data) - 1)], rows):
+            values = np.array(data.column("n_tokens"), np.int64)[place]
+            cut = np.array(data.column("truncated"), np.bool_)[place]
+            return Lengths(values, cut, "tokens", dataset.manifest.job.vectors.max_length)
+    if not all(int(row) in texts.by_row for row in rows):
+        return None
+    values = np.array([len(texts.by_row[int(row)]) for row in rows], np.int64)
+    return Lengths(values, np.zeros(len(rows), np.bool_), "characters", None)
 
 
 def find_datasets(runs: Sequence[LoadedRun | LoadedProbe]) -> tuple[Dataset, ...]:
@@ -97,8 +137,7 @@ def find_texts(
     for path in corpus:
         if path.is_file() and _hashes(path) == source:
             return _of_corpus(path, rows, reading)
-    return Texts({}, "The texts are left out: no dataset of these runs that holds texts is where "
-                 "it was, unchanged. Name it, or the corpus, as texts=.")  # fmt: skip
+    return Texts({})
 
 
 def _reading(
@@ -142,7 +181,7 @@ def _stored(path: Path, rows: Collection[int]) -> Texts:
     parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
     texts = {int(row): _joined(text) for row, *text in parts if row in wanted}
     names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
-    return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
+    return Texts(texts, "stored", {"name": path.resolve().name, "inputs": names})
 
 
 def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
@@ -156,7 +195,7 @@ def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) ->
         if isinstance(item, Record) and item.row in wanted
     }
     columns = [repr(name) for name in (plan.text, plan.text_pair) if name]
-    return Texts(texts, f"Texts from column {' and '.join(columns)} of {path.name}.")
+    return Texts(texts, "corpus", {"name": path.name, "columns": ", ".join(columns)})
 
 
 def _hashes(path: Path) -> tuple[str, ...]:

@@ -192,10 +192,22 @@ class ClassScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Score of fits on so many training records."""
+    """Score of fits on so many training records.
+
+    Attributes:
+        records: mean number of training records over the folds.
+        score: on the held-out records.
+        low: lower end of the 95 % interval of the score; NaN where it was not computed.
+        high: its upper end.
+        rise: score of fits on all training records less this one, with its 95 % interval;
+            ``None`` where it was not computed.
+    """
 
     records: int
     score: float
+    low: float = float("nan")
+    high: float = float("nan")
+    rise: Score | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +224,8 @@ class ViewScore:
         codelength: bits that encode the labels by online coding, or ``None``.
         compression: bits of a uniform code for the labels, divided by ``codelength``.
         curve: scores by number of training records; empty if it was not asked for.
+        p_best: p of the paired bootstrap test against the view with the best score, corrected for
+            all pairs of views; 1 of that view itself, ``None`` where it was not computed.
     """
 
     name: str
@@ -223,6 +237,7 @@ class ViewScore:
     codelength: float | None = None
     compression: float | None = None
     curve: tuple[CurvePoint, ...] = ()
+    p_best: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,33 +1,241 @@
 "use strict";
-(function () {
-  const rows = Array.from(document.querySelectorAll("#cases tbody tr"));
-  const word = document.getElementById("filter-text");
-  const truth = document.getElementById("filter-truth");
-  const wrong = document.getElementById("filter-wrong");
-  const held = document.getElementById("filter-held");
-  const count = document.getElementById("filter-count");
-  if (!word) { return; }
-  const haystacks = rows.map(function (row) {
-    return row.querySelector(".id").textContent.toLowerCase() + "\n" +
-      row.querySelector(".text").textContent.toLowerCase();
+(() => {
+  const words = JSON.parse(document.getElementById("words").textContent);
+  const by = (id) => document.getElementById(id);
+  const say = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (_, name) => {
+    const value = values[name];
+    return typeof value === "number" ? value.toLocaleString("en-US") : value;
   });
-  function matches(row, place) {
-    const wrongs = row.dataset.wrong ? row.dataset.wrong.split(" ") : [];
-    return haystacks[place].includes(word.value.trim().toLowerCase()) &&
-      (!truth.value || row.dataset.truth === truth.value) &&
-      (!held.value || (held.value === "test") === (row.dataset.held === "test")) &&
-      (!wrong.value || wrongs.includes(wrong.value));
-  }
-  function filter() {
-    let shown = 0;
-    rows.forEach(function (row, place) {
-      row.hidden = !matches(row, place);
-      shown += row.hidden ? 0 : 1;
+  const make = (tag, name, text) => {
+    const made = document.createElement(tag);
+    if (name) made.className = name;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  // the language of a text by its script, for its fonts and for screen readers
+  const scripts = [["ja", /[\u3040-\u30ff]/], ["ko", /[\uac00-\ud7a3\u1100-\u11ff]/], ["zh", /[\u4e00-\u9fff]/]];
+  const speak = (element, text) => {
+    const found = scripts.find(([, letters]) => letters.test(text));
+    if (found) element.lang = found[0];
+    return element;
+  };
+  // signs that would act on the page are written out
+  const acting = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+  const shown = (text) => text.replace(acting, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+
+  // sortable tables: the heading becomes a button
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const headings = [...table.tHead.rows[0].cells];
+    headings.forEach((heading, column) => {
+      const button = make("button", "", heading.textContent);
+      button.type = "button";
+      heading.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const down = heading.getAttribute("aria-sort") !== "descending";
+        headings.forEach((other) => other.removeAttribute("aria-sort"));
+        heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const value = (row) => {
+          const cell = row.cells[column];
+          const text = cell.dataset.value ?? cell.textContent;
+          const number = parseFloat(text.replace("\u2212", "-").replace(/,/g, ""));
+          return Number.isNaN(number) ? text : number;
+        };
+        const rows = [...table.tBodies[0].rows].map((row) => [value(row), row]);
+        rows.sort(([a], [b]) => {
+          if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+          const order = typeof a === "number" ? a - b : a.localeCompare(b);
+          return down ? -order : order;
+        });
+        table.tBodies[0].append(...rows.map(([, row]) => row));
+      });
     });
-    count.textContent = shown + " of " + rows.length + " records";
   }
-  [word, truth, wrong, held].forEach(function (control) {
-    control.addEventListener("input", filter);
+  const everyClass = by("all-classes");
+  if (everyClass) {
+    everyClass.hidden = false;
+    everyClass.addEventListener("click", () => {
+      document.querySelectorAll("#table-classes tr.rest").forEach((row) => { row.hidden = false; });
+      everyClass.remove();
+    });
+  }
+
+  // paper has no folds
+  const folded = [];
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll("details:not([open])").forEach((one) => { one.open = true; folded.push(one); });
   });
-  filter();
+  addEventListener("afterprint", () => { folded.splice(0).forEach((one) => { one.open = false; }); });
+
+  const unpack = async (text) => {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  };
+
+  const explore = (data) => {
+    const step = 25;
+    const state = { list: data.order[0], text: "", truth: "", said: "", shown: step };
+    const everything = Array.from(data.rows, (_, i) => i);
+    const normal = (text) => text.normalize("NFC").toLowerCase();
+    let searched = null;
+    const label = (number) => (data.labels.length ? data.labels[number] : String(number));
+
+    const tabs = document.querySelector("#explorer .tabs");
+    for (const name of data.order) {
+      const button = make("button", "", data.names[name]);
+      button.type = "button";
+      button.dataset.name = name;
+      const count = name === "all" ? everything.length : data.lists[name].length;
+      button.append(make("span", "num", count.toLocaleString("en-US")));
+      button.addEventListener("click", () => show({ list: name }));
+      tabs.append(button);
+    }
+
+    const matching = () => {
+      let found = state.list === "all" ? everything : data.lists[state.list];
+      if (state.truth !== "") found = found.filter((i) => data.y[i] === Number(state.truth));
+      if (state.said !== "") found = found.filter((i) => data.said[0][i] === Number(state.said));
+      if (state.text) {
+        searched ??= everything.map((i) => normal(`${data.texts[i] ?? ""}\n${data.ids[i]}\n${data.rows[i]}`));
+        const query = normal(state.text);
+        found = found.filter((i) => searched[i].includes(query));
+      }
+      return found;
+    };
+
+    const sure = (method, i) => say("percent", { value: Math.round(data.confidence[method][i] / 10) });
+    // what the methods say: of classes those that say the same together, with their probabilities
+    const answers = (i) => {
+      const groups = new Map();
+      data.methods.forEach((_, method) => {
+        const number = data.said[method][i];
+        const key = data.labels.length ? number : method;
+        groups.set(key, [...(groups.get(key) ?? []), method]);
+      });
+      return [...groups.values()].map((methods) => chip(data.said[methods[0]][i], methods, i));
+    };
+    const chip = (number, methods, i) => {
+      const wrong = data.labels.length ? number !== data.y[i] : !data.right[methods[0]][i];
+      const made = make("span", wrong ? "chip wrong" : "chip");
+      made.append(speak(make("b", "", shown(label(number))), label(number)));
+      if (data.confidence.length) {
+        const bar = make("span", "bar");
+        bar.style.width = `${Math.max(...methods.map((m) => data.confidence[m][i])) / 25}px`;
+        made.append(bar);
+      }
+      for (const method of methods) {
+        made.append(make("span", "by", shown(data.methods[method])));
+        if (data.confidence.length) made.append(" ", make("span", "", sure(method, i)));
+      }
+      return made;
+    };
+    const truth = (i) => {
+      const made = make("span", "chip true");
+      made.append(make("span", "by", words["cases.true"]));
+      made.append(speak(make("span", "", shown(label(data.y[i]))), label(data.y[i])));
+      return made;
+    };
+
+    const one = (i) => {
+      const item = make("article", "case");
+      const details = make("details");
+      const summary = make("summary");
+      const text = shown(data.texts[i] ?? say("cases.record", { row: data.rows[i] }));
+      summary.append(speak(make("p", "text", text), text));
+      details.append(summary);
+      details.addEventListener("toggle", () => { if (details.open) open(details, i); }, { once: true });
+      const said = make("div", "said");
+      said.append(truth(i), ...answers(i));
+      item.append(details, said);
+      return item;
+    };
+    const open = (details, i) => {
+      const near = data.near && data.near.of[i];
+      if (near) {
+        const box = make("div", "near");
+        box.append(make("p", "soft", say("cases.near", { view: data.near.view })));
+        const list = make("ul");
+        for (const [j, cosine] of near) {
+          const line = make("li");
+          const tag = make("span", data.labels.length && data.y[j] !== data.y[i] ? "chip wrong" : "chip");
+          tag.append(speak(make("span", "", shown(label(data.y[j]))), label(data.y[j])));
+          const text = shown(data.texts[j] ?? say("cases.record", { row: data.rows[j] }));
+          line.append(tag, " ", speak(make("span", "", text.slice(0, 300)), text), " ", make("span", "soft", (cosine / 1000).toFixed(2)));
+          list.append(line);
+        }
+        box.append(list);
+        details.append(box);
+      }
+      const where = [say("cases.record", { row: String(data.rows[i]) })];
+      if (data.ids[i] !== String(data.rows[i])) where.push(shown(data.ids[i]));
+      where.push(say("cases.fold", { fold: String(data.fold[i]) }));
+      if (data.lengths) where.push(`${data.lengths[i].toLocaleString("en-US")} ${data.unit}`);
+      if (data.cut && data.cut[i]) where.push(words["cases.cut_at"]);
+      details.append(make("p", "where", where.join(" · ")));
+    };
+
+    const show = (changes = {}) => {
+      Object.assign(state, { shown: step }, changes);
+      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button.dataset.name === state.list));
+      const found = matching();
+      by("list").replaceChildren(...found.slice(0, state.shown).map(one));
+      const left = found.length - state.shown;
+      by("more").hidden = left <= 0;
+      by("more").textContent = say("cases.more", { count: Math.min(left, step * 4) });
+      by("count").textContent = found.length
+        ? say("cases.shown", { shown: Math.min(state.shown, found.length), count: found.length })
+        : words["cases.empty"];
+    };
+    const set = (changes) => {
+      if ("text" in changes) by("find").value = changes.text;
+      for (const [key, id] of [["truth", "true"], ["said", "said"]]) {
+        if (key in changes && by(id)) by(id).value = changes[key];
+      }
+      show(changes);
+    };
+    const go = (changes) => {
+      set({ text: "", truth: "", said: "", ...changes });
+      by("cases").scrollIntoView();
+      tabs.querySelector("[aria-pressed=true]").focus({ preventScroll: true });
+    };
+
+    by("find").addEventListener("input", (event) => show({ text: event.target.value.trim() }));
+    by("true")?.addEventListener("change", (event) => show({ truth: event.target.value }));
+    by("said")?.addEventListener("change", (event) => show({ said: event.target.value }));
+    by("clear").addEventListener("click", () => set({ text: "", truth: "", said: "" }));
+    by("more").addEventListener("click", () => {
+      const first = state.shown;
+      show({ shown: state.shown + step * 4 });
+      by("list").children[first]?.querySelector("summary").focus();
+    });
+    by("copy").addEventListener("click", () => {
+      const cell = (value) => String(value ?? "").replace(/[\t\r\n]+/g, " ");
+      const head = ["row", "id", "true", ...data.methods.flatMap((m) => (data.confidence.length ? [m, `${m} %`] : [m])), "text"];
+      const lines = matching().map((i) => [
+        data.rows[i], data.ids[i], label(data.y[i]),
+        ...data.methods.flatMap((_, m) => (data.confidence.length
+          ? [label(data.said[m][i]), data.confidence[m][i] / 10] : [data.said[m][i]])),
+        data.texts[i],
+      ].map(cell).join("\t"));
+      const text = [head.map(cell).join("\t"), ...lines].join("\n") + "\n";
+      const area = make("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy"); // the clipboard interface is missing on pages of a file
+      area.remove();
+      by("copy").focus();
+      by("count").textContent = say("cases.copied", { count: lines.length });
+    });
+    for (const button of document.querySelectorAll(".pairs button")) {
+      button.addEventListener("click", () => go({ list: "all", truth: button.dataset.true, said: button.dataset.said }));
+    }
+    for (const button of document.querySelectorAll(".alerts button")) {
+      button.hidden = false;
+      button.addEventListener("click", () => go({ list: button.dataset.list }));
+    }
+    by("explorer").hidden = false;
+    show();
+  };
+  unpack(by("data").textContent).then(explore);
 })();

@@ -1,0 +1,174 @@
+"""What a probe shows: scores by layer and pooling, and learning curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedkit.comparison.drawing import Scene, shorten, text_width, ticks
+from embedkit.comparison.load import LoadedProbe
+from embedkit.comparison.phrases import Phrases
+from embedkit.encoding.views import split_view
+from embedkit.runs.content import ViewScore
+from embedkit.runs.metrics import LOWER_IS_BETTER
+
+__all__ = ["curve", "grid_of", "heat_map"]
+
+_SIGNIFICANT = 0.05
+_SHOWN_CURVES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Views by layer and pooling.
+
+    Attributes:
+        layers: names of the layers, in order.
+        poolings: names of the poolings.
+        cells: views by layer and pooling.
+        random: mean score of encoders that were never trained, by view.
+    """
+
+    layers: tuple[str, ...]
+    poolings: tuple[str, ...]
+    cells: dict[tuple[str, str], ViewScore]
+    random: dict[str, float]
+
+
+def grid_of(probe: LoadedProbe) -> Grid:
+    """Return the views of a probe by layer and pooling.
+
+    >>> from embedkit.runs.resampling import Score
+    >>> grid_of.__name__
+    'grid_of'
+    """
+    cells = {split_view(view.name)[::-1]: view for view in probe.content.views}
+    layers = list(dict.fromkeys(layer for layer, _ in cells))
+    layers.sort(key=lambda layer: (not layer.isdigit(), int(layer) if layer.isdigit() else 0))
+    random = {name: float(np.mean(found)) for name, found in probe.content.random_weights.items()}
+    poolings = tuple(dict.fromkeys(pooling for _, pooling in cells))
+    return Grid(tuple(layers), poolings, {(a, b): v for (a, b), v in cells.items()}, random)
+
+
+def heat_map(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
+    """Scores by layer and pooling; what is not told apart from the best is framed.
+
+    Layers are columns where they fit, else rows.
+    """
+    grid, metric = grid_of(probe), probe.content.metric
+    across = width >= 64 + 52 * len(grid.layers)
+    rows, tops = (grid.poolings, grid.layers) if across else (grid.layers, grid.poolings)
+    label = max(text_width(shorten(name, 14)) for name in [*rows, words("layers.layer")]) + 14
+    cell_width = min((width - label - 4) / len(tops), 78.0 if across else 110.0)
+    cell_height = 44.0 if not grid.random else 58.0
+    top = 24.0
+    values = [view.score.value for view in probe.content.views]
+    values += list(grid.random.values())
+    low, high = min(values), max(values)
+    if metric in LOWER_IS_BETTER:
+        low, high = high, low
+    scene = Scene(width, top + cell_height * len(rows) + 6, title=words("section.layers"),
+                  description="; ".join(f"{v.name} {words.score(v.score.value, metric)}"
+                                        for v in probe.content.views))  # fmt: skip
+    if across:
+        scene.text(label - 10, 16, words("layers.layer"), colour="soft", size=12, anchor="end")
+    for number, name in enumerate(tops):
+        scene.text(label + cell_width * (number + 0.5), 16, shorten(name, cell_width / 8),
+                   colour="soft", size=12, anchor="middle")  # fmt: skip
+    for line, row in enumerate(rows):
+        y = top + cell_height * line
+        scene.text(label - 10, y + cell_height / 2 + 4, shorten(row, 14), anchor="end")
+        for number, name in enumerate(tops):
+            view = grid.cells.get((name, row) if across else (row, name))
+            if view is not None:
+                depth = 0.0 if high == low else (view.score.value - low) / (high - low)
+                _cell(
+                    scene,
+                    words,
+                    view,
+                    metric,
+                    depth,
+                    grid.random.get(view.name),
+                    (label + cell_width * number + 2, y + 2, cell_width - 4, cell_height - 4),
+                )
+    return scene
+
+
+def _cell(
+    scene: Scene, words: Phrases, view: ViewScore, metric: str, depth: float,
+    random: float | None, box: tuple[float, float, float, float],
+) -> None:  # fmt: skip
+    x, y, width, height = box
+    framed = (view.p_best or 0.0) >= _SIGNIFICANT
+    scene.box(x, y, width, height, colour="m0", opacity=round(0.05 + 0.4 * depth, 3),
+              outline="ink" if framed else None)  # fmt: skip
+    middle, half = x + width / 2, (view.score.high - view.score.low) / 2
+    scene.text(middle, y + 17, words.number(view.score.value, metric), size=13, anchor="middle",
+               bold=framed)  # fmt: skip
+    if math.isfinite(half):
+        scene.text(middle, y + 32, f"±{words.number(half, metric)}", size=11, anchor="middle")
+    if random is not None:
+        scene.text(middle, y + 47, f"({words.number(random, metric)})", size=11, anchor="middle")
+
+
+def curve(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
+    """Scores by number of training records, of the best view of each pooling."""
+    metric = probe.content.metric
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    best: dict[str, ViewScore] = {}
+    for view in sorted(probe.content.views, key=lambda v: (-v.chosen, sign * v.score.value)):
+        if view.curve:
+            best.setdefault(split_view(view.name)[0], view)
+    views = list(best.values())[:_SHOWN_CURVES]
+    height, left = 270.0, 56.0
+    bottom = height - 44
+    right = width - max(text_width(shorten(v.name, 16), 12) for v in views) - 20
+    ends = [value for v in views for p in v.curve for value in (p.score, p.low, p.high)
+            if math.isfinite(value)]  # fmt: skip
+    counts = [p.records for p in views[0].curve]
+    low, high = min(ends), max(ends)
+    flip = metric in LOWER_IS_BETTER
+
+    def x(records: float) -> float:
+        span = math.log(counts[-1] / counts[0]) or 1
+        return left + 8 + math.log(records / counts[0]) / span * (right - left - 16)
+
+    def y(value: float) -> float:
+        part = (value - low) / ((high - low) or 1)
+        return 14 + (part if flip else 1 - part) * (bottom - 20)
+
+    scene = Scene(width, height, title=words("section.curve"), description="; ".join(
+        f"{v.name}: " + ", ".join(f"{p.records} → {words.number(p.score, metric)}"
+                                  for p in v.curve) for v in views
+    ))  # fmt: skip
+    for tick in ticks(low, high, 4):
+        scene.line((left, y(tick)), (right, y(tick)))
+        scene.text(left - 6, y(tick) + 4, _short(words, tick, metric), colour="soft", size=12,
+                   anchor="end")  # fmt: skip
+    for count in counts:
+        scene.text(x(count), bottom + 18, f"{count:,}", colour="soft", size=12, anchor="middle")
+    scene.text((left + right) / 2, height - 6, words("curve.axis"), colour="soft", size=12,
+               anchor="middle")  # fmt: skip
+    taken: list[float] = []
+    for number, view in enumerate(views):
+        colour, points = ("m0", "m5", "m3")[number], view.curve
+        if all(math.isfinite(p.low) for p in points):
+            scene.area(*((x(p.records), y(p.high)) for p in points),
+                       *((x(p.records), y(p.low)) for p in reversed(points)), colour=colour,
+                       opacity=0.13)  # fmt: skip
+        scene.line(*((x(p.records), y(p.score)) for p in points), colour=colour, width=2)
+        place = y(points[-1].score)
+        while any(abs(place - other) < 16 for other in taken):
+            place += 4
+        taken.append(place)
+        scene.text(right + 4, place + 4, shorten(view.name, 16), colour=colour, size=12,
+                   bold=not number)  # fmt: skip
+    return scene
+
+
+def _short(words: Phrases, value: float, metric: str) -> str:
+    text = words.number(value, metric)
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return words("percent", value=text) if words.is_percent(metric) else text

@@ -1,0 +1,85 @@
+"""The held-out records as the page reads them: columns of JSON, compressed."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+
+from embedkit.comparison.content import ReportContent
+from embedkit.comparison.phrases import Phrases
+from embedkit.runs.predictions import fold_names
+
+__all__ = ["payload_of"]
+
+_LONGEST_TEXT = 2_000
+_MOST_BYTES = 5_000_000
+
+
+def payload_of(content: ReportContent, words: Phrases) -> str:
+    """Return the records as base64 of gzipped JSON; the same records give the same bytes.
+
+    Texts are cut at 2,000 characters, and at fewer where all of them would take more than 5 MB.
+    """
+    cases, records = content.cases, content.cases.records
+    texts = [content.texts.by_row.get(int(row)) for row in records.row]
+    limit = _LONGEST_TEXT
+    while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > _MOST_BYTES:
+        limit //= 2
+    names = words.all_of("cases.list.")
+    effect = content.verdict.effect
+    methods = {"chosen": words.method(content.verdict.chosen),
+               "baseline": words.method(effect.other) if effect else ""}  # fmt: skip
+    found: dict[str, Any] = {
+        "labels": list(content.classes),
+        "methods": [words.method(name) for name in cases.methods],
+        "rows": records.row.tolist(),
+        "ids": list(records.ids),
+        "fold": fold_names(records.fold),
+        "y": _numbers(records.y, content),
+        "said": [_numbers(one, content) for one in cases.said],
+        "confidence": np.rint(cases.confidence * 1_000).astype(int).tolist(),
+        "right": [] if content.classes else [one.astype(int).tolist() for one in cases.right],
+        "texts": [_cut(text, limit) for text in texts],
+        "lengths": None,
+        "cut": None,
+        "unit": words(f"length.{content.length_unit}"),
+        "lists": {name: index.tolist() for name, index in cases.lists.items()},
+        "order": [*cases.lists, "all"],
+        "names": {name: text.format(**methods) for name, text in names.items()},
+        "near": _near(content),
+    }
+    if content.case_lengths is not None:
+        found["lengths"] = content.case_lengths.values.tolist()
+        if "cut" in cases.lists:
+            found["cut"] = content.case_lengths.cut.astype(int).tolist()
+    packed = gzip.compress(json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode(),
+                           compresslevel=9, mtime=0)  # fmt: skip
+    return base64.b64encode(packed).decode()
+
+
+def _numbers(values: Any, content: ReportContent) -> list[Any]:
+    if content.classes:
+        return [int(value) for value in values]
+    return [float(f"{value:.4g}") for value in values]
+
+
+def _cut(text: str | None, limit: int) -> str | None:
+    if text is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]} … (+{len(text) - limit:,})"
+
+
+def _near(content: ReportContent) -> dict[str, Any] | None:
+    near = content.cases.nearest
+    if near is None:
+        return None
+    of = {
+        str(i): [[int(j), round(float(c) * 1_000)] for j, c in zip(*pair, strict=True) if j >= 0]
+        for i, pair in enumerate(zip(near.indices, near.cosines, strict=True))
+        if near.indices[i, 0] >= 0
+    }
+    return {"view": near.view, "of": of}

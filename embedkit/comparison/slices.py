@@ -1,0 +1,210 @@
+"""Where a method is good and where it fails: by length, class and confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from embedkit.runs.metrics import beta_of
+from embedkit.runs.predictions import Predictions, metrics_of
+from embedkit.runs.resampling import SAMPLES, Score, difference_interval, resample, scored
+from embedkit.types import Bool, Int64
+
+__all__ = ["CalibrationBin", "ClassRow", "ConfusedPair", "LengthBin", "by_class", "by_length",
+           "calibration", "confused_pairs", "wilson"]  # fmt: skip
+
+_LENGTH_BINS = 4
+_PER_BIN, _MOST_BINS = 50, 10
+_Z = float(stats.norm.ppf(0.975))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """Records whose texts are of similar length.
+
+    Attributes:
+        shortest: length of the shortest text.
+        longest: length of the longest one.
+        count: number of records.
+        cut: number of texts that were cut.
+        score: of the method.
+        other: of the baseline; ``None`` without one.
+        difference: of both on these records; ``None`` without a baseline.
+    """
+
+    shortest: int
+    longest: int
+    count: int
+    cut: int
+    score: Score
+    other: Score | None
+    difference: Score | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    """Scores of one class, as :func:`sklearn.metrics.precision_recall_fscore_support` has them.
+
+    Attributes:
+        number: of the class.
+        support: number of records that have it.
+        recall: fraction of them that is predicted as such.
+        precision: fraction of the records predicted as such that have it; 0 of none.
+        f1: harmonic mean of both.
+        other_recall: recall of the baseline; ``None`` without one.
+        other_precision: precision of the baseline.
+    """
+
+    number: int
+    support: int
+    recall: float
+    precision: float
+    f1: float
+    other_recall: float | None
+    other_precision: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfusedPair:
+    """Records of class ``true`` predicted as ``said``: how many, and how many by the baseline."""
+
+    true: int
+    said: int
+    count: int
+    other: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Records of similar confidence.
+
+    Attributes:
+        confidence: mean probability of the likeliest class.
+        right: fraction for which it is the true one.
+        low: lower end of the 95 % interval of that fraction (Wilson 1927).
+        high: its upper end.
+        count: number of records.
+    """
+
+    confidence: float
+    right: float
+    low: float
+    high: float
+    count: int
+
+
+def by_length(
+    p: Predictions,
+    other: Predictions | None,
+    lengths: Int64,
+    cut: Bool,
+    *,
+    metric: str,
+    seed: int = 0,
+    samples: int = SAMPLES,
+) -> tuple[LengthBin, ...]:
+    """Return scores by quartile of text length.
+
+    Args:
+        p: the method's predictions.
+        other: the baseline's, for the same records.
+        lengths: ``(n,)`` length of the text of each record.
+        cut: ``(n,)`` whether it was cut.
+        metric: the score.
+        seed: of the bootstrap.
+        samples: number of bootstrap samples.
+    """
+    inner = np.unique(
+        np.quantile(lengths, np.arange(1, _LENGTH_BINS) / _LENGTH_BINS, method="lower")
+    )
+    place = np.searchsorted(inner, lengths, side="left")
+    made = []
+    for number in np.unique(place):
+        index = np.flatnonzero(place == number)
+        both = [one.take(index) for one in (p, other) if one is not None]
+        metrics = {str(i): metrics_of(one, beta=beta_of(metric))[metric]
+                   for i, one in enumerate(both)}  # fmt: skip
+        unit = both[0].group
+        scores = scored(metrics, unit, seed=seed, samples=samples)
+        difference = None
+        if other is not None:
+            drawn = resample(metrics, unit, seed=seed, samples=samples)
+            value = scores["0"].value - scores["1"].value
+            units = metrics["0"].units(unit, paired=True)
+            difference = Score(
+                value, *difference_interval(value, drawn["0"] - drawn["1"], units=units)
+            )
+        here = lengths[index]
+        made.append(LengthBin(
+            int(here.min()), int(here.max()), len(index), int(cut[index].sum()), scores["0"],
+            scores.get("1"), difference,
+        ))  # fmt: skip
+    return tuple(made)
+
+
+def by_class(p: Predictions, other: Predictions | None) -> tuple[ClassRow, ...]:
+    """Return the scores of every class, the worst F1 first."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    labels = range(len(p.classes))
+    columns = precision_recall_fscore_support(p.y, p.y_pred, labels=labels, zero_division=0)
+    theirs: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(labels)
+    if other is not None:
+        found = precision_recall_fscore_support(other.y, other.y_pred, labels=labels,
+                                                zero_division=0)  # fmt: skip
+        theirs = [(float(recall), float(precision))
+                  for precision, recall in zip(*found[:2], strict=True)]  # fmt: skip
+    rows = [
+        ClassRow(c, int(support), float(recall), float(precision), float(f1), *theirs[c])
+        for c, precision, recall, f1, support in zip(labels, *columns, strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.f1, -row.support)))
+
+
+def confused_pairs(
+    p: Predictions, other: Predictions | None, *, limit: int = 15
+) -> tuple[ConfusedPair, ...]:
+    """Return the most frequent wrong predictions, the most frequent first."""
+    classes = len(p.classes)
+    counts = _cells(p, classes)
+    theirs = None if other is None else _cells(other, classes)
+    order = np.argsort(-counts, kind="stable")[:limit]
+    return tuple(
+        ConfusedPair(int(cell // classes), int(cell % classes), int(counts[cell]),
+                     None if theirs is None else int(theirs[cell]))
+        for cell in order if counts[cell]
+    )  # fmt: skip
+
+
+def _cells(p: Predictions, classes: int) -> Int64:
+    wrong = p.y != p.y_pred
+    cells = p.y[wrong] * classes + p.y_pred[wrong]
+    return np.asarray(np.bincount(cells, minlength=classes**2), np.int64)
+
+
+def calibration(p: Predictions) -> tuple[CalibrationBin, ...]:
+    """Return bins of as many records each, from the least to the most confident."""
+    confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
+    order = np.argsort(confidence, kind="stable")
+    count = int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))
+    return tuple(
+        CalibrationBin(
+            float(confidence[part].mean()), float(right[part].mean()),
+            *wilson(int(right[part].sum()), len(part)), len(part),
+        )
+        for part in np.array_split(order, count)
+    )  # fmt: skip
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a fraction (Wilson 1927).
+
+    >>> tuple(round(end, 3) for end in wilson(30, 30))
+    (0.886, 1.0)
+    """
+    middle = (hits + _Z**2 / 2) / (count + _Z**2)
+    reach = _Z / (count + _Z**2) * np.sqrt(hits * (count - hits) / count + _Z**2 / 4)
+    return float(max(middle - reach, 0.0)), float(min(middle + reach, 1.0))

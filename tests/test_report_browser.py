@@ -1,0 +1,313 @@
+"""The report in a real browser: every control by mouse and by keyboard, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit.classifiers.probe import probe
+from embedkit.classifiers.train import train
+from embedkit.comparison.compare import compare
+from embedkit.comparison.report import write_report
+from embedkit.encoding.encoder import Encoder
+from embedkit.runs.splits import split
+from tests.run_fixtures import write_fake_run
+from tests.store_fixtures import load_quickly, tiny_model
+from tests.test_report import EVIL, corpus_of, payload
+
+READY = "#explorer:not([hidden])"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    known = ("chromium", "chromium-browser", "google-chrome")
+    program = next((found for name in known if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome is installed")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports of vectors with a probe, of many runs and classes, and of values."""
+    folder = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        embedkit.extract(corpus_of(folder / "corpus.tsv", 400), out=folder / "data", layers="all",
+                         model=str(tiny_model()))  # fmt: skip
+    split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)
+    options: dict[str, Any] = {"split": folder / "s.parquet"}
+    train(folder / "data", out=folder / "tfidf", features="tfidf", **options)
+    train(folder / "data", out=folder / "logreg", **options)
+    probe(folder / "data", out=folder / "probe", threads=1, learning_curve=True, **options)
+    write_report(compare([folder / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
+                 folder / "vectors.html", label_names={"0": "부정", "1": "긍정"})  # fmt: skip
+    random = np.random.default_rng(0)
+    labels = tuple(f"とても長い分類の名前がここにあります{i:02}" for i in range(77))
+    y = random.integers(77, size=600)
+    many = []
+    for number in range(12):
+        scores = random.normal(size=(600, 77))
+        scores[np.arange(600), y] += 2 + number / 4
+        output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        many.append(write_fake_run(folder / f"many/run_with_a_rather_long_name_{number}",
+                                   [labels[i] for i in y], output, [i % 5 for i in range(600)],
+                                   classes=labels))  # fmt: skip
+    write_report(compare(many, samples=20), folder / "many.html", report_lang="ja")
+    values = random.normal(size=300)
+    made = [write_fake_run(folder / f"values/{name}", values,
+                           values + random.normal(size=300) * noise, [i % 5 for i in range(300)],
+                           classes=(), task="regression")
+            for name, noise in (("near", 0.7), ("far", 1.0))]  # fmt: skip
+    write_report(compare(made, baseline="far"), folder / "values.html", report_lang="ko")
+    return {name: folder / f"{name}.html" for name in ("vectors", "many", "values")}
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+    """Open a page; at the end nothing was said on the console, and nothing else was asked for."""
+    contexts, seen = [], []
+
+    def open_page(name: str, *, width: int = 1_280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page = context.new_page()
+        messages: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(pages[name].as_uri())
+        page.wait_for_selector(READY)
+        contexts.append(context)
+        seen.append((messages, asked, pages[name].as_uri()))
+        return page
+
+    yield open_page
+    for messages, asked, uri in seen:
+        assert messages == []
+        assert asked == [uri]
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("name", ["vectors", "many", "values"])
+@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
+def test_nothing_is_wider_than_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
+    page = opened(name, width=width, scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = min(int(part) for part in re.findall(r"\d+", background)[:3]) > 128
+    assert light == (scheme == "light")
+
+
+@pytest.mark.parametrize("name", ["vectors", "many", "values"])
+@pytest.mark.parametrize("width", [1_280, 390])
+def test_words_of_a_picture_do_not_lie_on_each_other(opened: Any, name: str, width: int) -> None:
+    page = opened(name, width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = page.evaluate(
+        """() => [...document.querySelectorAll('figure svg')].flatMap((svg) => {
+          const frame = svg.getBoundingClientRect();
+          if (!frame.width) return [];
+          const boxes = [...svg.querySelectorAll('text')].map((text) =>
+            [text.textContent, text.getBoundingClientRect()]);
+          const out = boxes.filter(([, b]) => b.left < frame.left - 2 || b.right > frame.right + 2
+            || b.top < frame.top - 3 || b.bottom > frame.bottom + 3).map(([t]) => `cut: ${t}`);
+          for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
+            const [a, b] = [boxes[i][1], boxes[j][1]];
+            const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+            const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+            if (across > 1 && down > Math.min(a.height, b.height) * 0.45) {
+              out.push(`over: ${boxes[i][0]} / ${boxes[j][0]}`);
+            }
+          }
+          return out;
+        })"""
+    )
+    assert found == []
+
+
+def test_numbers_are_those_of_the_run(opened: Any, pages: dict[str, Path]) -> None:
+    page = opened("vectors")
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    for name in ("tfidf", "logreg"):
+        content = json.loads((pages["vectors"].parent / name / "run.json").read_text("utf-8"))
+        row = page.locator("#table-scores tbody tr", has_text=re.compile(f"^{name}"))
+        cells = row.locator("td").all_inner_texts()
+        heads = page.locator("#table-scores thead th").all_inner_texts()[1:]
+        found = dict(zip((h.split("\xa0")[0] for h in heads), cells, strict=True))
+        scores = content["scores"]["cross_validation"]
+        for label, metric in (("accuracy", "accuracy"), ("macro-F1", "macro_f1")):
+            assert found[label].startswith(f"{scores[metric]['value'] * 100:.1f} %")
+        assert found["log-loss"].startswith(f"{scores['log_loss']['value']:.3f}")
+
+
+def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None:
+    page, data = opened("vectors"), payload(pages["vectors"])
+    shown, count = page.locator("#list .case"), page.locator("#count")
+    for name in data["order"]:
+        page.click(f".tabs button[data-name={name}]")
+        expected = len(data["rows"]) if name == "all" else len(data["lists"][name])
+        assert count.inner_text() == f"{min(expected, 25)} of {expected} records"
+        assert shown.count() == min(expected, 25)
+    while page.locator("#more").is_visible():
+        page.click("#more")
+    assert shown.count() == len(data["rows"])
+    page.fill("#find", "ONERROR")
+    evil = [text for text in data["texts"] if "onerror" in text]
+    assert count.inner_text() == f"{min(25, len(evil))} of {len(evil)} records"
+    assert page.locator("#list script, #list img").count() == 0
+    page.select_option("#true", "1")
+    page.select_option("#said", "0")
+    said = [i for i, text in enumerate(data["texts"])
+            if "onerror" in text and data["y"][i] == 1 and data["said"][0][i] == 0]  # fmt: skip
+    assert shown.count() == len(said)
+    page.fill("#find", "nothing has these words")
+    assert count.inner_text() == "No record matches."
+    page.click("#clear")
+    assert shown.count() == 25
+    page.fill("#find", data["ids"][3])
+    assert shown.count() >= 1
+    page.click("#clear")
+    page.click(".tabs button[data-name=wrong]")
+    shown.first.locator("summary").click()
+    first = data["lists"]["wrong"][0]
+    near = data["near"]["of"][str(first)]
+    assert shown.first.locator(".near li").count() == len(near)
+    assert data["texts"][near[0][0]][:20].strip() in shown.first.locator(".near").inner_text()
+    assert shown.first.locator(".chip.true").inner_text().split()[-1] in ("부정", "긍정")
+    assert shown.first.locator(".chip [lang=ko]").count() > 0
+
+
+def test_pairs_and_warnings_lead_to_records(opened: Any, pages: dict[str, Path]) -> None:
+    page, data = opened("many"), payload(pages["many"])
+    pair = page.locator(".pairs button").first
+    true, said = int(pair.get_attribute("data-true")), int(pair.get_attribute("data-said"))
+    pair.click()
+    expected = [i for i in range(len(data["rows"]))
+                if data["y"][i] == true and data["said"][0][i] == said]  # fmt: skip
+    assert page.locator("#list .case").count() == len(expected) > 0
+    assert str(len(expected)) in pair.locator(".num").inner_text()
+    assert page.input_value("#true") == str(true)
+    rows = page.locator("#table-classes tbody tr:visible")
+    assert rows.count() == 15
+    page.click("#all-classes")
+    assert rows.count() == 77
+
+
+def test_keyboard_alone(opened: Any) -> None:
+    """Every control is reached by Tab, is seen to have the focus, and works by Enter or Space."""
+    page = opened("vectors")
+    reached: dict[str, bool] = {}
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            """() => {
+              const one = document.activeElement;
+              if (one === document.body) return null;
+              const ring = getComputedStyle(one).outlineStyle !== "none";
+              return [one.id || one.dataset.name || one.textContent.slice(0, 30), ring];
+            }"""
+        )
+        if found is None:
+            break
+        reached[found[0]] = found[1]
+    assert {"find", "true", "said", "clear", "copy", "all"} <= set(reached)
+    assert all(reached.values()), [name for name, ring in reached.items() if not ring]
+    page.focus(".tabs button[data-name=all]")
+    page.keyboard.press("Enter")
+    assert page.get_attribute(".tabs button[data-name=all]", "aria-pressed") == "true"
+    page.focus("#list .case summary >> nth=0")
+    page.keyboard.press("Enter")
+    assert page.locator("#list .case details[open]").count() == 1
+    page.focus("#numbers > summary")
+    page.keyboard.press("Space")
+    heading = page.locator("#table-scores thead th").nth(1)
+    heading.locator("button").focus()
+    before = page.locator("#table-scores tbody th").all_inner_texts()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert page.locator("#table-scores tbody th").all_inner_texts() != before
+    values = page.locator("#table-scores tbody tr").evaluate_all(
+        "rows => rows.map(row => Number(row.cells[1].dataset.value))"
+    )
+    assert values == sorted(values)
+
+
+def test_records_are_copied_as_tsv(opened: Any, pages: dict[str, Path]) -> None:
+    page, data = opened("vectors"), payload(pages["vectors"])
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click(".tabs button[data-name=wrong]")
+    page.click("#copy")
+    listed = data["lists"]["wrong"]
+    assert page.inner_text("#count") == f"Copied {len(listed)} records"
+    page.evaluate("""() => { const area = document.createElement("textarea"); area.id = "paste";
+                     document.body.append(area); area.focus(); }""")
+    page.keyboard.press("Control+V")
+    lines = page.input_value("#paste").rstrip("\n").split("\n")
+    assert lines[0].split("\t")[:3] == ["row", "id", "true"]
+    assert [int(line.split("\t")[0]) for line in lines[1:]] == [data["rows"][i] for i in listed]
+    assert {line.count("\t") for line in lines} == {lines[0].count("\t")}
+
+
+def test_paper_has_everything(opened: Any, tmp_path: Path) -> None:
+    page = opened("vectors")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.locator("details:not([open])").count() == 0
+    assert not page.locator("#find").is_visible()
+    assert page.locator("#table-scores").is_visible()
+    page.set_viewport_size({"width": 700, "height": 900})
+    scrolling = "one => getComputedStyle(one).overflowX !== 'visible'"
+    assert not page.evaluate(f"[...document.querySelectorAll('.scroll')].some({scrolling})")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("#numbers[open]").count() == 0
+
+
+def test_the_policy_stops_a_script_that_escaping_would_miss(
+    pages: dict[str, Path], browser: Any, tmp_path: Path
+) -> None:
+    html = pages["vectors"].read_text("utf-8")
+    planted = html.replace("</main>", f"{EVIL}</main>")
+    assert planted != html
+    (tmp_path / "planted.html").write_text(planted, "utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "planted.html").as_uri())
+    page.wait_for_selector(READY)  # the page's own script still runs
+    assert page.title() != "owned"
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["vectors", "many", "values"])
+@pytest.mark.parametrize(("width", "scheme"), [(1_280, "light"), (390, "dark")])
+def test_axe_finds_nothing(browser: Any, pages: dict[str, Path], name: str, width: int,
+                           scheme: str) -> None:  # fmt: skip
+    """``EMBEDKIT_TEST_AXE`` names ``axe.min.js`` of the npm package axe-core."""
+    source = os.environ.get("EMBEDKIT_TEST_AXE")
+    if not source:
+        pytest.skip("EMBEDKIT_TEST_AXE names no axe.min.js of axe-core")
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme,
+                                  bypass_csp=True)  # fmt: skip
+    page = context.new_page()
+    page.goto(pages[name].as_uri())
+    page.wait_for_selector(READY)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page.add_script_tag(path=source)
+    named = "result.violations.map(one => [one.id, one.nodes[0].html.slice(0, 200)])"
+    found = page.evaluate(f"axe.run().then(result => {named})")
+    assert found == []
+    context.close()
