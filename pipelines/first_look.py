@@ -29,7 +29,10 @@ def main(outputs: Path) -> int:
         model, english_only = MULTILINGUAL, []
     except ModelError as error:
         print(f"{error}\nThe English half of the first run follows, with {DEFAULT_MODEL}.")
-        model, english_only = DEFAULT_MODEL, [f"model={DEFAULT_MODEL}", f"corpus={CORPORA[0]}"]
+        model, english_only = (
+            DEFAULT_MODEL,
+            [f"model={DEFAULT_MODEL}", f"corpus={CORPORA[0]}", "layers=all"],
+        )
     if not english_only and (code := run_recipe("two_languages", outputs, [])):
         return code
     if code := run_recipe("quickstart", outputs, english_only):

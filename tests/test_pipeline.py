@@ -433,7 +433,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
     corpus = [f"corpus={folder / 'corpus.tsv'}"]
     return {
-        "quickstart": [*tiny, *corpus, "label=label", "finetune.epochs=1",
+        "quickstart": [*tiny, *corpus, "label=label", "layers=all", "finetune.epochs=1",
                        "finetune.freeze-layers=1", "finetune.max-length=16"],
         "two_languages": [*tiny, f"english-{tiny[0]}", "label=label",
                           *(f"{name}={folder / 'corpus.tsv'}" for name in ("labelled", "asked"))],
