@@ -170,7 +170,7 @@ def exclusive(folder: Path) -> Iterator[None]:
                 raise BlockingIOError
         except BlockingIOError as error:
             raise LockedError(
-                f"{folder} is being written by another process. Wait for it, or pass another out="
+                f"{folder} is being written by another process. Wait for it, or pass another out=."
             ) from error
         yield
     finally:

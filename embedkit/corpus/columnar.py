@@ -193,16 +193,9 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 def is_string(kind: pa.DataType) -> bool:
     """Whether values of the type are text."""
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return kind in _BYTES_OF
 
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether values of the type are bytes."""
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)

@@ -39,11 +39,7 @@ def sentence_columns(
 ) -> dict[str, pa.Array]:
     """Everything of the sentence table but the vectors, one row per record.
 
-    Args:
-        records: the records.
-        texts: their tokens.
-        settings: of the dataset.
-        folds: ``(n,)`` fold whose models made each vector; ``None`` for vectors of a checkpoint.
+    ``folds`` is the ``(n,)`` fold whose models made each vector; ``None`` for a checkpoint.
     """
     columns = {
         "row": pa.array([r.row for r in records], pa.int64()),
@@ -87,13 +83,7 @@ def layer_columns(
 def ledger_of(
     texts: Sequence[TokenizedText], tokenizer: TextTokenizer, *, limit: int
 ) -> dict[str, int]:
-    """Counts of a shard: what was kept, cut, unknown, or looked like markup to the tokenizer.
-
-    Args:
-        texts: the tokenized records.
-        tokenizer: knows which ids are special.
-        limit: tokens per sequence.
-    """
+    """Counts of a shard: what was kept, cut, unknown, or looked like markup to the tokenizer."""
     special = tokenizer.special_ids
     spelled = sum(bool(np.isin(t.ids[~t.special], special).any()) for t in texts)
     return {

@@ -82,18 +82,17 @@ def verify(
         (True, 12, 12)
     """
     folder = Path(path)
-    if is_sealed(folder):
-        return _verify_sealed(folder)
-    manifest = read_manifest(folder)
     found = Verification()
+    if is_sealed(folder):
+        _check_sealed(folder, found)
+        return found
+    manifest = read_manifest(folder)
     if Job(manifest.job, {}).fingerprint != manifest.fingerprint:
         found.problems.append("manifest.json was edited: its settings have another fingerprint")
     _check_files(folder, manifest, found)
     for index in sorted((Layout(folder).private / "index").glob("*")):
         if is_sealed(index):
-            sealed = _verify_sealed(index)
-            found.files += sealed.files
-            found.problems += sealed.problems
+            _check_sealed(index, found)
     if found.ok:
         _check_rows(folder, manifest, found)
     if found.ok and recompute:
@@ -101,20 +100,19 @@ def verify(
     return found
 
 
-def _verify_sealed(folder: Path) -> Verification:
+def _check_sealed(folder: Path, found: Verification) -> None:
     """Check a run or an index, whose files have no rows to look at."""
-    found = Verification()
     try:
         names = file_sums(folder)
     except DamagedError as error:
-        return Verification(problems=[str(error)])
+        found.problems.append(str(error))
+        return
     for name in names:
         found.files += 1
         try:
             check_files(folder, [name])
         except DamagedError as error:
             found.problems.append(str(error))
-    return found
 
 
 def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
