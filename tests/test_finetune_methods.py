@@ -345,6 +345,14 @@ def test_the_epoch_may_be_chosen_by_a_metric(corpus: Path, tmp_path: Path) -> No
         assert kept.valid_loss == pytest.approx(-np.log(true).mean(), abs=1e-5)
 
 
+def test_a_metric_that_is_not_defined_chooses_nothing(tmp_path: Path) -> None:
+    """No validation record is of the rare class, of which too few are there."""
+    labels = ["1" if i in (3, 7, 11) else "0" for i in range(60)]
+    file = corpus_of(tmp_path / "corpus.tsv", labels=labels)
+    with pytest.raises(UsageError, match=r"select_by='roc_auc' is not defined on the \d+ valid"):
+        tuned(file, tmp_path / "run", folds=2, select_by="roc_auc", validation=0.05)
+
+
 def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -419,3 +427,35 @@ def test_progress_counts_the_steps_of_an_epoch(corpus: Path, tmp_path: Path) -> 
     for stage in stages:
         here = [state for state in states if state.stage == stage]
         assert [state.done for state in here] == list(range(1, here[0].total + 1))
+
+
+def test_the_optimizer_has_the_rates_and_decays_of_the_options(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Of every layer, of biases and norms, and of the head."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    seen: set[tuple[float, float, int]] = set()
+
+    def note(optimizer: Any, *_: Any) -> None:
+        seen.update(
+            (group["initial_lr"], group["weight_decay"], sum(p.numel() for p in group["params"]))
+            for group in optimizer.param_groups
+        )
+
+    given: dict[str, Any] = {"learning_rate": 1e-3, "layer_decay": 0.5, "head_learning_rate": 3e-2}
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        on_split(corpus, tmp_path / "run", **given)
+    finally:
+        handle.remove()
+    sizes: dict[tuple[float, float], int] = {}
+    for name, parameter in read_model(tmp_path / "run/model/fold-0").named_parameters():
+        layer = name.partition("encoder.encoder.layer.")[2].partition(".")[0]
+        depth = int(layer) + 1 if layer else 3 if not name.startswith("encoder.") else 0
+        rate = 3e-2 if depth == 3 else 1e-3
+        decay = 0.01 if parameter.ndim == 2 else 0.0
+        key = (rate * 0.5 ** (3 - depth), decay)
+        sizes[key] = sizes.get(key, 0) + parameter.numel()
+    wanted = sorted((*key, count) for key, count in sizes.items())
+    assert np.allclose(sorted(seen), wanted, rtol=1e-9, atol=0)

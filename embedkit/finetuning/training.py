@@ -33,7 +33,7 @@ from transformers import (
 
 from embedkit import fsio
 from embedkit.encoding.tokenization import TokenizedText
-from embedkit.errors import EncodeError, StorageError, first_line
+from embedkit.errors import EncodeError, StorageError, UsageError, first_line
 from embedkit.finetuning.batches import LengthSampler, n_seen, padded, predict_logits
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.options import TrainingOptions
@@ -250,6 +250,11 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             metrics["eval_accuracy"] = _value(y, proba, target, "accuracy", "")
         by = fold.options.select_by
         metrics[_CHOSEN_BY] = loss if by == "loss" else _value(y, proba, target, by, by)
+        if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
+            raise UsageError(
+                f"select_by={by!r} is not defined on the {len(y)} validation records of "
+                f"{fold.name}. Pass a larger validation= than {fold.options.validation:g}."
+            )
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics

@@ -272,7 +272,7 @@ def draw_learning_curves(
     score = axis.twinx() if any("valid_score" in line for line in log) else axis
     models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in log:
-        models.setdefault((line["repeat"], line["fold"], line["seed"]), []).append(line)
+        models.setdefault((line["repeat"], line["fold"], line.get("seed", 0)), []).append(line)
     drawn: dict[str, Any] = {}
     for lines in models.values():
         for on, key, color, name in (

@@ -119,11 +119,9 @@ def _read(file: Path, kind: str, fingerprint: str) -> Whitening | None:
         return None
     try:
         with safe_open(str(file), framework="numpy") as content:
-            if (content.metadata() or {}).get("fingerprint") != fingerprint:
-                return None
             matrix = content.get_tensor("shrunk") if kind == "whiten" else None
             found = Whitening(kind, content.get_tensor("mean"), matrix)
-            return found if content.metadata().get("sha256") == _digest(found) else None
+            return found if content.metadata() == _seal(found, fingerprint) else None
     except (SafetensorError, OSError):
         return None
 
@@ -135,11 +133,12 @@ def _write(file: Path, fitted: Whitening, fingerprint: str) -> None:
     if fitted.matrix is not None:
         tensors["shrunk"] = np.ascontiguousarray(fitted.matrix)
     fsio.make_folder(file.parent)
-    data = save(tensors, metadata={"fingerprint": fingerprint, "sha256": _digest(fitted)})
+    data = save(tensors, metadata=_seal(fitted, fingerprint))
     fsio.write_durably(file, data, scratch=file.parent)
 
 
-def _digest(fitted: Whitening) -> str:
+def _seal(fitted: Whitening, fingerprint: str) -> dict[str, str]:
+    """Dataset and content in one entry: safetensors writes several in an order that changes."""
     parts = (fitted.mean, fitted.matrix)
     content = b"".join(np.ascontiguousarray(part).tobytes() for part in parts if part is not None)
-    return hashlib.sha256(content).hexdigest()
+    return {"seal": f"{fingerprint} {hashlib.sha256(content).hexdigest()}"}
