@@ -7,7 +7,7 @@ OUT    := outputs
 .PHONY: help install run test test-all test-oldest check format bench simulate clean
 
 help:
-	@echo "make run       install into $(VENV), then compare classifiers on the corpora of data/"
+	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
 	@echo "make test      install into $(VENV), then run the quick tests"
 	@echo "make test-all  install into $(VENV), then run the slow tests too"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
@@ -26,11 +26,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 install: $(VENV)/.installed
 
 run: install
-	$(BIN)/embedkit run pipelines/quickstart.toml --set out=../$(OUT)/quickstart || test $$? -eq 3
-	$(BIN)/embedkit extract data/homonyms.tsv --label sense --keep word,start,end,language \
-	    --layers all --words --tokens --out $(OUT)/homonyms
-	$(BIN)/embedkit verify $(OUT)/quickstart/vectors --recompute 1
-	$(BIN)/embedkit info $(OUT)/quickstart/vectors
 	$(BIN)/python pipelines/first_look.py $(OUT)
 
 # a worker for each core, each with one thread; those that are done take tests from the others

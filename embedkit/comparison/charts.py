@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from embedkit.runs.resampling import Score
 __all__ = ["CHARTS", "Chart", "charts_of"]
 
 _TOP = 8.0
-_NEAR = 5
-"""Number of methods up to which names stand beside their marks."""
 _MOST_POINTS = 1_500
 
 
@@ -102,17 +99,6 @@ def forest(content: ReportContent, words: Phrases, width: float) -> Scene:
     return scene
 
 
-def _halo(
-    scene: Scene, x: float, y: float, text: str, *, anchor: Literal["start", "end"] = "start",
-    size: float = 13, **look: Any,
-) -> None:  # fmt: skip
-    """Write text on a ground of its own, so that no line of a grid runs through it."""
-    width = text_width(text, size) + 6
-    scene.box(x - 3 if anchor == "start" else x + 3 - width, y - size + 1, width, size + 4,
-              colour="paper", opacity=0.85)  # fmt: skip
-    scene.text(x, y, text, anchor=anchor, size=size, **look)
-
-
 def _effect_text(method: Method, words: Phrases) -> str:
     effect = method.effect
     assert effect is not None
@@ -135,8 +121,7 @@ def cost(content: ReportContent, words: Phrases, width: float) -> Scene:
     names = {m.name: shorten(words.method(m.name), room) for m in rows}
     height = max(290.0, 19.0 * len(rows) + 80)
     bottom, left = height - 44, 52.0
-    column = len(rows) > _NEAR
-    right = width - (max(text_width(n, 12) for n in names.values()) + 22 if column else 12)
+    right = width - max(text_width(n, 12) for n in names.values()) - 22
     times = [m.milliseconds or 1.0 for m in rows]
     x = _Axis(min(times) / 1.8, max(times) * 1.8, left + 6, right, log=True)
     ends = [v for m in rows for v in (m.score.low, m.score.high) if math.isfinite(v)]
@@ -164,10 +149,7 @@ def cost(content: ReportContent, words: Phrases, width: float) -> Scene:
                        colour=f"m{method.style}", opacity=0.5)  # fmt: skip
         scene.mark(px, py, method.style)
     marks = [(names[m.name], x(m.milliseconds or 1), y(m.score.value), m.style) for m in rows]
-    if column:
-        _names_at_right(scene, marks, right, (_TOP + 6, bottom))
-    else:
-        _names_beside(scene, marks, (left, right), (_TOP + 6, bottom))
+    _names_of_marks(scene, marks, right, (_TOP + 6, bottom))
     return scene
 
 
@@ -181,27 +163,19 @@ def _round_times(low: float, high: float) -> list[float]:
     return found
 
 
-def _names_beside(
-    scene: Scene, marks: Sequence[tuple[str, float, float, int]],
-    across: tuple[float, float], down: tuple[float, float],
+def _names_of_marks(
+    scene: Scene, marks: Sequence[tuple[str, float, float, int]], right: float,
+    room: tuple[float, float],
 ) -> None:  # fmt: skip
-    """Write names beside their marks, none over another: marks of one place become a list."""
-    taken: list[tuple[float, float, float]] = []
-    for name, x, y, style in sorted(marks, key=lambda mark: mark[2]):
-        width = text_width(name, 12) + 4
-        start = x + 12 if x + 12 + width <= across[1] else x - 12 - width
-        place = y
-        while any(abs(place - other) < 16 and start < right and left < start + width
-                  for left, right, other in taken):  # fmt: skip
-            place += 2
-        place = min(place, down[1] - 4)
-        taken.append((start, start + width, place))
-        if abs(place - y) > 6:
-            edge = start - 2 if start > x else start + width
-            scene.line((x, y), (edge, place), colour=f"m{style}", width=0.8)
-        anchor: Literal["start", "end"] = "start" if start > x else "end"
-        _halo(scene, start if start > x else start + width - 2, place + 4, name, size=12,
-              anchor=anchor, bold=not style)  # fmt: skip
+    """Write names beside marks with nothing to the right of them, the others in a column."""
+    crowded = []
+    for name, x, y, style in marks:
+        end = x + 14 + text_width(name, 12)
+        if end < right and not any(x - 4 < other < end + 8 for n, other, *_ in marks if n != name):
+            scene.text(x + 11, y - 5, name, size=12, bold=not style)
+        else:
+            crowded.append((name, x, y, style))
+    _names_at_right(scene, crowded, right, room)
 
 
 def _frontier(rows: Sequence[Method], content: ReportContent) -> list[Method]:

@@ -325,11 +325,7 @@ def _environment(encoder: Encoder) -> dict[str, Any]:
     cuda = device.type == "cuda"
     return {
         "embedkit": __version__,
-        "numpy": np.__version__,
-        "pyarrow": pa.__version__,
-        "tokenizers": tokenizers.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{lib.__name__: lib.__version__ for lib in (np, pa, tokenizers, torch, transformers)},
         "forward": encoder.model.name,
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         **({} if cuda else {"arithmetic": _arithmetic(encoder)}),

@@ -30,6 +30,7 @@ from embedkit.dataset.planning import ExtractPlan
 from embedkit.dataset.schema import Footer, cast_for_storage, shard_bytes
 from embedkit.dataset.workers import Clock, StageTime, Writers, ahead
 from embedkit.encoding.encoder import PendingShard, ShardVectors
+from embedkit.encoding.legibility import note_if_spelled_out
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import CorpusError
@@ -160,6 +161,11 @@ class JobRun:
 
     def _encode(self, shard: _Shard, writers: Writers[dict[str, int]]) -> None:
         plan = self._plan
+        if shard.number == 0:
+            encoder = plan.encoder
+            note_if_spelled_out(
+                encoder.checkpoint, encoder.tokenizer, [r.text for r in shard.records]
+            )
         before, shard_tokens = self._done, shard.tokens
 
         def on_tokens(count: int) -> None:
@@ -258,13 +264,6 @@ class JobRun:
             logger.warning("no record was accepted: the dataset has no rows")
         if quotes := counts.quote_notice:
             logger.warning(quotes)
-        kept = ledger.get("tokens_kept", 0)
-        unknown = ledger.get("tokens_unknown", 0)
-        if kept and unknown / kept > 0.2:
-            logger.warning(
-                f"{unknown / kept:.0%} of the tokens are unknown to this model's vocabulary; it "
-                "may be the wrong model for the language"
-            )
         if spelled := ledger.get("records_spelling_special_tokens"):
             logger.warning(
                 f"{spelled} texts spell out special tokens such as [SEP], which act as such"

@@ -156,6 +156,11 @@ class TextTokenizer:
         return int(min(self.hf.model_max_length, _HUGE))
 
     @property
+    def unknown_id(self) -> int:
+        """Id of the token for what the vocabulary does not know; -1 if it has none."""
+        return -1 if self._unknown is None else int(self._unknown)
+
+    @property
     def special_ids(self) -> Ints:
         """Ids of special tokens, which a text can also spell out; [UNK] is not among them."""
         return _ints(sorted(i for i in self.hf.all_special_ids if i != self._unknown))

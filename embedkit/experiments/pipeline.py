@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from embedkit._version import __version__
 from embedkit.display import duration_text
 from embedkit.errors import EXIT_REJECTS
 from embedkit.experiments.recipe import Stage
+from embedkit.experiments.stage_process import StageProcesses
 
 __all__ = ["Done", "StageResult", "content_hash", "run_recipe", "shell_lines"]
 
@@ -34,6 +33,7 @@ _LIBRARIES = ("numpy", "pyarrow", "scikit-learn", "lightgbm", "torch", "transfor
 _RUN_FILES = ("run.json", "predictions.parquet", "training.jsonl")
 _SIZED = ("sentences", "words", "tokens", "model")
 _OF_DONE = {"outputs", "exit_code"}
+_PROCESSES = StageProcesses()
 UP_TO_DATE, DONE, FAILED = "up to date", "done", "failed"
 
 
@@ -88,6 +88,14 @@ def run_recipe(
         divert: send to standard error what they print.
         progress: called with a line before and after every stage.
     """
+    with _PROCESSES:
+        return _run_all(stages, force=force, quiet=quiet, divert=divert, progress=progress)
+
+
+def _run_all(
+    stages: Sequence[Stage], *, force: bool, quiet: bool, divert: bool,
+    progress: Callable[[str], None],
+) -> Done:  # fmt: skip
     results: list[StageResult] = []
     for number, stage in enumerate(stages, 1):
         about = f"[{number}/{len(stages)}] {stage.name}"
@@ -235,23 +243,8 @@ def _overwrites(stage: Stage, plan: _Plan) -> bool:
 
 
 def _call(arguments: Sequence[str], folder: Path, divert: bool) -> int:
-    """Run a command in its own process; signals that end this process end that one first."""
-    package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(p for p in (package, os.environ.get("PYTHONPATH")) if p)
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "embedkit", *arguments], cwd=folder,
-        env={**os.environ, "PYTHONPATH": path}, stdout=sys.stderr.fileno() if divert else None,
-    )  # fmt: skip
-    try:
-        code = child.wait()
-    except KeyboardInterrupt:  # the terminal sent it to the command too, which is ending in order
-        child.wait()
-        raise
-    except BaseException:
-        child.terminate()
-        child.wait()
-        raise
-    return 128 - code if code < 0 else code
+    """Run a command in its own process."""
+    return _PROCESSES.run(arguments, folder, divert=divert)
 
 
 def _inputs(stage: Stage) -> Iterator[tuple[str, str]]:

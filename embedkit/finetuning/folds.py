@@ -16,6 +16,7 @@ import torch
 from embedkit.corpus import CorpusOptions
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, find_checkpoint, quiet_transformers
 from embedkit.encoding.device import choose_device
+from embedkit.encoding.legibility import note_if_spelled_out
 from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
 from embedkit.errors import UsageError
@@ -130,6 +131,7 @@ def finetune(
         test_index = np.arange(len(more))
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     tokenizer = load_tokenizer(checkpoint)
+    note_if_spelled_out(checkpoint, tokenizer, data.texts)
     length = choose_max_length(checkpoint, tokenizer, options.max_length)
     check_folds(target, chosen)
     records = RunRecords(data, target, chosen, test_data, test_target, test_index)

@@ -103,7 +103,8 @@
       return found;
     };
 
-    const sure = (method, i) => say("percent", { value: Math.round(data.confidence[method][i] / 10) });
+    const sure = (method, i) =>
+      say("percent", { value: Math.round(data.confidence[method][i] / 10) }).replace(" ", "\u00a0");
     // what the methods say: of classes those that say the same together, with their probabilities
     const answers = (i) => {
       const groups = new Map();
