@@ -28,7 +28,7 @@ from embedkit.runs.figures import canvas, render
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float32, Int64
 
-__all__ = ["MapResult", "draw_map", "export_projector", "project"]
+__all__ = ["MapResult", "draw_map", "export_projector", "kept_neighbours", "project"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class MapResult:
         records: number of records of the dataset.
         labels: (label, records) of the colours, the most frequent first.
         explained: fraction of the variance on each axis of a PCA; ``None`` for UMAP.
+        kept: fraction of the nearest neighbours that the map keeps, as
+            :func:`kept_neighbours` returns it.
     """
 
     html: Path
@@ -73,6 +75,7 @@ class MapResult:
     records: int
     labels: tuple[tuple[str, int], ...]
     explained: tuple[float, float] | None
+    kept: float
 
 
 def draw_map(
@@ -110,18 +113,22 @@ def draw_map(
     data = load(dataset, view)
     indices = _sampled(data, limit, seed)
     points, explained = project(data, indices, method=method, seed=seed)
+    kept = kept_neighbours(data.reader.vectors_at(indices), points, seed=seed)
     labels, number = _labels(data, indices, color)
     fsio.make_folder(html.absolute().parent)
     title = f"{data.path.name}: {data.views[0]} by {method.upper()}"
     columns = ["row", *(name for name in ("id", "text") if name in data.columns)]
     values = data.reader.pick(indices, columns)
-    page = _page(values, len(data), points, labels, number, title)
+    page = _page(values, len(data), points, labels, number, title, kept)
     fsio.write_durably(html, page.encode(), scratch=html.parent)
-    fsio.write_durably(png, _figure(points, labels, number, title, explained), scratch=png.parent)
+    fsio.write_durably(
+        png, _figure(points, labels, number, title, explained, kept), scratch=png.parent
+    )
     counts = np.bincount(number, minlength=len(labels)).tolist()
     return MapResult(
         html, png, data.views[0], method, len(indices), len(data),
         tuple((name, n) for (name, _), n in zip(labels, counts, strict=True)), explained,
+        kept,
     )  # fmt: skip
 
 
@@ -161,6 +168,41 @@ def project(
         points = pca.fit_transform(vectors)
     first, second = np.nan_to_num(pca.explained_variance_ratio_).tolist()
     return np.asarray(points, np.float32), (first, second)
+
+
+def kept_neighbours(
+    vectors: Float32, points: Float32, *, k: int = 10, sample: int = 1_000, seed: int = 0
+) -> float:
+    """Return the fraction of nearest neighbours in full width that are nearest on the map too.
+
+    Args:
+        vectors: ``(m, width)`` float32; neighbours in full width are those by cosine.
+        points: ``(m, 2)`` float32, the map; neighbours there are those by Euclidean distance.
+        k: number of neighbours; fewer where there are fewer points.
+        sample: number of points whose neighbours are looked at.
+        seed: of the sample.
+
+    Example:
+        >>> random = np.random.default_rng(0)
+        >>> vectors = random.normal(size=(200, 16)).astype(np.float32)
+        >>> 0 < kept_neighbours(vectors, vectors[:, :2]) < 0.5
+        True
+    """
+    from sklearn.neighbors import NearestNeighbors
+
+    k = min(k, len(vectors) - 1)
+    chosen = np.arange(len(vectors))
+    if len(chosen) > sample:
+        chosen = np.random.default_rng(seed).choice(len(vectors), sample, replace=False)
+    found = []
+    for all_of_them in (unit_rows(vectors), points):
+        finder = NearestNeighbors(n_neighbors=k + 1, algorithm="brute").fit(all_of_them)
+        near = finder.kneighbors(all_of_them[chosen], return_distance=False)
+        found.append(
+            [set(row) - {i} for row, i in zip(near.tolist(), chosen.tolist(), strict=True)]
+        )
+    shared = [len(one & other) / len(one) for one, other in zip(*found, strict=True)]
+    return float(np.mean(shared))
 
 
 def export_projector(
@@ -254,7 +296,7 @@ def _labels(data: VectorData, indices: Int64, color: str | None) -> tuple[_Label
 
 def _page(
     values: dict[str, list[Any]], total: int, points: Float32, labels: _Labels, number: Int64,
-    title: str,
+    title: str, kept: float,
 ) -> str:  # fmt: skip
     """The page of records with the columns ``row`` and ``id``, perhaps ``text``, of so many."""
     from jinja2 import Environment, FileSystemLoader
@@ -272,8 +314,8 @@ def _page(
     }
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
     return environment.get_template("map.html").render(
-        title=title, count=len(points), total=total, payload=payload, style=style,
-        script=script, style_hash=_hash(style), script_hash=_hash(script),
+        title=title, kept=f"{kept:.0%}", count=len(points), total=total, payload=payload,
+        style=style, script=script, style_hash=_hash(style), script_hash=_hash(script),
     )  # fmt: skip
 
 
@@ -287,7 +329,7 @@ def _hash(text: str) -> str:
 
 def _figure(
     points: Float32, labels: _Labels, number: Int64, title: str,
-    explained: Sequence[float] | None,
+    explained: Sequence[float] | None, kept: float,
 ) -> memoryview:  # fmt: skip
     figure, axis = canvas(7.5, 6)
     # drawn in one random order, so that no label hides the others
@@ -305,6 +347,7 @@ def _figure(
     else:
         axis.set(xlabel=f"{explained[0]:.1%} of the variance",
                  ylabel=f"{explained[1]:.1%} of the variance")  # fmt: skip
+    title = f"{title}, keeps {kept:.0%} of nearest neighbours"
     axis.set_title(title.replace("$", r"\$"), loc="left", fontsize=9)
     content = io.BytesIO()
     render(figure, content, dpi=130, format="png", metadata={"Software": None})

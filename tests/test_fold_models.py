@@ -208,6 +208,18 @@ def test_one_model_is_refused_for_what_it_was_trained_on(shared: Path, tmp_path:
     assert not (tmp_path / "no.incomplete").exists()
 
 
+def test_models_of_further_seeds_and_repeats_are_refused_too(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", count=40)
+    split(corpus, out=tmp_path / "split.parquet", folds=2, repeats=2)
+    tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", epochs=1, seeds=2)
+    models = sorted(path for path in (tmp_path / "run/model").iterdir() if path.is_dir())
+    assert len(models) == 8
+    for model in models:
+        with pytest.raises(UsageError, match=r"trained on \d+ of these texts"):
+            embedkit.extract(corpus, out=tmp_path / "no", model=str(model))
+        embedkit.extract(["something else"], out=tmp_path / model.name, model=str(model))
+
+
 def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv")  # some texts stand there twice
     split(corpus, out=tmp_path / "split.parquet", folds=3, allow_duplicates=True)
@@ -218,6 +230,22 @@ def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
     tuned(corpus, tmp_path / "again", split=tmp_path / "twice.parquet", epochs=1)
     with pytest.raises(UsageError, match="2 repeats"):
         embedkit.extract(corpus, out=tmp_path / "no", model=str(tmp_path / "again"))
+
+
+def test_the_model_of_one_fold_is_refused_for_its_training_records(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv", count=40)
+    tuned(corpus, tmp_path / "run", folds=1, epochs=1)
+    made = read_split(tmp_path / "run/split.parquet")
+    trained = np.flatnonzero(made.folds[:, 0] < ALL_FOLDS)
+    assert len(trained) > 20
+    for model in ("run", "run/model/fold-0"):
+        with pytest.raises(UsageError, match=r"trained on \d+ of these"):
+            embedkit.extract(corpus, out=tmp_path / "no", model=str(tmp_path / model))
+    texts = pd.read_csv(corpus, sep="\t")["text"]
+    unseen = [*texts[made.folds[:, 0] == 0], "a bus home home home"]
+    embedkit.extract(unseen, out=tmp_path / "unseen", model=str(tmp_path / "run"), device="cpu")
+    encoder = embedkit.Encoder.load(tmp_path / "run/model/fold-0", device="cpu")
+    assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-6)
 
 
 def test_new_texts_and_test_sets_are_encoded_alike(shared: Path, tmp_path: Path) -> None:

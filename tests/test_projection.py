@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from sklearn.decomposition import PCA
+from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
 
 import embedkit
 from embedkit.cli.main import cli
@@ -19,7 +20,7 @@ from embedkit.dataset.inspection import atlas_line
 from embedkit.dataset.store import read_manifest
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.projection import _page, draw_map, export_projector, project
+from embedkit.projection import _page, draw_map, export_projector, kept_neighbours, project
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
@@ -64,6 +65,34 @@ def test_the_axes_are_those_of_a_pca(dataset: Path) -> None:
     wanted *= np.sign((wanted * points).sum(axis=0))
     assert np.allclose(points, wanted, atol=1e-4)
     assert explained == pytest.approx(tuple(pca.explained_variance_ratio_), abs=1e-5)
+
+
+def test_the_share_of_neighbours_that_a_map_keeps() -> None:
+    """Against distances in full; on a circle the order by cosine is that by distance."""
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(80, 12)).astype(np.float32)
+    points = vectors[:, :2]
+    cosines = cosine_similarity(vectors) - 9 * np.eye(80)
+    distances = euclidean_distances(points) + 9 * np.eye(80)
+    shared = [
+        len(set(np.argsort(-cosines[i])[:10]) & set(np.argsort(distances[i])[:10])) / 10
+        for i in range(80)
+    ]
+    assert kept_neighbours(vectors, points) == pytest.approx(np.mean(shared))
+    some = kept_neighbours(vectors, points, sample=40)
+    chosen = np.random.default_rng(0).choice(80, 40, replace=False)
+    assert some == pytest.approx(np.mean(np.array(shared)[chosen]))
+    angles = np.arange(80, dtype=np.float32) ** 1.1 / 30
+    circle = np.column_stack([np.cos(angles), np.sin(angles)])
+    assert kept_neighbours(3 * circle, circle) == 1
+    assert kept_neighbours(circle[:4], circle[:4]) == 1
+
+
+def test_the_page_says_what_the_map_keeps(dataset: Path, tmp_path: Path) -> None:
+    found = draw_map(dataset, out=tmp_path / "m")
+    assert 0 < found.kept <= 1
+    html = found.html.read_text("utf-8")
+    assert f"keeps {found.kept:.0%} of nearest neighbours" in html
 
 
 def test_a_view_without_variance_is_a_point(dataset: Path) -> None:
@@ -325,7 +354,7 @@ def test_a_hundred_thousand_points(browser: Any, tmp_path: Path) -> None:
               "text": [f"text number {i} of many" for i in range(count)]}  # fmt: skip
     number = np.arange(count) % 3
     labels = [("a", "#f00"), ("b", "#0f0"), ("c", "#00f")]
-    html = _page(values, count, points, labels, number, "many")
+    html = _page(values, count, points, labels, number, "many", 0.5)
     (tmp_path / "many.html").write_text(html, "utf-8")
     page, heard = opened(browser, tmp_path / "many.html")
     page.fill("#find", "number 77777 ")

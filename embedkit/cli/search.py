@@ -261,5 +261,6 @@ def _map_text(found: MapResult) -> str:
     labels = ", ".join(f"{name} {n:,}" for name, n in found.labels[:8])
     return visible(
         f"{found.html} and {found.png}: {count}, {found.view} by {found.method.upper()}{explained}"
+        f"; the map keeps {found.kept:.0%} of the ten nearest neighbours"
         f"\n  colours  {labels}"
     )

@@ -11,6 +11,7 @@ fold, which has not seen it; any other, such as those of a test set, the mean ov
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -38,6 +39,7 @@ ALL_FOLDS = -1
 """Fold number of records that no model has seen: their vectors are the mean over all models."""
 
 _FILE = "records.parquet"
+_NAME = re.compile(r"fold-(\d+)")
 _KEY = b"embedkit.fold_models"
 
 
@@ -157,7 +159,8 @@ class SeenRecords:
 
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if a model was trained on the text of a record."""
-        own = self.models.fold_of_model[self.models.models.index(model)]
+        named = _NAME.match(model)  # of a further repeat it is not known which records are held out
+        own = int(named[1]) if named else ALL_FOLDS
         trained = self.text_key[(self.fold != own) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(_keys(records), trained).sum()):
             raise UsageError(
@@ -217,8 +220,7 @@ def find_run_of(model: str | Path) -> SeenRecords | None:
     folder = Path(model)
     if folder.parent.name != "model" or not (folder.parent / _FILE).is_file():
         return None
-    found = _read(folder.parent.parent)
-    return found if folder.name in found.models.models else None
+    return _read(folder.parent.parent) if (folder / "config.json").is_file() else None
 
 
 def _read(run: Path) -> SeenRecords:
