@@ -25,6 +25,7 @@ from collections.abc import Iterable
 __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_REJECTS",
+    "EXIT_TERMINATED",
     "CorpusError",
     "DamagedError",
     "EmbedkitError",
@@ -47,6 +48,10 @@ EXIT_REJECTS = 3
 
 EXIT_INTERRUPTED = 130
 """Exit code of what the user stopped by Ctrl-C."""
+
+
+EXIT_TERMINATED = 143
+"""Exit code of what SIGTERM has ended."""
 
 
 class EmbedkitError(Exception):

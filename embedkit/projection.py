@@ -93,7 +93,7 @@ def draw_map(
 
     Args:
         dataset: folder that ``extract`` wrote.
-        out: name of the files without their extensions.
+        out: name of the files; an ending .html or .png is left out.
         view: a stored view; by default the last mean.
         method: ``pca``, or ``umap`` (by cosine; the extra ``umap``).
         color: column whose values give the colours; by default the label.
@@ -105,7 +105,8 @@ def draw_map(
         UsageError: a setting cannot be used, or there are too few records.
         OutputExistsError: a file exists already.
     """
-    html, png = Path(f"{out}.html"), Path(f"{out}.png")
+    stem = str(out).removesuffix(".html").removesuffix(".png")
+    html, png = Path(f"{stem}.html"), Path(f"{stem}.png")
     for file in (html, png):
         if file.exists() and not overwrite:
             raise OutputExistsError(f"{file} exists already; pass overwrite=True or another out.")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -649,3 +650,23 @@ def test_batches_and_maps_are_the_whole(tmp_path: Path) -> None:
     assert learner.predict(data.X).shape == data.y.shape
     with pytest.raises(ValueError, match="batch_size=0: expected 1 or more"):
         data.iter_batches(0)
+
+
+def test_an_interrupted_job_says_what_is_kept(tmp_path: Path, notes: list[str]) -> None:
+    rows = [(str(i), f"the movie {i}", "1") for i in range(20)]
+    corpus = write_tsv(tmp_path / "c.tsv", rows)
+
+    def stop(after: int) -> Any:
+        def progress(now: Progress) -> None:
+            if now.stage == f"shard {after + 1}":
+                parts = tmp_path / "out.incomplete" / "sentences"
+                while len(list(parts.glob("part-*.parquet"))) < after:
+                    time.sleep(0.01)  # the writer goes on in its own thread
+                raise KeyboardInterrupt
+
+        return progress
+
+    for after, expected in ((0, "was not finished, so nothing is kept"), (1, " are kept")):
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / "out", shard_rows=2, progress=stop(after))
+        assert expected in notes[-1]

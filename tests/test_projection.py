@@ -115,6 +115,11 @@ def test_the_same_map_twice(dataset: Path, tmp_path: Path) -> None:
         draw_map(dataset, out=tmp_path / "a")
 
 
+def test_an_ending_of_the_name_is_not_doubled(dataset: Path, tmp_path: Path) -> None:
+    found = draw_map(dataset, out=tmp_path / "m.html")
+    assert (found.html, found.png) == (tmp_path / "m.html", tmp_path / "m.png")
+
+
 def test_the_page_loads_nothing_and_holds_no_markup_of_the_corpus(
     dataset: Path, tmp_path: Path
 ) -> None:

@@ -942,4 +942,4 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     message = run("predict", "r", code=2)
     assert "give either a corpus, -, or --text" in message
     message = run("predict", "r", "c.tsv", "--out", "a.xlsx", code=2)
-    assert "expected a name ending in .tsv, .jsonl or .parquet" in message
+    assert "expected a name ending in .tsv, .csv, .jsonl or .parquet" in message

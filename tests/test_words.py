@@ -431,6 +431,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
         (("bus", "--text", "a", "--marked", "x"), "goes without WORD"),
         (("--marked", "x"), "needs --columns FIRST,SECOND"),
         (("--marked", "x", "--columns", "a,b", "--train", "y"), "--train needs --label"),
+        (("--marked", "x", "--columns", "a,b", "--label", "y"), "is fitted on --train FILE"),
         (("bus", "--text", "the home"), "'bus' does not occur in the sentences"),
         (("bus", "--text", "a bus", "--sense", "x"), "sentences have no columns"),
         (("bus", "--text", "a bus", "--layer", "9"), "the model has layers 0"),

@@ -10,7 +10,7 @@ import click
 
 from embedkit.choices import STORAGES
 from embedkit.cli.command import Result, command
-from embedkit.cli.messages import in_options
+from embedkit.cli.messages import in_options, seconds_so_far
 from embedkit.cli.options import FILE, LAYERS, option, options, reading_of
 from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import count_text, ledger_text
@@ -189,7 +189,7 @@ def _result_text(result: ExtractResult) -> str:
         first = (
             f"wrote {result.out}: {totals.accepted:,} rows × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
-            f"{duration_text(result.seconds)} ({speed:,.0f} tokens/s"
+            f"{duration_text(seconds_so_far())} ({speed:,.0f} tokens/s"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
         )
     records = ledger_text(

@@ -27,7 +27,7 @@ from embedkit.cli.search import index, map_, search
 from embedkit.cli.train import probe, split, train
 from embedkit.cli.words import similarity, words
 from embedkit.display import visible
-from embedkit.errors import EmbedkitError, StorageError
+from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EmbedkitError, StorageError
 from embedkit.machine import set_wait_policy
 
 __all__ = ["cli", "main"]
@@ -50,10 +50,12 @@ def main() -> NoReturn:
         code = error.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the one into the other
         _complain(_stopped("interrupted"))
-        code = 130
+        code = EXIT_INTERRUPTED
     except SystemExit as ended:
         # where the reader of a pipe has gone, click replaces the stream and ends with 1
         code = ended.code if sys.stdout is stdout else 0
+        if code == EXIT_TERMINATED:
+            _complain(_stopped("terminated"))
     except OSError as error:
         _complain(f"{error.filename or 'input/output'}: {error.strerror or error}.")
         code = StorageError.exit_code
@@ -61,8 +63,7 @@ def main() -> NoReturn:
 
 
 def _terminate(_signal: int, _frame: object) -> NoReturn:
-    _complain(_stopped("terminated"))
-    sys.exit(143)
+    sys.exit(EXIT_TERMINATED)
 
 
 def _stopped(how: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from typing import Any
 
 import click
@@ -11,9 +12,10 @@ import click
 from embedkit.display import visible
 from embedkit.errors import EmbedkitError
 
-__all__ = ["Commands", "in_options", "quiet_notes", "show_note"]
+__all__ = ["Commands", "in_options", "quiet_notes", "seconds_so_far", "show_note"]
 
 _LOGGER = logging.getLogger("embedkit")
+_STARTED = "embedkit.started"
 
 
 class _Notes(logging.Handler):
@@ -48,6 +50,7 @@ class Commands(click.Group):
         _LOGGER.addHandler(_Notes())
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
+        ctx.meta[_STARTED] = time.monotonic()
         try:
             return super().invoke(ctx)
         except EmbedkitError as error:
@@ -55,6 +58,11 @@ class Commands(click.Group):
             if command is not None and error.args:
                 error.args = (in_options(str(error), command), *error.args[1:])
             raise
+
+
+def seconds_so_far() -> float:
+    """Wall time since the command was typed, the imports and the loading of a model included."""
+    return time.monotonic() - float(click.get_current_context().meta[_STARTED])
 
 
 def quiet_notes(_context: click.Context, _option: click.Parameter, quiet: bool) -> bool:

@@ -199,6 +199,8 @@ def _compare_marked(marked: Path, settings: dict[str, Any]) -> tuple[MarkedPairs
         raise UsageError("--marked needs --columns FIRST,SECOND, the columns of the sentences.")
     if train is not None and label is None:
         raise UsageError("--train needs --label COLUMN, true where the senses are the same.")
+    if label is not None and train is None:
+        raise UsageError("--label is for the threshold that is fitted on --train FILE. Give both.")
     encoder, layers = _load_encoder(settings)
     names = ("format", "encoding", "quoting", "no_header", "unicode", "limit", "id")
     reading = reading_of({name: settings[name] for name in names})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus import CorpusLike, CorpusOptions
-from embedkit.dataset.jobs import already_complete, open_job
+from embedkit.dataset.jobs import JobFolder, already_complete, open_job
 from embedkit.dataset.planning import ExtractPlan, ExtractSettings, plan_extract
 from embedkit.dataset.shards import JobRun
 from embedkit.dataset.store import Manifest, read_manifest
@@ -17,6 +18,8 @@ from embedkit.dataset.workers import StageTime
 from embedkit.types import ProgressCallback, no_progress
 
 __all__ = ["ExtractResult", "extract", "run_plan"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,20 @@ def run_plan(
         return ExtractResult(plan.out, read_manifest(plan.out), 0.0, 0, 0, was_complete=True)
     with open_job(plan.out, job, overwrite=overwrite, allow_env_change=allow_env_change) as folder:
         run = JobRun(plan, job, folder, progress)
-        manifest = run.all_shards(started)
+        try:
+            manifest = run.all_shards(started)
+        except (KeyboardInterrupt, SystemExit):
+            logger.warning(_kept(folder, plan.settings.storage.shard_rows))
+            raise
     seconds = time.monotonic() - started
     return ExtractResult(plan.out, manifest, seconds, run.fresh, run.resumed, stages=run.stages)
+
+
+def _kept(folder: JobFolder, shard_rows: int) -> str:
+    """What an interrupted job has finished."""
+    if shards := len(folder.layout.shard_files("sentences")):
+        return f"{shards} finished shards of {shard_rows:,} records are kept"
+    return (
+        f"the first shard of {shard_rows:,} records was not finished, so nothing is kept; "
+        "smaller ones are finished sooner: shard_rows=256"
+    )
