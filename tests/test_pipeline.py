@@ -434,7 +434,7 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     corpus = [f"corpus={folder / 'corpus.tsv'}"]
     return {
         "quickstart": [*tiny, *corpus, "label=label", "layers=all", "finetune.epochs=1",
-                       "finetune.freeze-layers=1", "finetune.max-length=16"],
+                       "finetune.freeze-layers=1"],
         "two_languages": [*tiny, f"english-{tiny[0]}", "label=label",
                           *(f"{name}={folder / 'corpus.tsv'}" for name in ("labelled", "asked"))],
         "reviews": [*small, *corpus],
