@@ -309,6 +309,12 @@ def test_lists_are_what_the_predictions_say(compared: Compared) -> None:
     assert cases.methods[:2] == ("c", "a")
 
 
+def test_one_run_is_wrong_by_itself(compared: Compared) -> None:
+    cases = cases_of(compared, "c", voting=["c"], cut=np.zeros(260, np.bool_))
+    assert "wrong" in cases.lists
+    assert not {"all_wrong", "relabel"} & set(cases.lists)
+
+
 def test_planted_wrong_labels_are_found(tmp_path: Path) -> None:
     """Most of the labels that were swapped are found, and few others."""
     random = np.random.default_rng(1)

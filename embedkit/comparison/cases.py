@@ -98,6 +98,8 @@ def cases_of(
     make = _label_lists if records.classes else _value_lists
     lists = make(records, other, asked)
     right = np.stack([_right(found[name]) for name in names])
+    if len(asked) < 2:
+        del lists["all_wrong"]  # of a single run it is the list of its own errors
     lists["cut"] = _first(cut, right[0].astype(np.float64))
     return Cases(
         records, tuple(names),

@@ -366,7 +366,7 @@ CHARTS: dict[
     str, tuple[Callable[[ReportContent], bool], Callable[[ReportContent, Phrases, float], Scene]]
 ] = {
     "forest": (lambda c: bool(_forest_rows(c)), forest),
-    "cost": (lambda c: bool(_cost_rows(c)), cost),
+    "cost": (lambda c: len(_cost_rows(c)) > 1, cost),
     "length": (lambda c: len(c.lengths) > 1, length),
     "calibration": (lambda c: bool(c.calibration), calibration),
     "values": (lambda c: not c.classes, values),

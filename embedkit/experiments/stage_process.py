@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -148,9 +149,7 @@ def _main() -> None:
         os.dup2(2, 1)
     os.chdir(task["folder"])
     sys.argv = ["embedkit", *task["arguments"]]
-    from embedkit.cli.main import main
-
-    main()
+    runpy.run_module("embedkit", run_name="__main__")
 
 
 if __name__ == "__main__":
