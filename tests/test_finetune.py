@@ -54,6 +54,7 @@ from embedkit.runs.split_files import TEST, Split, SplitSettings, read_split, wr
 from embedkit.runs.splits import assign_folds, split
 from tests.finetune_fixtures import N, corpus_of, finetuned, log_of, predictions, tuned
 from tests.processes import Process, command
+from tests.run_fixtures import edit_run
 from tests.store_fixtures import load_quickly, tiny_model
 
 
@@ -939,3 +940,12 @@ def test_shared_validation_records_are_of_all_folds(seed: int) -> None:
     )
     assert len(chosen) == 40
     assert np.bincount(folds[chosen], minlength=4).min() >= 4
+
+
+def test_training_that_ends_while_it_improves_is_told(shared: Path, tmp_path: Path) -> None:
+    for name, epochs in (("ended", [4.0, 4.0, 1.0]), ("turned", [4.0, 3.0, 1.0])):
+        run = Path(shutil.copytree(shared / "run", tmp_path / name))
+        edit_run(run, epochs=epochs)
+        alerts = content_of(compare([run])).alerts
+        told = [dict(alert.values) for alert in alerts if alert.kind == "short_training"]
+        assert told == [{"run": "ended", "models": 2, "all": 3}] * (name == "ended")

@@ -40,7 +40,7 @@ def made(
         for name, value in runs.items():
             scores = {"cross_validation": score(value), "test": score(value + 0.001)}
             write_fake_run(tmp_path / recipe / "runs" / name, ["0", "1"], np.eye(2), [0, 1],
-                           scores=scores)  # fmt: skip
+                           scores=scores, settings={"epochs": 2})  # fmt: skip
     asked: list[tuple[str, list[str]]] = []
 
     def run_recipe(name: str, outputs: Path, settings: list[str]) -> int:

@@ -47,7 +47,7 @@ def alerts_of(
         for found in (
             _unfit(compared, verdict), _inputs(compared), _random_weights(compared),
             _cut(compared), _wrong_labels(cases), _duplicates(cases, texts), _small_classes(cases),
-            _calibration(compared, verdict), _seeds(compared),
+            _calibration(compared, verdict), _seeds(compared), _short_training(compared),
         )
         for alert in found
     )  # fmt: skip
@@ -85,6 +85,21 @@ def _random_weights(compared: Compared) -> Iterator[Alert]:
 
 def _reaches(value: float, score: Any, lower: bool) -> bool:
     return bool(value <= score.high) if lower else bool(value >= score.low)
+
+
+def _short_training(compared: Compared) -> Iterator[Alert]:
+    """A fine-tuned run most models of which were best in their last epoch: more could help."""
+    for run in compared.runs.runs:
+        content = run.content
+        if isinstance(content, FinetuneRun):
+            kept = zip(content.epochs, content.history, strict=True)
+            count = sum(
+                one.epochs[-1].valid_loss is not None and epoch >= one.epochs[-1].epoch
+                for epoch, one in kept
+            )
+            if count > len(content.epochs) / 2:
+                yield Alert("short_training", {"run": run.name, "models": count,
+                                               "all": len(content.epochs)})  # fmt: skip
 
 
 def _cut(compared: Compared) -> Iterator[Alert]:

@@ -166,7 +166,7 @@ def _first(chosen: Bool, order: NDArray[Any]) -> Int64:
 
 
 def label_issues(predictions: Sequence[Predictions]) -> Bool:
-    """Return which records probably have a wrong label, by confident learning.
+    """Return which records may have a wrong label, by confident learning.
 
     The probabilities are the mean of several methods, all of them out of fold. A record is counted
     for the likeliest class whose probability reaches the mean probability of that class among the
