@@ -156,7 +156,9 @@ def test_the_stages_of_a_recipe_inherit_the_policy(spied, tmp_path):
         cwd=tmp_path, env=spied, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert seen(spied) == [POLICY, POLICY]
+    found = seen(spied)  # of the command, and of each Python that it starts for stages
+    assert len(found) >= 2
+    assert set(found) == {POLICY}
 
 
 def test_importing_the_library_leaves_the_environment_alone(spied):

@@ -771,7 +771,7 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
         UsageError,
         match="estimator='logreg' is a classifier; for task='regression' take one of svm, ridge",
     ):
-        train(data, out=tmp_path / "run", task="regression")
+        train(data, out=tmp_path / "run", task="regression", estimator="logreg")
     with pytest.raises(UsageError, match="knn takes no class weights"):
         train(data, out=tmp_path / "run", estimator="knn", class_weight="balanced")
     with pytest.raises(OutputExistsError, match="pass overwrite=True to replace it"):
