@@ -28,9 +28,10 @@ from embedkit.corpus import (
 )
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import UsageError
-from embedkit.runs.content import Agreement, Checkpoint, Cost, PairCounts, SimilarityRun
+from embedkit.runs.content import Agreement, Cost, PairCounts, SimilarityRun
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.metrics import Score
+from embedkit.runs.training_content import Checkpoint
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 

@@ -31,19 +31,13 @@ from embedkit.finetuning.results import (
 from embedkit.finetuning.validation import Division
 from embedkit.machine import peak_memory_bytes
 from embedkit.runs.content import (
-    Calibration,
     Cost,
     DatasetContent,
-    EpochScores,
     FinetuneRun,
-    ModelHistory,
     Names,
     RecordCounts,
-    SeedScores,
     SplitContent,
     TestSetContent,
-    Tokens,
-    Truncated,
 )
 from embedkit.runs.figures import draw_run, draw_training
 from embedkit.runs.folder import path_from, versions, write_run
@@ -56,6 +50,14 @@ from embedkit.runs.predictions import (
     write_predictions,
 )
 from embedkit.runs.split_files import write_split
+from embedkit.runs.training_content import (
+    Calibration,
+    EpochScores,
+    ModelHistory,
+    SeedScores,
+    Tokens,
+    Truncated,
+)
 
 __all__ = ["LIBRARIES", "RunSummary"]
 
