@@ -32,7 +32,7 @@ def cli_page() -> str:
 
 
 def _command(name: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command, info_name=f"embedkit {name}")
+    context = click.Context(command, info_name=f"embedkit {name}", **command.context_settings)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"## embedkit {name}\n"
     yield f"```\nembedkit {name} {usage}\n```\n"

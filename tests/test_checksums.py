@@ -99,6 +99,7 @@ def test_a_bit_of_a_run(made: Path, tmp_path: Path, estimator: str) -> None:
             found = verify(run)
             assert not found.ok
             assert name in found.problems[0] or name == "SHA256SUMS"
+            assert not found.problems[0].endswith(".")
             shutil.rmtree(run)
     assert verify(original).ok
     assert verify(original).files == len(names) - 1

@@ -67,7 +67,10 @@ def command(
             return found.code
 
         lines = "".join(f"\n  {example}" for example in examples)
-        made = click.command(name, epilog=f"\b\nExamples:{lines}\n")(run)
+        made = click.command(
+            name, epilog=f"\b\nExamples:{lines}\n",
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )(run)  # fmt: skip
         made.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
             click.Option(["-q", "--quiet"], is_flag=True, callback=quiet_notes,

@@ -176,9 +176,9 @@ def _names_text(names: Sequence[str]) -> str:
     "--device",
 )  # fmt: skip
 def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
-    """Check the files of a dataset.
+    """Check the files of a dataset with its indexes, or of a run.
 
-    Checksums, counts, order, finite numbers.
+    Checksums; of a dataset also counts, order and finite numbers.
     """
     from embedkit.dataset.verification import require_ok
     from embedkit.dataset.verification import verify as check
@@ -190,10 +190,8 @@ def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
 
 
 def _verification_text(found: Verification, out: Path) -> str:
-    text = (
-        f"{out}: {count_text(found.files, 'file')}, {found.rows:,} rows, "
-        f"{found.values:,} numbers: as written"
-    )
+    content = f", {found.rows:,} rows, {found.values:,} numbers" if found.rows else ""
+    text = f"{out}: {count_text(found.files, 'file')}{content}: as written"
     if found.recomputed_shards:
         text += (
             f"\nrecomputed {found.recomputed_rows:,} rows of "

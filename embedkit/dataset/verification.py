@@ -110,9 +110,9 @@ def _check_sealed(folder: Path, found: Verification) -> None:
     for name in names:
         found.files += 1
         try:
-            check_files(folder, [name])
+            check_files(folder, [name], advice="")
         except DamagedError as error:
-            found.problems.append(str(error))
+            found.problems.append(str(error).rstrip(". "))
 
 
 def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
