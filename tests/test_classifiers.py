@@ -16,7 +16,7 @@ from embedkit.classifiers.codelength import block_ends, online_codelength
 from embedkit.classifiers.controls import control_task, linear_cka, randomize
 from embedkit.classifiers.estimators import TABLE, EstimatorSettings
 from embedkit.classifiers.folds import CrossValidation, cross_validate, side_by_side
-from embedkit.classifiers.tuning import _Records, fit
+from embedkit.classifiers.tuning import _Records, fit, predict_proba
 from embedkit.runs.split_files import Split, SplitSettings
 from embedkit.runs.splits import assign_folds
 from embedkit.runs.targets import Target
@@ -326,3 +326,17 @@ def test_a_random_encoder_keeps_no_trained_tensor() -> None:
     weights = [name for name in first if name.endswith("weight") and first[name].ndim == 2]
     assert not any(torch.equal(first[name], module.get_parameter(name)) for name in weights)
     assert Path(tiny_model()).is_dir()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_probabilities_stand_under_their_classes(missing: int) -> None:
+    """A class without training records has probability 0; the others keep their columns."""
+    random = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], 40)
+    X = np.eye(3)[y] * 4 + random.normal(size=(120, 3))
+    known = y != missing
+    model = LogisticRegression().fit(X[known], y[known])
+    proba = predict_proba(model, X[known], Target(y, ("a", "b", "c")))
+    assert np.allclose(proba.sum(1), 1)
+    assert (proba[:, missing] == 0).all()
+    assert (proba.argmax(1) == y[known]).mean() > 0.9
