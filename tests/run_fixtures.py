@@ -131,6 +131,22 @@ def random_runs(
     return paths, y, outputs
 
 
+def many_runs(
+    folder: Path, labels: tuple[str, ...], *, n: int, strength: float, random: np.random.Generator
+) -> list[Path]:
+    """Twelve runs with long names, each leaning a little more towards the truth."""
+    y = random.integers(len(labels), size=n)
+    paths = []
+    for number in range(12):
+        scores = random.normal(size=(n, len(labels)))
+        scores[np.arange(n), y] += strength + number / 4
+        output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        paths.append(write_fake_run(folder / f"run_with_a_rather_long_name_{number}",
+                                    [labels[i] for i in y], output, [i % 5 for i in range(n)],
+                                    classes=labels))  # fmt: skip
+    return paths
+
+
 def edit_run(folder: Path, **changes: Any) -> None:
     """Change entries of ``run.json``."""
     content = json.loads((folder / "run.json").read_text("utf-8"))

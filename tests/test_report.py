@@ -26,7 +26,7 @@ from embedkit.comparison.report import shown, write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.runs.splits import split
-from tests.run_fixtures import edit_run, random_runs, write_fake_run
+from tests.run_fixtures import edit_run, many_runs, random_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
@@ -306,16 +306,7 @@ def test_values_and_one_run(tmp_path: Path) -> None:
 
 def test_many_runs_classes_and_long_labels(tmp_path: Path) -> None:
     labels = tuple(f"매우 긴 분류 이름이 여기에 있습니다 {i:02}" for i in range(77))
-    random = np.random.default_rng(0)
-    y = random.integers(77, size=400)
-    paths = []
-    for number in range(12):
-        scores = random.normal(size=(400, 77))
-        scores[np.arange(400), y] += 1 + number / 4
-        output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        paths.append(write_fake_run(tmp_path / f"run_with_a_long_name_{number}",
-                                    [labels[i] for i in y], output, [i % 5 for i in range(400)],
-                                    classes=labels))  # fmt: skip
+    paths = many_runs(tmp_path, labels, n=400, strength=1, random=np.random.default_rng(0))
     write_report(compare(paths), tmp_path / "r.html")
     seen = Seen((tmp_path / "r.html").read_text("utf-8"))
     assert sum(a.get("class") == "rest" for tag, a in seen.tags if tag == "tr") == 77 - 15

@@ -20,7 +20,7 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs.splits import split
-from tests.run_fixtures import write_fake_run
+from tests.run_fixtures import many_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 from tests.test_report import EVIL, corpus_of, payload
 
@@ -57,15 +57,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                  folder / "vectors.html", label_names={"0": "부정", "1": "긍정"})  # fmt: skip
     random = np.random.default_rng(0)
     labels = tuple(f"とても長い分類の名前がここにあります{i:02}" for i in range(77))
-    y = random.integers(77, size=600)
-    many = []
-    for number in range(12):
-        scores = random.normal(size=(600, 77))
-        scores[np.arange(600), y] += 2 + number / 4
-        output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        many.append(write_fake_run(folder / f"many/run_with_a_rather_long_name_{number}",
-                                   [labels[i] for i in y], output, [i % 5 for i in range(600)],
-                                   classes=labels))  # fmt: skip
+    many = many_runs(folder / "many", labels, n=600, strength=2, random=random)
     write_report(compare(many), folder / "many.html", report_lang="ja")
     values = random.normal(size=300)
     made = [write_fake_run(folder / f"values/{name}", values,
