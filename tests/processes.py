@@ -145,3 +145,11 @@ def _become(typed: list[str], cwd: Path, out: Path, err: Path, first: str) -> No
     sys.argv = typed
     exec(first, {})
     cli.main()
+
+
+def exit_code_of(function: Callable[..., object], *arguments: Any) -> int:
+    """Call a function in a process of its own; negative if a signal ended it."""
+    process = _SERVER.Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode or 0

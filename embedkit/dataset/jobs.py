@@ -25,6 +25,7 @@ from embedkit.dataset.manifest import (
     TABLES,
     EnvironmentShards,
     FileEntry,
+    FooterEntry,
     JobSettings,
     Layout,
     Manifest,
@@ -33,7 +34,7 @@ from embedkit.dataset.manifest import (
     is_dataset,
     read_manifest,
 )
-from embedkit.dataset.schema import Footer, read_footer
+from embedkit.dataset.schema import Footer, footer_bytes, read_footer
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 
 __all__ = [
@@ -249,9 +250,11 @@ class JobFolder:
     def _note(self, number: int, footer: Footer, digests: Mapping[str, str]) -> None:
         for folder, digest in digests.items():
             path = self.layout.shard_file(folder, number)
+            end = footer_bytes(path)
             self._files[f"{folder}/{path.name}"] = FileEntry(
-                pq.read_metadata(path).num_rows, path.stat().st_size, digest
-            )
+                pq.read_metadata(pa.BufferReader(end)).num_rows, path.stat().st_size, digest,
+                FooterEntry(len(end), hashlib.sha256(end).hexdigest()),
+            )  # fmt: skip
         self._made_in[number] = json.dumps(footer.job["environment"], sort_keys=True)
 
     def _refuse_extra_files(self, n_shards: int) -> None:

@@ -21,9 +21,9 @@ from embedkit.encoding.views import split_view
 from embedkit.errors import DamagedError, UsageError, did_you_mean
 
 __all__ = [
-    "TABLES", "EnvironmentShards", "FileEntry", "InputSettings", "JobSettings", "Layout",
-    "Manifest", "Names", "SourceFile", "StorageSettings", "Totals", "in_column_order", "is_dataset",
-    "read_manifest",
+    "TABLES", "EnvironmentShards", "FileEntry", "FooterEntry", "InputSettings", "JobSettings",
+    "Layout", "Manifest", "Names", "SourceFile", "StorageSettings", "Totals", "in_column_order",
+    "is_dataset", "read_manifest",
 ]  # fmt: skip
 
 TABLES = ("sentences", "words", "tokens")
@@ -131,12 +131,21 @@ class JobSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FooterEntry:
+    """Size and hash of the last bytes of a shard file, which say where everything else is."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Rows, size and hash of a shard file."""
+    """Rows, size and hash of a shard file, and its footer; ``None`` in earlier versions."""
 
     rows: int
     bytes: int
     sha256: str
+    footer: FooterEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

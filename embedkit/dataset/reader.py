@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedkit.dataset.manifest import Layout, Manifest
+from embedkit.dataset.manifest import FileEntry, Layout, Manifest
 from embedkit.dataset.parquet_pages import copy_vectors
-from embedkit.dataset.schema import matrix_of
+from embedkit.dataset.schema import footer_bytes, matrix_of
 from embedkit.errors import DamagedError, UsageError
 from embedkit.machine import usable_cores
 from embedkit.types import Float32, Int64
@@ -82,7 +83,7 @@ class TableReader:
         start = 0
         for number in range(self._manifest.n_shards):
             with self._damage(number):
-                metadata = pq.read_metadata(self._part(number))
+                metadata = self._metadata(number)
             self._check_rows(number, metadata.num_rows)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
@@ -108,7 +109,7 @@ class TableReader:
 
     def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
         """Columns of one row group."""
-        with self._damage(block.shard), self._open(block.shard) as file:
+        with self._damage(block.shard), self._open(block.shard, block.metadata) as file:
             return file.read_row_group(block.group, columns=list(names), use_threads=False)
 
     def scalars(self, names: Sequence[str], shard: int) -> pa.Table:
@@ -181,7 +182,10 @@ class TableReader:
             yield self.blocks[int(number)], np.flatnonzero(owner == number)
 
     def _rows(self, number: int) -> int:
-        return self._manifest.files[f"{self._table}/{self._part(number).name}"].rows
+        return self._entry(number).rows
+
+    def _entry(self, number: int) -> FileEntry:
+        return self._manifest.files[f"{self._table}/{self._part(number).name}"]
 
     def _check_rows(self, number: int, rows: int) -> None:
         with self._damage(number):
@@ -191,9 +195,24 @@ class TableReader:
     def _part(self, number: int) -> Path:
         return self._layout.shard_file(self._table, number)
 
-    def _open(self, number: int) -> pq.ParquetFile:
-        with self._damage(number):
-            return pq.ParquetFile(self._part(number), page_checksum_verification=True)
+    def _open(self, number: int, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._part(number), metadata=metadata or self._metadata(number),
+            page_checksum_verification=True,
+        )  # fmt: skip
+
+    def _metadata(self, number: int) -> pq.FileMetaData:
+        """The footer of a shard, which Arrow sees only if it is what was written.
+
+        Arrow takes some damaged footers for others, and ends the process on some.
+        """
+        part, written = self._part(number), self._entry(number).footer
+        if written is None:  # of an earlier version
+            return pq.read_metadata(part)
+        end = footer_bytes(part, written.bytes)
+        if hashlib.sha256(end).hexdigest() != written.sha256:
+            raise ValueError("its footer is not what was written")
+        return pq.read_metadata(pa.BufferReader(end))
 
     @contextmanager
     def _damage(self, number: int) -> Iterator[None]:

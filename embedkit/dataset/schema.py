@@ -9,8 +9,10 @@ would otherwise come back as a wrong number.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +28,7 @@ __all__ = [
     "ROW_GROUP_ROWS",
     "Footer",
     "cast_for_storage",
+    "footer_bytes",
     "matrix_of",
     "read_footer",
     "shard_bytes",
@@ -43,6 +46,7 @@ _DICTIONARY = ("label", "token")
 _FILLED = ("id", "text", "text_pair")
 _FILLED_OF_TOKENS = ("token",)
 _PREFIX = b"embedkit."
+_FOOTER_END = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,24 @@ def read_footer(path: Any) -> Footer:
     except pa.ArrowInvalid as error:
         raise ValueError(f"not a Parquet file: {error}") from error
     return Footer.from_metadata(metadata)
+
+
+def footer_bytes(path: Path, size: int | None = None) -> bytes:
+    """Read the end of a Parquet file: the footer, its length and the magic number.
+
+    Args:
+        path: the file.
+        size: number of bytes; by default as many as the length says.
+
+    Raises:
+        OSError: the file cannot be read, or is shorter.
+    """
+    with path.open("rb", buffering=0) as file:
+        if size is None:
+            file.seek(-_FOOTER_END, os.SEEK_END)
+            size = int.from_bytes(file.read(4), "little") + _FOOTER_END
+        file.seek(-size, os.SEEK_END)
+        return file.read(size)
 
 
 def text_column(values: Sequence[str | None]) -> pa.Array:
