@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["bytes_text", "duration_text", "visible", "without_nan"]
+__all__ = ["HARMLESS", "bytes_text", "duration_text", "json_line", "visible", "without_nan"]
 
 
-def visible(text: str, *, limit: int | None = None) -> str:
+HARMLESS = "\n\t\u200c\u200d"
+"""Line ends, tabs, and the joiners of emoji and words: they move nothing but what follows them."""
+
+
+def visible(text: str, *, limit: int | None = None, keep: str = "\n") -> str:
     r"""Text that cannot move the cursor, change colours or reverse a line.
 
     Control characters, escape sequences and bidirectional overrides are written as ``\x1b``;
     line ends are kept so that a field-by-field difference stays readable.
     """
-    shown = "".join(
-        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _escaped(c)
+    shown = _without_controls(text, keep, _escaped)
+    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def json_line(value: Any, **options: Any) -> str:
+    r"""JSON with letters of all scripts as they are, and what :func:`visible` shows as ``\u001b``.
+
+    Options are those of ``json.dumps``.
+    """
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return _without_controls(text, HARMLESS, lambda character: json.dumps(character)[1:-1])
+
+
+def _without_controls(text: str, keep: str, escape: Callable[[str], str]) -> str:
+    if text.isprintable():  # nearly every text
+        return text
+    return "".join(
+        c if c in keep or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else escape(c)
         for c in text
     )
-    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def bytes_text(count: float) -> str:

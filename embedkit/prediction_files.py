@@ -8,7 +8,6 @@ A submission has two columns only, under names of one's own: id, and label or va
 from __future__ import annotations
 
 import csv
-import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from embedkit import fsio
+from embedkit.display import HARMLESS, json_line, visible
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.predict import Prediction
 from embedkit.types import Float64
@@ -102,11 +102,11 @@ def write_prediction_file(
 
 
 def _writer(
-    kind: str, columns: Collection[str], sink: TextIO
+    kind: str, columns: Collection[str], sink: TextIO | _Printed
 ) -> Callable[[dict[str, Any]], object]:
     """A function that writes a record; the names of the columns are written at once."""
     if kind == "jsonl":
-        return lambda fields: sink.write(json.dumps(fields, ensure_ascii=False) + "\n")
+        return lambda fields: sink.write(json_line(fields) + "\n")
     if kind == "csv":
         table = csv.writer(sink, lineterminator="\n")
         table.writerow(columns)
@@ -207,11 +207,18 @@ def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
                      else {"proba": made.proba})  # fmt: skip
 
 
+class _Printed:
+    """Standard output, where nothing that a file holds controls a terminal."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(visible(text, keep=HARMLESS))
+
+
 @contextmanager
-def _sink(out: Path | None) -> Iterator[TextIO]:
+def _sink(out: Path | None) -> Iterator[TextIO | _Printed]:
     """Standard output, or a file that gets its name when it is complete."""
     if out is None:
-        yield sys.stdout
+        yield _Printed()
         return
     partial = out.with_name(out.name + ".partial")
     with fsio.storage_errors(out):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from embedkit.cli.messages import quiet_notes
-from embedkit.cli.text import json_text
+from embedkit.cli.text import json_text, say
 
 __all__ = ["Result", "command"]
 
@@ -60,10 +60,10 @@ def command(
             if not isinstance(found, Result):
                 return found or 0
             if as_json:
-                click.echo(json_text(found.data, indent=found.indent))
+                say(json_text(found.data, indent=found.indent))
             found.check()
             if not as_json and (found.asked_for or not quiet):
-                click.echo(found.text())
+                say(found.text())
             return found.code
 
         lines = "".join(f"\n  {example}" for example in examples)

@@ -6,10 +6,8 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import click
-
 from embedkit.cli.command import command
-from embedkit.cli.text import count_text, json_text, one_line
+from embedkit.cli.text import count_text, json_text, one_line, say
 from embedkit.display import visible
 
 if TYPE_CHECKING:
@@ -38,18 +36,18 @@ def doctor(as_json: bool, quiet: bool) -> int:
     for check in diagnose():
         checks.append(check)
         if not as_json and not (quiet and check.status == "ok"):
-            click.echo(_check_text(check))
+            say(_check_text(check))
     problems = [check for check in checks if check.status == "problem"]
     code = problems[0].exit_code if problems else 0
     if as_json:
         found = [asdict(check) for check in checks]
         data = {"format": FORMAT, "works": not problems, "exit_code": code, "checks": found}
-        click.echo(json_text(data))
+        say(json_text(data))
     elif problems:
-        click.echo(f"extraction does not work here: {count_text(len(problems), 'problem')}")
+        say(f"extraction does not work here: {count_text(len(problems), 'problem')}")
     else:
         notes = sum(check.status == "note" for check in checks)
-        click.echo(f"extraction works here ({count_text(notes, 'note')})")
+        say(f"extraction works here ({count_text(notes, 'note')})")
     return code
 
 

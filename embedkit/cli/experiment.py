@@ -10,7 +10,7 @@ import click
 from embedkit.cli.command import Result, command
 from embedkit.cli.messages import show_note
 from embedkit.cli.options import FILE, option, options
-from embedkit.cli.text import json_text
+from embedkit.cli.text import json_text, say
 from embedkit.display import visible
 
 __all__ = ["fetch", "run"]
@@ -66,16 +66,16 @@ def run(
     for note in () if quiet else misplaced(recipe, settings):
         show_note(note)
     if dry_run:
-        click.echo("\n".join(shell_lines(stages)))
+        say("\n".join(shell_lines(stages)))
         return 0
 
     def progress(line: str) -> None:
         if not quiet:
-            click.echo(visible(line), err=True)
+            say(line, err=True)
 
     done = run_recipe(stages, force=force, quiet=quiet, divert=as_json, progress=progress)
     if as_json:
-        click.echo(json_text([asdict(result) for result in done.stages], indent=None))
+        say(json_text([asdict(result) for result in done.stages], indent=None))
     elif done.stages[-1].status != "failed":
         for name in done.stages[-1].outputs:
             progress(f"made {name}")

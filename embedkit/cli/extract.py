@@ -13,7 +13,7 @@ from embedkit.cli.command import Result, command
 from embedkit.cli.messages import in_options, seconds_so_far
 from embedkit.cli.options import FILE, LAYERS, option, options, reading_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import count_text, ledger_text
+from embedkit.cli.text import count_text, ledger_text, say
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 
@@ -96,14 +96,14 @@ def extract(
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=made) as plan:
         if verbose:
-            click.echo(_plan_text(plan), err=True)
+            say(_plan_text(plan), err=True)
         if dry_run:
             return _dry_run(plan, overwrite)
         with progress_bar() as report:
             result = run_plan(plan, overwrite=overwrite, allow_env_change=allow_env_change,
                               progress=report)  # fmt: skip
     if verbose:
-        click.echo(_stages_text(result), err=True)
+        say(_stages_text(result), err=True)
     totals = result.manifest.totals
     return Result(
         {"out": str(result.out), **asdict(totals)}, lambda: _result_text(result),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -24,9 +24,9 @@ from embedkit.cli.info import info, tokenize, verify
 from embedkit.cli.messages import Commands
 from embedkit.cli.predict import predict
 from embedkit.cli.search import index, map_, search
+from embedkit.cli.text import say
 from embedkit.cli.train import probe, split, train
 from embedkit.cli.words import similarity, words
-from embedkit.display import visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EmbedkitError, StorageError
 from embedkit.machine import set_wait_policy
 
@@ -46,7 +46,9 @@ def main() -> NoReturn:
         _complain(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        shown = StringIO()
+        error.show(shown)
+        say(shown.getvalue().rstrip("\n"), err=True)
         code = error.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the one into the other
         _complain(_stopped("interrupted"))
@@ -72,7 +74,7 @@ def _stopped(how: str) -> str:
 
 
 def _complain(message: str) -> None:
-    click.echo(f"embedkit: {visible(message)}", err=True)
+    say(f"embedkit: {message}", err=True)
 
 
 @click.group(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from embedkit.display import visible
+from embedkit.cli.text import say
 from embedkit.errors import EmbedkitError
 
 __all__ = ["Commands", "in_options", "quiet_notes", "seconds_so_far", "show_note"]
@@ -37,7 +37,7 @@ def show_note(message: str) -> None:
     context = click.get_current_context(silent=True)
     if context is not None:
         message = in_options(message, context.command)
-    click.echo(f"note: {visible(message)}", err=True)
+    say(f"note: {message}", err=True)
 
 
 class Commands(click.Group):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +15,8 @@ import click
 
 from embedkit.cli.command import command
 from embedkit.cli.options import FILE, option, options, reading_of
-from embedkit.cli.text import reasons_text
-from embedkit.display import visible
+from embedkit.cli.text import reasons_text, say
+from embedkit.display import json_line, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
             _show(predictor.predict([line.rstrip("\r\n")]), as_json)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        click.echo(err=True)
+        say("", err=True)
         return EXIT_INTERRUPTED
     return 0
 
@@ -109,12 +108,11 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
 def _show(found: Iterable[Prediction], as_json: bool) -> None:
     for one in found:
         if as_json:
-            click.echo(json.dumps({"label": one.label, "proba": one.proba},
-                                  ensure_ascii=False))  # fmt: skip
+            say(json_line({"label": one.label, "proba": one.proba}))
             continue
         ordered = sorted(one.proba.items(), key=lambda item: -item[1])
         tail = "  ".join(f"{visible(name)} {proba:.3f}" for name, proba in ordered)
-        click.echo(visible(one.label) + (f"\t{tail}" if tail else ""))
+        say(visible(one.label) + (f"\t{tail}" if tail else ""))
 
 
 def _predict_corpus(
@@ -144,7 +142,7 @@ def _predict_corpus(
             logger.warning("%s", reader.counts.quote_notice)
     if not quiet:
         text = f"{count:,} texts predicted, {rejected:,} rejected{reasons}"
-        click.echo(text + (f" → {visible(str(out))}" if out else ""), err=True)
+        say(text + (f" → {out}" if out else ""), err=True)
     return EXIT_REJECTS if rejected else 0
 
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import click
 
-from embedkit.display import duration_text
+from embedkit.cli.text import say
+from embedkit.display import duration_text, visible
 from embedkit.types import Progress, ProgressCallback, no_progress
 
 __all__ = ["progress_bar", "progress_shown"]
@@ -37,13 +38,13 @@ def progress_bar() -> Iterator[ProgressCallback]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                TextColumn("{task.fields[rest]}"))  # fmt: skip
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None, rest="")
         rate = _Rate()
         yield lambda state: bar.update(
-            task, description=state.stage, completed=state.done, total=state.total,
+            task, description=visible(state.stage), completed=state.done, total=state.total,
             rest=rate.text(state),
         )  # fmt: skip
 
@@ -57,7 +58,7 @@ def _lines() -> ProgressCallback:
         if now - printed >= _SECONDS_BETWEEN_LINES or state.done == state.total:
             printed = now
             total = "" if state.total is None else f" of {state.total:,}"
-            click.echo(f"{state.stage}: {state.done:,}{total} {text}", err=True)
+            say(f"{state.stage}: {state.done:,}{total} {text}", err=True)
 
     return report
 

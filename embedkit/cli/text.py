@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from embedkit.display import visible, without_nan
+import click
+
+from embedkit.display import HARMLESS, json_line, visible, without_nan
 
 if TYPE_CHECKING:
     from embedkit.runs.metrics import Score
 
 __all__ = ["count_text", "json_text", "ledger_text", "number_text", "one_line", "reasons_text",
-           "score_text", "table_markdown", "table_text"]  # fmt: skip
+           "say", "score_text", "table_markdown", "table_text"]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
 _UNLIMITED = 1 << 16
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print text; nothing that came from a file controls the terminal.
+
+    Every command prints by this function alone.
+
+    Args:
+        text: what to print.
+        err: on standard error.
+    """
+    click.echo(visible(text, keep=HARMLESS), err=err)
+
+
 def json_text(value: object, *, indent: int | None = 1) -> str:
     """Return JSON of a dataclass or of plain data; NaN and infinity become null."""
-    return json.dumps(_plain(value), ensure_ascii=False, indent=indent, default=_plain)
+    return json_line(_plain(value), indent=indent, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import math
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,14 +31,13 @@ from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.settings import ledger_text, settings_table
 from embedkit.comparison.training import training_chart, training_log
-from embedkit.display import bytes_text, visible
+from embedkit.display import HARMLESS, bytes_text, visible
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.runs.content import ViewScore
 from embedkit.runs.predictions import Predictions
 
 __all__ = ["language_of", "shown", "write_report"]
 
-_HARMLESS = "\n\t\u200c\u200d"
 _LARGEST_MATRIX = 20
 _FIRST_CLASSES = 15
 _NARROW_CLASSES = 2
@@ -302,10 +300,7 @@ def shown(text: str) -> str:
 
     Joiners inside emoji and words stay.
     """
-    return "".join(
-        c if c in _HARMLESS or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else visible(c)
-        for c in text
-    )
+    return visible(text, keep=HARMLESS)
 
 
 def language_of(text: str) -> str | None:
