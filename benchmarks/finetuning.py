@@ -33,6 +33,7 @@ from embedkit.encoding.model import load_model
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.vocabulary import load_tokenizer
 from embedkit.finetuning.data import TextData, read_texts
+from embedkit.finetuning.frozen import FrozenStates
 from embedkit.finetuning.heads import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
@@ -115,12 +116,13 @@ def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> fl
         length = min(LENGTH, checkpoint.positions)
         texts = tokenizer.encode(data.texts, settings=TokenizerSettings(length))
         everything = np.arange(len(texts))
+        options = TrainingOptions(
+            epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0, precision="fp32"
+        )
         fold = Fold(
             name="one fold", texts=texts, target=target, train=everything, valid=everything[:0],
             seed=0, device=torch.device("cpu"), pad_id=tokenizer.pad_id, work=Path(work),
-            options=TrainingOptions(
-                epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0, precision="fp32"
-            ),
+            options=options, frozen=FrozenStates(texts, options, pad_id=tokenizer.pad_id),
         )  # fmt: skip
         train_fold(fold, model)
         return time.perf_counter() - started

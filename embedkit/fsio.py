@@ -28,6 +28,7 @@ __all__ = [
     "exclusive",
     "file_sha256",
     "free_bytes",
+    "link_file",
     "make_folder",
     "publish_file",
     "publish_folder",
@@ -35,6 +36,7 @@ __all__ = [
     "remove_tree",
     "storage_errors",
     "sync_tree",
+    "tree_bytes",
     "write_durably",
     "write_parquet",
 ]
@@ -115,6 +117,18 @@ def publish_file(source: Path, target: Path) -> None:
         _sync_path(target.parent)
 
 
+def link_file(source: Path, target: Path) -> bool:
+    """Give a durable file a second name; whether the file system can do that.
+
+    The name is durable after :func:`sync_tree` of its folder.
+    """
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        return False
+    return True
+
+
 def make_folder(path: Path) -> None:
     """Create a folder, its parents included, durably; of several threads one does it."""
     with _MAKING, storage_errors(path):
@@ -184,6 +198,12 @@ def file_sha256(path: Path) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def tree_bytes(path: Path) -> int:
+    """Bytes of all files in a folder; one with several names counts once."""
+    found = [file.stat() for file in path.rglob("*") if file.is_file()]
+    return sum({(s.st_dev, s.st_ino): s.st_size for s in found}.values())
 
 
 def free_bytes(path: Path) -> int:

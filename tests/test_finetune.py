@@ -203,7 +203,9 @@ def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Pa
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert changed == {name for name, part in encoder.named_parameters()
                        if part.ndim == 2 and "embeddings" not in name}  # fmt: skip
+    other = read_model(tmp_path / "run/model/fold-1").encoder.state_dict()
     for name in changed:
+        assert not torch.equal(other[name], after[name])  # every fold has its own
         assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
     shapes = [before[name].shape for name in changed]
     head = sum(p.numel() for n, p in loaded.named_parameters() if not n.startswith("encoder."))
@@ -601,8 +603,9 @@ def test_killed_in_the_third_fold_it_goes_on_there(
     assert len(predictions(tmp_path / "run")) == N
 
 
+@pytest.mark.parametrize("freeze_layers", [None, "1"])
 def test_stopped_before_the_first_evaluation_it_goes_on(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze_layers: str | None
 ) -> None:
     """Early stopping has no loss yet to judge by."""
     write = fsio.write_durably
@@ -612,7 +615,7 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
         if path.name == "complete":
             raise KeyboardInterrupt
 
-    settings: dict[str, Any] = {"patience": 1, "epochs": 3}
+    settings: dict[str, Any] = {"patience": 1, "epochs": 3, "freeze_layers": freeze_layers}
     with monkeypatch.context() as patch:
         patch.setattr(training, "_CHECKPOINT_STEPS", 2)
         patch.setattr(fsio, "write_durably", interrupted)

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from embedkit import fsio
 from embedkit.cli.text import count_text, number_text, reasons_text, score_text, table_text
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.runs.content import (
@@ -232,8 +233,7 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         counts = {"in folds": content.records.folds, "test": content.records.test}
         yield "records", ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     yield "cost", _cost(content)
-    size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    yield "on disk", bytes_text(size)
+    yield "on disk", bytes_text(fsio.tree_bytes(path))
     yield "versions", ", ".join(f"{n} {v}" for n, v in content.versions.items())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embedkit import fsio
 from embedkit.choices import BEST_BLEND, BLENDS, check_choice
 from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.inputs import InputDifference, input_differences
@@ -467,13 +468,12 @@ def _cost(run: LoadedRun, encoding: Mapping[str, float | None]) -> Cost:
     content = run.content
     cost, predict = content.cost, content.cost.predict_seconds
     count = len(run.predictions.out_of_fold)
-    files = [p for p in (run.path / "model").rglob("*") if p.is_file()]
     return Cost(
         fit_seconds=cost.fit_seconds,
         predict_seconds=None if predict is None else predict / count * 1_000,
         encode_seconds=encoding.get(content.dataset.fingerprint) if content.views else None,
         peak_memory_bytes=cost.peak_memory_bytes,
         parameters=cost.parameters,
-        size_bytes=sum(p.stat().st_size for p in files),
+        size_bytes=fsio.tree_bytes(run.path / "model"),
         device=cost.device,
     )

@@ -17,6 +17,9 @@ from embedkit.types import Int64
 
 __all__ = ["LengthSampler", "batches_by_length", "n_seen", "padded", "predict_logits"]
 
+States = Sequence[Sequence[torch.Tensor]]
+"""Hidden states ``(tokens, width)`` of every window of every text."""
+
 _BATCHES_SORTED = 50
 _PREDICT_TOKENS = 4_096
 
@@ -26,11 +29,16 @@ def n_seen(text: TokenizedText) -> int:
     return sum(len(window.ids) for window in text.windows)
 
 
-def padded(texts: Sequence[TokenizedText], pad_id: int) -> dict[str, torch.Tensor]:
+def padded(
+    texts: Sequence[TokenizedText],
+    pad_id: int,
+    lower: States | None = None,
+) -> dict[str, torch.Tensor]:
     """Return the windows of texts as a batch ``(windows, tokens)``, padded to the longest of them.
 
     If a text has several windows, ``windows`` ``(texts,)`` holds the number of windows of each, and
-    ``counted`` ``(windows, tokens)`` is 1 for the tokens that are taken from a window.
+    ``counted`` ``(windows, tokens)`` is 1 for the tokens that are taken from a window. With
+    ``lower``, the states of the texts, the batch holds them as ``(windows, tokens, width)``.
     """
 
     def stacked(rows: Sequence[Any], fill: int) -> torch.Tensor:
@@ -46,6 +54,9 @@ def padded(texts: Sequence[TokenizedText], pad_id: int) -> dict[str, torch.Tenso
     if len(windows) > len(texts):
         batch["windows"] = torch.tensor([len(text.windows) for text in texts])
         batch["counted"] = stacked([_counted(window) for window in windows], 0)
+    if lower is not None:
+        states = [one for of_text in lower for one in of_text]
+        batch["lower"] = pad_sequence(states, batch_first=True)
     return batch
 
 
@@ -58,8 +69,9 @@ def _counted(window: Window) -> Int64:
 
 
 def predict_logits(
-    model: PreTrainedModel, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32"
-) -> torch.Tensor:
+    model: PreTrainedModel, texts: Sequence[TokenizedText], *, pad_id: int, precision: str = "fp32",
+    lower: States | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Return logits ``(n, outputs)`` float32 on the CPU, in the order of the texts.
 
     Args:
@@ -67,6 +79,7 @@ def predict_logits(
         texts: the tokenized texts.
         pad_id: token id to fill with.
         precision: to compute in.
+        lower: of a model that takes them, hidden states of the texts as in :func:`padded`.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -76,7 +89,8 @@ def predict_logits(
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
         for index in batches_by_length([n_seen(t) for t in texts], tokens=_PREDICT_TOKENS):
-            batch = padded([texts[i] for i in index], pad_id)
+            states = None if lower is None else [lower[i] for i in index]
+            batch = padded([texts[i] for i in index], pad_id, states)
             given = {name: value.to(device) for name, value in batch.items() if name in takes}
             result[torch.from_numpy(index)] = model(**given).logits.float().cpu()
     return result

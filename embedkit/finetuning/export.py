@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from embedkit import fsio
 from embedkit.checksums import check_files
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.finetuning.model_folder import HEAD_FILE, is_plain_head, model_name, read_model
+from embedkit.finetuning.model_folder import (
+    HEAD_FILE,
+    WEIGHTS,
+    is_plain_head,
+    model_name,
+    read_model,
+    read_weights,
+)
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.folder import read_run
 
@@ -101,9 +108,11 @@ def export(
     if work.exists():
         fsio.remove_tree(work)
     with fsio.storage_errors(work):
-        shutil.copytree(source / "model" / name, work, ignore=shutil.ignore_patterns(HEAD_FILE))
-        if not has_head:
-            _leave_out_head(work / "model.safetensors")
+        own = shutil.ignore_patterns(HEAD_FILE, WEIGHTS)
+        shutil.copytree(source / "model" / name, work, ignore=own)
+        weights = read_weights(source / "model" / name)
+        stored = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
+        save_file(stored, work / "model.safetensors", metadata={"format": "pt"})
     fsio.sync_tree(work)
     if target.is_dir():
         fsio.remove_tree(target)
@@ -160,8 +169,3 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
     if not (out / "config.json").is_file():
         raise OutputExistsError(f"{out} is not a checkpoint, so it is not replaced.")
-
-
-def _leave_out_head(file: Path) -> None:
-    weights = {n: v for n, v in load_file(str(file)).items() if not n.startswith("embedkit.")}
-    save_file(weights, file, metadata={"format": "pt"})

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -94,7 +95,20 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(self.head.width, config.n_outputs)
         self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters
+        self.without_dropout: tuple[nn.Module, ...] = ()
+        self.from_lower: Callable[[Tensor], AbstractContextManager[None]] | None = None
         self.post_init()
+
+    def train(self, mode: bool = True) -> EncoderWithHead:
+        """Put the model into training mode, but for the modules ``without_dropout``."""
+        super().train(mode)
+        for module in self.without_dropout:
+            module.training = False
+        return self
+
+    def floating_point_ops(self, *_: Any, **__: Any) -> int:
+        """Return 0: the Trainer would go through all parameters in every step to estimate it."""
+        return 0
 
     def forward(
         self,
@@ -104,6 +118,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         labels: Tensor | None = None,
         windows: Tensor | None = None,
         counted: Tensor | None = None,
+        lower: Tensor | None = None,
     ) -> SequenceClassifierOutput:
         """Return the logits of a batch of texts that is padded on the right.
 
@@ -115,14 +130,19 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             windows: ``(texts,)`` int64 number of windows of each text, which follow one another;
                 ``None``: every sequence is a text.
             counted: ``(sequences, tokens)``, 1 for the tokens that are taken from a window.
+            lower: ``(sequences, tokens, width)`` output of the frozen layers, which are then not
+                run; for a model with ``from_lower``.
 
         Returns:
             ``logits`` ``(batch, n_outputs)``, and ``loss`` where labels are given.
         """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if self.takes_types and token_type_ids is not None:
-            inputs["token_type_ids"] = token_type_ids
-        hidden = self._hidden(inputs)
+        inputs = self.inputs_of(input_ids, attention_mask, token_type_ids)
+        if lower is None:
+            hidden = self._hidden(inputs)
+        else:
+            assert self.from_lower is not None
+            with self.from_lower(lower):
+                hidden = self._hidden(inputs)
         if windows is None or counted is None:
             vectors = self.head(hidden, attention_mask)
         else:
@@ -157,6 +177,19 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if self.config.problem == "one_logit":
             return torch.stack([torch.sigmoid(-logits[:, 0]), torch.sigmoid(logits[:, 0])], dim=1)
         return torch.softmax(logits, dim=1)
+
+    def inputs_of(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        **_: Any,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Return what the encoder takes of a batch."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.takes_types and token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        return inputs
 
     def _hidden(self, inputs: dict[str, Tensor]) -> Tensor:
         """Token vectors ``(batch, tokens, width)`` of the last layer, or of the mix."""

@@ -1,7 +1,9 @@
 """A fine-tuned model on disk: a checkpoint of the encoder's own family.
 
     config.json          of the encoder, with ``architectures`` and ``id2label``
-    model.safetensors    weights under the names of transformers
+    model.safetensors    weights under the names of transformers; of a model with frozen parameters
+                         two files and an index, as transformers divides large models: the first
+                         holds the frozen ones and is one file for all folds (hard links)
     head.json            what else this package needs to know of the head
     tokenizer files      cut at as many tokens as the model was trained on
 
@@ -25,14 +27,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from embedkit import fsio
 from embedkit.encoding.tokenization import TextTokenizer
 from embedkit.errors import DamagedError, first_line
 from embedkit.finetuning.heads import EncoderWithHead, HeadConfig
 
-__all__ = ["HEAD_FILE", "is_plain_head", "model_name", "read_model", "write_model"]
+__all__ = [
+    "HEAD_FILE", "WEIGHTS", "is_plain_head", "model_name", "read_model", "read_weights",
+    "write_model",
+]  # fmt: skip
 
 HEAD_FILE = "head.json"
 """File of the head's settings in the folder of a model."""
+
+WEIGHTS = "model*.safetensors*"
+"""Pattern of the files with the weights."""
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FROZEN, _TRAINED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 _OUTPUT = {
     "bert": ("{}.pooler.dense", "classifier"),
@@ -78,6 +90,7 @@ def write_model(
     *,
     classes: Sequence[str],
     max_length: int,
+    siblings: Path | None = None,
 ) -> None:
     """Write a model with its tokenizer into a folder that exists.
 
@@ -87,20 +100,22 @@ def write_model(
         folder: where to write.
         classes: labels by class number; empty for a regression.
         max_length: tokens of a text that the model was trained on.
+        siblings: folder of the models of the same run that are written already, whose frozen
+            parameters are the same.
 
     Raises:
         OSError: a file cannot be written.
     """
     plain = is_plain_head(model.config)
     weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    frozen = {id(weights[name]) for name, p in model.named_parameters() if not p.requires_grad}
     if model.config.problem == "value":
         _scale(weights, model.config.target_scale, model.config.target_mean)
     stored = _to_plain(weights, model.config) if plain else {
         name.removeprefix("encoder.") if name.startswith("encoder.") else _OWN + name: value
         for name, value in weights.items()
     }  # fmt: skip
-    tensors = {name: value.clone().contiguous() for name, value in stored.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_weights(stored, {n for n, v in stored.items() if id(v) in frozen}, folder, siblings)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
     _write_json(folder / HEAD_FILE, _head(model.config))
     tokenizer.hf.save_pretrained(folder)
@@ -121,7 +136,7 @@ def read_model(folder: Path) -> EncoderWithHead:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         head = json.loads((folder / HEAD_FILE).read_text("utf-8"))
         model = EncoderWithHead(HeadConfig(encoder=config, **head))
-        stored = load_file(str(folder / "model.safetensors"))
+        stored = read_weights(folder)
         weights = _from_plain(stored, model) if is_plain_head(model.config) else {
             name.removeprefix(_OWN) if name.startswith(_OWN) else f"encoder.{name}": value
             for name, value in stored.items()
@@ -133,6 +148,35 @@ def read_model(folder: Path) -> EncoderWithHead:
         ) from error
     model.eval()
     return model
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the stored weights of a model by name, of one file or of several."""
+    files = [_SINGLE]
+    if (folder / _INDEX).is_file():
+        index = json.loads((folder / _INDEX).read_text("utf-8"))
+        files = sorted(set(index["weight_map"].values()))
+    return {name: value for f in files for name, value in load_file(str(folder / f)).items()}
+
+
+def _write_weights(
+    stored: Mapping[str, Tensor], frozen: set[str], folder: Path, siblings: Path | None
+) -> None:
+    if not frozen:
+        _save(stored, folder / _SINGLE)
+        return
+    written = next(siblings.glob(f"*/{_FROZEN}"), None) if siblings else None
+    if written is None or not fsio.link_file(written, folder / _FROZEN):
+        _save({name: stored[name] for name in frozen}, folder / _FROZEN)
+    _save({name: v for name, v in stored.items() if name not in frozen}, folder / _TRAINED)
+    size = sum(value.numel() * value.element_size() for value in stored.values())
+    files = {name: _FROZEN if name in frozen else _TRAINED for name in stored}
+    _write_json(folder / _INDEX, {"metadata": {"total_size": size}, "weight_map": files})
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    own = {name: value.contiguous() for name, value in tensors.items()}
+    save_file(own, file, metadata={"format": "pt"})
 
 
 def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class TrainingOptions:
         class_weight: ``balanced`` gives every class the same weight in the loss.
         label_smoothing: fraction of the target that is spread over all classes.
         freeze_layers: ``embeddings``, ``all``, or the number of lowest layers that are not trained
-            (with the embeddings); ``None`` for none.
+            (with the embeddings); ``None`` for none. Frozen layers have no dropout, and run once
+            per text where their output fits into 1 GiB.
         lora: rank of small matrices that are trained instead of the encoder's own weights.
         layer_decay: factor of the learning rate from each layer to the one below.
         warmup: steps, or below 1 the fraction of all steps, in which the learning rate rises.

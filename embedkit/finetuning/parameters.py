@@ -11,17 +11,27 @@ from embedkit.errors import UsageError
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.options import TrainingOptions
 
-__all__ = ["add_lora", "freeze", "merge_lora", "parameter_depth", "parameter_groups"]
+__all__ = [
+    "add_lora", "freeze", "layer_stack", "merge_lora", "parameter_depth", "parameter_groups",
+]  # fmt: skip
 
 _WEIGHT_DECAY = 0.01
 
 
-def parameter_depth(model: EncoderWithHead) -> dict[str, int]:
-    """Return the depth of every parameter: 0 embeddings, 1…n encoder layers, n + 1 the rest.
+def layer_stack(model: EncoderWithHead) -> tuple[nn.Module, str, nn.ModuleList]:
+    """Return the encoder's layers, with the module that holds their list and the list's name.
 
     Raises:
         UsageError: the encoder shares its weights among layers.
     """
+    stack = _stack(model)
+    owner, _, name = stack.rpartition(".")
+    module = model.get_submodule(stack)
+    assert isinstance(module, nn.ModuleList)
+    return model.get_submodule(owner), name, module
+
+
+def _stack(model: EncoderWithHead) -> str:
     config = model.encoder.config
     count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
     stacks = [
@@ -35,6 +45,16 @@ def parameter_depth(model: EncoderWithHead) -> dict[str, int]:
             f"the layers of a {config.model_type} encoder have no weights of their own: pass "
             "neither a number of freeze_layers= nor layer_decay=."
         )
+    return stack
+
+
+def parameter_depth(model: EncoderWithHead) -> dict[str, int]:
+    """Return the depth of every parameter: 0 embeddings, 1…n encoder layers, n + 1 the rest.
+
+    Raises:
+        UsageError: the encoder shares its weights among layers.
+    """
+    stack, count = _stack(model), len(layer_stack(model)[2])
     depths = {}
     for name, _ in model.named_parameters():
         if name.startswith(f"{stack}."):
@@ -49,11 +69,14 @@ def parameter_depth(model: EncoderWithHead) -> dict[str, int]:
 def freeze(model: EncoderWithHead, layers: str | None) -> None:
     """Exclude parameters from training; see ``freeze_layers`` of :class:`TrainingOptions`.
 
+    Frozen layers have no dropout: what they give the trained ones is the same in every step.
+
     Raises:
         UsageError: the encoder has fewer layers.
     """
     if layers == "all":
         model.encoder.requires_grad_(False)
+        model.without_dropout = tuple(model.encoder.modules())
     elif layers is not None:
         depths = parameter_depth(model)
         highest, count = 0 if layers == "embeddings" else int(layers), max(depths.values()) - 1
@@ -62,6 +85,11 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
         for name, parameter in model.named_parameters():
             if depths[name] <= highest:
                 parameter.requires_grad_(False)
+        if highest:
+            trained = {m for layer in layer_stack(model)[2][highest:] for m in layer.modules()}
+            model.without_dropout = tuple(
+                m for m in model.encoder.modules() if trained.isdisjoint(m.modules())
+            )
 
 
 def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[dict[str, Any]]:
@@ -104,3 +132,4 @@ def add_lora(model: EncoderWithHead, rank: int, *, seed: int) -> Any:
 def merge_lora(model: EncoderWithHead, added: Any) -> None:
     """Add A B to the encoder's weights, so that an ordinary encoder is saved."""
     model.encoder = added.merge_and_unload()
+    model.encoder.requires_grad_(True)  # its weights are no longer those of every fold

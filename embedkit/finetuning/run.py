@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
@@ -26,6 +27,7 @@ from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, Tokeniz
 from embedkit.finetuning.batches import predict_logits
 from embedkit.finetuning.calibration import divide_logits, fit_temperature
 from embedkit.finetuning.data import RunRecords, TextData
+from embedkit.finetuning.frozen import FrozenStates
 from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
 from embedkit.finetuning.model_folder import model_name, write_model
 from embedkit.finetuning.options import TrainingOptions
@@ -118,6 +120,10 @@ class FoldsOfRun:
         return found
 
     @cached_property
+    def _frozen(self) -> FrozenStates:
+        return FrozenStates(self._texts, self.options, pad_id=self.tokenizer.pad_id)
+
+    @cached_property
     def _encoder(self) -> PlainModel:
         plain = load_model(
             self.checkpoint, pad_id=self.tokenizer.pad_id, device=torch.device("cpu"),
@@ -176,17 +182,15 @@ class FoldsOfRun:
         title += f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
         title += f", seed {number + 1} of {options.seeds}" if options.seeds > 1 else ""
         model = build_model(self._encoder, seed=seed, **self._head_settings(fold.train))
-        model, trained = train_fold(
-            Fold(
-                name=title, texts=self._texts, target=self.records.target, train=fold.train,
-                valid=fold.valid, seed=seed, options=self.options, device=self.device,
-                pad_id=self.tokenizer.pad_id, work=work,
-            ),
-            model, progress=self.progress,
+        training = Fold(
+            name=title, texts=self._texts, target=self.records.target, train=fold.train,
+            valid=fold.valid, seed=seed, options=self.options, device=self.device,
+            pad_id=self.tokenizer.pad_id, work=work, frozen=self._frozen,
         )  # fmt: skip
-        temperature = self._calibrated(model, fold.valid) if options.calibrate else 1.0
+        model, trained = train_fold(training, model, progress=self.progress)
+        temperature = self._calibrated(training, model) if options.calibrate else 1.0
         started = time.perf_counter()
-        proba = self._proba(model, fold.held_out)
+        proba = self._proba(model, [self._texts[i] for i in fold.held_out])  # timed: all layers
         predicted = time.perf_counter()
         shared = self.division.shared[1] if self.division.for_threshold else fold.threshold
         position = {"repeat": fold.repeat, "fold": fold.fold, "seed": options.seed + number}
@@ -199,26 +203,25 @@ class FoldsOfRun:
             parameters=trained.parameters,
             temperature=temperature,
             proba=proba,
-            test_proba=self._proba(model, None),
-            valid_proba=self._proba(model, fold.valid),
-            threshold_proba=self._proba(model, shared),
+            test_proba=self._proba(model, self._test_texts),
+            valid_proba=_proba(model, training.logits(fold.valid, model)),
+            threshold_proba=_proba(model, training.logits(shared, model)),
         )
         self._keep_model(model, folder, model_name(fold.repeat, fold.fold, number))
         return result
 
-    def _calibrated(self, model: EncoderWithHead, valid: Int64) -> float:
+    def _calibrated(self, fold: Fold, model: EncoderWithHead) -> float:
         """Divide the logits of a model by the temperature that suits its validation records."""
-        temperature = fit_temperature(self._proba(model, valid), self.records.target.y[valid])
+        proba = _proba(model, fold.logits(fold.valid, model))
+        temperature = fit_temperature(proba, self.records.target.y[fold.valid])
         divide_logits(model, temperature)
         return temperature
 
-    def _proba(self, model: EncoderWithHead, index: Int64 | None) -> list[Any]:
-        """Predictions for some records of the folds, or for the test set."""
-        texts = self._test_texts if index is None else [self._texts[i] for i in index]
+    def _proba(self, model: EncoderWithHead, texts: Sequence[TokenizedText]) -> list[Any]:
         logits = predict_logits(
             model, texts, pad_id=self.tokenizer.pad_id, precision=self.options.precision
         )
-        return list(model.outputs(logits).tolist())
+        return _proba(model, logits)
 
     def _keep_model(self, model: EncoderWithHead, folder: Path, name: str) -> None:
         """Write a fold's model to its final place; what an earlier attempt left is deleted."""
@@ -231,7 +234,11 @@ class FoldsOfRun:
         with saving(ready):
             write_model(
                 model, self.tokenizer, ready, classes=self.records.target.classes,
-                max_length=int(self.options.max_length or 0),
+                max_length=int(self.options.max_length or 0), siblings=final.parent,
             )  # fmt: skip
         fsio.sync_tree(ready)
         fsio.publish_folder(ready, final)
+
+
+def _proba(model: EncoderWithHead, logits: torch.Tensor) -> list[Any]:
+    return list(model.outputs(logits).tolist())

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import Sampler
 from transformers import (
     PrinterCallback,
@@ -35,6 +35,7 @@ from embedkit import fsio
 from embedkit.encoding.tokenization import TokenizedText
 from embedkit.errors import EncodeError, StorageError, UsageError, first_line
 from embedkit.finetuning.batches import LengthSampler, n_seen, padded, predict_logits
+from embedkit.finetuning.frozen import FrozenStates
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.parameters import add_lora, freeze, merge_lora, parameter_groups
@@ -55,6 +56,7 @@ logger = logging.getLogger(__name__)
 _LOGS_PER_EPOCH = 10
 _CHECKPOINT_STEPS = 1_000
 _COMPLETE = "complete"
+_WEIGHTS = "model.safetensors"
 _LOGGED = {"loss": "loss", "learning_rate": "learning_rate", "epoch_loss": "train_loss",
            "epoch_accuracy": "train_accuracy", "eval_loss": "valid_loss",
            "eval_accuracy": "valid_accuracy", "eval_score": "valid_score"}  # fmt: skip
@@ -82,6 +84,7 @@ class Fold:
         device: where it is trained.
         pad_id: token id to fill with.
         work: folder for checkpoints, which the caller deletes.
+        frozen: what the frozen layers give for the texts, shared by all folds.
     """
 
     name: str
@@ -94,6 +97,24 @@ class Fold:
     device: torch.device
     pad_id: int
     work: Path
+    frozen: FrozenStates
+
+    def batch(
+        self, index: Sequence[int] | Int64, model: EncoderWithHead
+    ) -> dict[str, torch.Tensor]:
+        """Some texts as a batch for the model."""
+        lower = self.frozen.of(model)
+        states = None if lower is None else [lower[i] for i in index]
+        return padded([self.texts[i] for i in index], self.pad_id, states)
+
+    def logits(self, index: Int64, model: EncoderWithHead) -> torch.Tensor:
+        """Logits of some texts ``(n, outputs)``."""
+        lower = self.frozen.of(model)
+        return predict_logits(
+            model, [self.texts[i] for i in index], pad_id=self.pad_id,
+            precision=self.options.precision,
+            lower=None if lower is None else [lower[i] for i in index],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +168,7 @@ def train_fold(
         state = trainer.state
     seconds = earlier + time.perf_counter() - started
     kept = int((state.best_global_step if len(fold.valid) else None) or state.global_step)
-    model.load_state_dict(load_file(str(fold.work / f"checkpoint-{kept}/model.safetensors")))
+    _load_trained(model, fold.work / f"checkpoint-{kept}")
     log = [
         {"step": entry["step"], "epoch": round(entry["epoch"], 6), **values}
         for entry in state.log_history
@@ -160,7 +181,7 @@ def train_fold(
         fit_seconds=seconds,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
-    if not all(bool(p.isfinite().all()) for p in model.parameters()):  # after the last step
+    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
         raise EncodeError(f"{fold.name}: weights are not numbers any more. {_advice(options)}")
     if lora is not None:
         merge_lora(model, lora)
@@ -203,7 +224,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             model=model,
             args=_arguments(fold, validates),
             data_collator=self._collate,
-            train_dataset=[(fold.texts[i], fold.target.y[i]) for i in fold.train],
+            train_dataset=[(int(i), fold.target.y[i]) for i in fold.train],
             eval_dataset=list(fold.valid) if validates else None,
             optimizers=(
                 torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None
@@ -212,10 +233,10 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         )  # fmt: skip
         self.remove_callback(PrinterCallback)
 
-    def _collate(self, items: Sequence[tuple[TokenizedText, Any]]) -> dict[str, torch.Tensor]:
+    def _collate(self, items: Sequence[tuple[int, Any]]) -> dict[str, torch.Tensor]:
         dtype = torch.int64 if self.fold.target.classes else torch.float32
         labels = torch.tensor([label for _, label in items], dtype=dtype)
-        return {**padded([text for text, _ in items], self.fold.pad_id), "labels": labels}
+        return {**self.fold.batch([i for i, _ in items], self.model), "labels": labels}
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         lengths = np.array([n_seen(self.fold.texts[i]) for i in self.fold.train], np.int64)
@@ -237,10 +258,7 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Compute loss and score on the validation records, independent of batches."""
         fold, target = self.fold, self.fold.target
-        texts = [fold.texts[i] for i in fold.valid]
-        logits = predict_logits(
-            self.model, texts, pad_id=fold.pad_id, precision=fold.options.precision
-        )
+        logits = fold.logits(fold.valid, self.model)
         y = target.y[fold.valid]
         with torch.inference_mode():
             loss = float(self.model.loss(logits, torch.from_numpy(y)))
@@ -266,6 +284,29 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         fsio.remove_file(folder / f"checkpoint-{self.state.global_step}" / _COMPLETE)
         with saving(folder):
             super()._save_checkpoint(model, trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save what training changes: frozen parameters are those of the initial model."""
+        folder = Path(str(output_dir))
+        fsio.make_folder(folder)
+        frozen = _frozen(self.model)
+        found = {n: v for n, v in self.model.state_dict().items() if n not in frozen}
+        tensors = {name: value.contiguous() for name, value in found.items()}
+        save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        _load_trained(self.model, Path(resume_from_checkpoint))
+
+
+def _frozen(model: EncoderWithHead) -> set[str]:
+    return {name for name, p in model.named_parameters() if not p.requires_grad}
+
+
+def _load_trained(model: EncoderWithHead, folder: Path) -> None:
+    found = load_file(str(folder / _WEIGHTS))
+    frozen = _frozen(model)
+    unchanged = {n: v for n, v in model.state_dict().items() if n in frozen}
+    model.load_state_dict(unchanged | found)
 
 
 def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
