@@ -1,11 +1,13 @@
 """Blend several runs: the mean of their probabilities, or a model stacked on them.
 
-The stacked model is a logistic regression (for values: a ridge regression) on the log-odds of the
-runs. For the records of a fold it is fitted on predictions that inner folds made for the training
-records of that fold: no model that made them has seen the fold. Out-of-fold predictions would not
-do, since the models that predict the other folds have been fitted on this one. A fine-tuned run has
-inner predictions for its validation records alone; a blend with it is fitted on these. Runs without
-inner predictions can be stacked for new records, but not for those of the folds.
+The stacked model of classes is a logarithmic pool: log-probabilities of the runs, weighted by run,
+plus a shift of each class, chosen by log-loss (Genest and Zidek 1986, *Combining probability
+distributions*); that of values a ridge regression. For the records of a fold it is fitted on
+predictions that inner folds made for the training records of that fold: no model that made them has
+seen the fold. Out-of-fold predictions would not do, since the models that predict the other folds
+have been fitted on this one. A fine-tuned run has inner predictions for its validation records
+alone; a blend with it is fitted on these. Runs without inner predictions can be stacked for new
+records, but not for those of the folds.
 """
 
 from __future__ import annotations
@@ -206,31 +208,44 @@ def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> 
 
 
 def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    """A ridge regression on the values of the runs; for classes, their logarithmic pool.
 
+    The pool has one weight per run and one shift per class, whatever the number of classes, and
+    shrinks to the geometric mean of the runs where records are few.
+    """
     if not classes:
-        values = make_pipeline(StandardScaler(), Ridge()).fit(_features(proba), y)
-        return lambda given: np.asarray(values.predict(_features(given)), np.float64)
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1_000))
-    model.fit(_features(proba), y)
-    known = model[-1].classes_  # a rare class may be missing from the other folds
+        from sklearn.linear_model import Ridge
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
 
-    def apply(given: Sequence[Float64]) -> Float64:
-        found = np.zeros((len(given[0]), len(classes)))
-        found[:, known] = model.predict_proba(_features(given))
-        return found
+        values = make_pipeline(StandardScaler(), Ridge()).fit(np.stack(proba, axis=1), y)
+        return lambda given: np.asarray(values.predict(np.stack(given, axis=1)), np.float64)
+    from scipy.optimize import minimize
+    from scipy.special import log_softmax
 
-    return apply
+    runs, records = len(proba), np.arange(len(y))
+
+    def pooled(parameters: Float64, logs: Float64) -> Float64:
+        scores = np.tensordot(parameters[:runs], logs, axes=1) + parameters[runs:]
+        return np.asarray(log_softmax(scores, axis=1), np.float64)
+
+    start = np.concatenate([np.full(runs, 1 / runs), np.zeros(len(classes))])
+    known = _logs(proba)
+
+    def penalised(parameters: Float64) -> tuple[float, Float64]:
+        found, away = pooled(parameters, known), parameters - start
+        residual = np.exp(found)
+        residual[records, y] -= 1
+        gradient = np.concatenate([np.tensordot(known, residual, axes=2), residual.sum(axis=0)])
+        return float(away @ away / 2 - found[records, y].sum()), gradient + away
+
+    best = minimize(penalised, start, jac=True, method="L-BFGS-B").x
+    return lambda given: np.exp(pooled(best, _logs(given)))
 
 
 _BLENDS = {"mean": _mean, "stacked": _stacked}
 
 
-def _features(proba: Sequence[Float64]) -> Float64:
-    """Log-odds of every class but the last against it, of every run side by side."""
-    if proba[0].ndim == 1:
-        return np.stack(proba, axis=1)
-    logs = [np.log(np.clip(one, _TINY, 1)) for one in proba]
-    return np.concatenate([log[:, :-1] - log[:, -1:] for log in logs], axis=1)
+def _logs(proba: Sequence[Float64]) -> Float64:
+    """Logarithms of probabilities: runs × records × classes."""
+    return np.asarray(np.log(np.clip(np.stack(proba), _TINY, 1)), np.float64)

@@ -218,8 +218,10 @@ def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
 def _casing_of_normalizer(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
     """Case and accents as ``tokenizer.json`` treats them."""
     kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+    if kind not in _WORDPIECE_TOKENIZERS:
+        return {}
     within = checkpoint.side_json("tokenizer.json").get("normalizer")
-    if kind not in _WORDPIECE_TOKENIZERS or not isinstance(within, dict):
+    if not isinstance(within, dict):
         return {}
     if within.get("type") != "BertNormalizer" or not isinstance(within.get("lowercase"), bool):
         return {}
