@@ -22,6 +22,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
 from tests.models import Plain, build
 
+LONGEST = ("test_readme", "test_same_bits", "test_workflows", "test_report_browser", "test_report")
 MEMORY_PER_WORKER = 2_500_000_000
 
 # the same examples every time, on a busy machine too: a failure in one run must be one in the next
@@ -41,6 +42,11 @@ def pytest_xdist_auto_num_workers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(cores or 1, memory // MEMORY_PER_WORKER, 16))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The modules with the longest tests first: at the end no worker waits for one of these."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_collection_finish() -> None:

@@ -132,41 +132,46 @@ import json, sys
 sys.modules["embedkit"] = None  # importing it fails
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
-folder, texts = sys.argv[1], json.loads(sys.argv[2])
-model = AutoModelForSequenceClassification.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-run = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
-found = run(texts, truncation=True)
-print(json.dumps([{one["label"]: one["score"] for one in scores} for scores in found]))
+texts, found = json.loads(sys.argv[1]), []
+for folder in sys.argv[2:]:
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    run = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None,
+                   device="cpu")
+    found.append([{one["label"]: one["score"] for one in scores}
+                  for scores in run(texts, truncation=True)])
+print(json.dumps(found))
 """
 
 
-def elsewhere(folder: Path, texts: list[str]) -> np.ndarray:
-    """Probabilities of a pipeline of transformers in a process without embedkit."""
+def elsewhere(folders: list[Path], texts: list[str]) -> np.ndarray:
+    """Probabilities of pipelines of transformers in a process without embedkit."""
     ran = subprocess.run(
-        [sys.executable, "-I", "-c", LOADS, str(folder), json.dumps(texts)],
+        [sys.executable, "-I", "-c", LOADS, json.dumps(texts), *map(str, folders)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "newly initialized" not in ran.stderr
-    return np.array([[one["0"], one["1"]] for one in json.loads(ran.stdout.splitlines()[-1])])
+    found = json.loads(ran.stdout.splitlines()[-1])
+    return np.array([[[one["0"], one["1"]] for one in records] for records in found])
 
 
 def test_an_exported_model_needs_no_embedkit(shared: Path, tmp_path: Path) -> None:
     texts = ["the movie was good", "the movie bad rain was 1", "영화 " * 40]
-    expected = []
+    exported = []
     for fold in (0, 1):
         made = embedkit.export(shared / "pooler", fold=fold, out=tmp_path / f"fold-{fold}")
         assert (made.model, made.has_head, made.head) == (f"fold-{fold}", True, "pooler")
         assert not (made.out / "head.json").exists()
-        found = elsewhere(made.out, texts)
-        assert np.allclose(elsewhere(shared / f"pooler/model/fold-{fold}", texts), found)
-        own = Predictor(made.out, device="cpu")
-        assert np.allclose(own.predict_proba(texts), found, atol=1e-6)
-        expected.append(found)
+        exported.append(made.out)
+    of_the_run = [shared / f"pooler/model/fold-{fold}" for fold in (0, 1)]
+    found = elsewhere([*exported, *of_the_run], texts)
+    assert np.allclose(found[2:], found[:2])
+    own = [Predictor(folder, device="cpu").predict_proba(texts) for folder in exported]
+    assert np.allclose(own, found[:2], atol=1e-6)
     whole = Predictor(shared / "pooler", device="cpu").predict_proba(texts)
-    assert np.allclose(np.mean(expected, axis=0), whole, atol=1e-6)
-    assert np.abs(expected[0] - expected[1]).max() > 1e-4  # each fold has its own
+    assert np.allclose(found[:2].mean(0), whole, atol=1e-6)
+    assert np.abs(found[0] - found[1]).max() > 1e-4  # each fold has its own
 
 
 def test_nothing_that_is_written_names_a_place_on_the_machine(shared: Path, tmp_path: Path) -> None:

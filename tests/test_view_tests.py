@@ -12,6 +12,7 @@ import embedkit
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.view_tests import compare_to_best, rise_of
 from embedkit.encoding.encoder import Encoder
+from embedkit.runs.targets import Target, growing_order
 from tests.store_fixtures import load_quickly, tiny_model
 from tests.test_report import corpus_of
 
@@ -93,3 +94,29 @@ def test_a_probe_stores_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert point.rise is not None
             assert point.rise.value == pytest.approx(last.score - point.score)
             assert point.low <= point.score <= point.high
+
+
+def test_few_records_of_a_curve_are_of_all_classes() -> None:
+    y = np.repeat([0, 1, 2], [150, 40, 10])
+    target = Target(y, ("a", "b", "c"))
+    train = np.arange(1, 200)
+    for seed in range(3):
+        order = growing_order(train, target, seed=seed)
+        assert np.array_equal(np.sort(order), train)
+        assert set(y[order[:3]]) == {0, 1, 2}
+        for n in range(3, len(order)):
+            expected = np.bincount(y[train]) * n / len(train)
+            assert np.abs(np.bincount(y[order[:n]], minlength=3) - expected).max() <= 2
+    values = Target(np.arange(200.0), ())
+    assert sorted(growing_order(train, values, seed=0)) == list(train)
+
+
+def test_a_curve_of_a_small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of its training records may be two."""
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+    embedkit.extract(corpus_of(tmp_path / "c.tsv", 30), out=tmp_path / "data",
+                     model=str(tiny_model()))  # fmt: skip
+    for seed in range(4):
+        found = probe(tmp_path / "data", out=tmp_path / f"probe{seed}", folds=3, threads=1,
+                      shuffles=1, seed=seed, learning_curve=True)  # fmt: skip
+        assert [len(view.curve) for view in found.content.views] == [5]

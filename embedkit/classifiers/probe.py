@@ -31,7 +31,7 @@ from embedkit.runs.metrics import beta_of, check_metric, classification_scores, 
 from embedkit.runs.reencoding import dataset_content
 from embedkit.runs.resampling import Score
 from embedkit.runs.split_files import Split
-from embedkit.runs.targets import Target, check_folds, class_prior
+from embedkit.runs.targets import Target, check_folds, class_prior, growing_order
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 __all__ = ["ProbeResult", "probe"]
@@ -247,9 +247,10 @@ class _Probe:
             again = fit(X, control, split, train, settings, tune=False, choice=fitted.choice)
             shuffled.append(predict_proba(again.pipeline, X[test], control))
         if self._options.learning_curve:
-            order = np.random.default_rng(settings.seed).permutation(train)
+            order = growing_order(train, target, seed=settings.seed)
+            fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
             for fraction in _CURVE[:-1]:
-                few = np.sort(order[: max(1, round(fraction * len(train)))])
+                few = np.sort(order[: max(fewest, round(fraction * len(train)))])
                 again = fit(X, target, split, few, settings, tune=True)
                 curve.append(predict_proba(again.pipeline, X[test], target))
         proba = predict_proba(fitted.pipeline, X[test], target)

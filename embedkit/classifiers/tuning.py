@@ -100,7 +100,8 @@ def fit(
         split: its groups are never divided by inner folds.
         train: indices of the training records.
         settings: of the estimator.
-        tune: choose scaling and parameter in inner folds.
+        tune: choose scaling and parameter in inner folds, if each of them has records of two
+            classes to be trained on; else they are the default ones.
         choice: use these instead.
         held_out: also predict each training record by an inner fold without it.
 
@@ -116,7 +117,7 @@ def fit(
     records = _Records(features, target, split, train, settings)
     with _fit_errors(settings, len(train)):
         inner = None
-        if tune and choice is None:
+        if tune and choice is None and records.tunable:
             choice, inner = records.search()
         choice = choice or Choice(
             scalings_of(settings)[0], row.default, _ROUNDS if row.rounds else None
@@ -173,6 +174,13 @@ class _Records:
             from sklearn.utils.class_weight import compute_sample_weight
 
             self._weight = compute_sample_weight(settings.class_weight, self._y)
+
+    @property
+    def tunable(self) -> bool:
+        """Whether every inner fold is trained on two classes, as an estimator needs."""
+        if not self._target.classes:
+            return True
+        return all(len(np.unique(self._y[train])) > 1 for train, _ in self._inner_folds)
 
     def search(self) -> tuple[Choice, Float64]:
         """Return the choice, and the inner predictions that it was scored by.

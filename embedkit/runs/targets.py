@@ -19,6 +19,7 @@ __all__ = [
     "check_classes",
     "check_folds",
     "class_prior",
+    "growing_order",
     "target_from",
     "target_like",
 ]
@@ -179,3 +180,18 @@ def _in_order(label: str) -> tuple[int, float, str]:
         return 0, float(label), label
     except ValueError:
         return 1, 0.0, label
+
+
+def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
+    """Records in random order, in which any number from the front has the classes in proportion.
+
+    The first records are one of each class, so that a classifier can be fitted on few.
+    """
+    order = np.random.default_rng(seed).permutation(train)
+    if not target.classes:
+        return order
+    y = target.y[order]
+    by_class = np.argsort(y, kind="stable")
+    counts = np.unique(y, return_counts=True)[1]
+    before = np.concatenate([np.arange(count) / count for count in counts])
+    return np.asarray(order[by_class[np.argsort(before, kind="stable")]], np.int64)
