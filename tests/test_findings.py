@@ -22,6 +22,7 @@ from embedkit.comparison.content import content_of
 from embedkit.comparison.effects import WORDS, Scale, judge, scale_of
 from embedkit.comparison.findings import verdict_of
 from embedkit.comparison.phrases import Phrases, ranges
+from embedkit.comparison.sentences import Sentences
 from embedkit.comparison.slices import by_class, by_length, calibration, confused_pairs, wilson
 from embedkit.comparison.texts import Texts
 from embedkit.errors import UsageError
@@ -147,16 +148,17 @@ def test_a_run_worse_than_knowing_nothing_is_left_out(tmp_path: Path) -> None:
 def test_the_finding_in_words(compared: Compared) -> None:
     scale = scale_of(compared)
     words = Phrases("en", compared, scale)
+    said = Sentences(words, compared, scale)
     verdict = verdict_of(compared, scale)
     effect = verdict.effect
     assert effect is not None
     points = f"{effect.value * 100:+.1f} points"
-    assert words.title(verdict) == f"c is better than a: {points}"
-    score, against, records = words.lead(verdict)
+    assert said.title(verdict) == f"c is better than a: {points}"
+    score, against, records = said.lead(verdict)
     assert score.startswith(f"Accuracy {verdict.score.value * 100:.1f} % (")
     assert against.startswith(points)
     assert records == f"{effect.gained} records gained, {effect.lost} lost"
-    answers = words.answers(verdict)
+    answers = said.answers(verdict)
     assert [question for question, _, _ in answers] == [
         words(f"question.{name}") for name in ("layer", "pooling", "blend", "finetuned", "curve")
     ]
@@ -164,8 +166,8 @@ def test_the_finding_in_words(compared: Compared) -> None:
     assert all(command.startswith("embedkit ") for command in commands)
     for word, title in (("open", "c is ahead of a; 260 records do not prove it"),
                         ("level", "c and a are level")):  # fmt: skip
-        assert words.title(replace(verdict, effect=replace(effect, word=word))) == title
-    assert words.title(replace(verdict, effect=None)) == "No method is ahead of the baseline, a"
+        assert said.title(replace(verdict, effect=replace(effect, word=word))) == title
+    assert said.title(replace(verdict, effect=None)) == "No method is ahead of the baseline, a"
 
 
 @pytest.mark.parametrize("lang", REPORT_LANGUAGES)
@@ -358,8 +360,8 @@ def test_values_are_wrong_beyond_their_standard_deviation(tmp_path: Path) -> Non
     assert not content.per_class
     assert not content.pairs
     assert content.scale.lower
-    words = Phrases("en", found, content.scale)
-    assert words.title(content.verdict).startswith("near is better than far: −0.")
+    said = Sentences(Phrases("en", found, content.scale), found, content.scale)
+    assert said.title(content.verdict).startswith("near is better than far: −0.")
 
 
 # warnings
@@ -390,9 +392,10 @@ def test_warnings_are_counted(tmp_path: Path) -> None:
     assert alerts["calibration"]["value"] == error
     wrong = (sure.argmax(1) != y).sum()
     assert (alerts["all_wrong"]["records"], alerts["all_wrong"]["sure"]) == (wrong, wrong)
-    words = Phrases("en", found, scale_of(found))
+    scale = scale_of(found)
+    said = Sentences(Phrases("en", found, scale), found, scale)
     for alert in alerts_of(found, verdict, cases, texts):
-        assert words.alert(alert)
+        assert said.alert(alert)
 
 
 def test_labels_get_their_names(compared: Compared) -> None:

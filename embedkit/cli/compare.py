@@ -139,10 +139,11 @@ def _verdict(found: Compared, worth: float | None) -> tuple[str, list[str], list
     from embedkit.comparison.effects import scale_of
     from embedkit.comparison.findings import verdict_of
     from embedkit.comparison.phrases import Phrases
+    from embedkit.comparison.sentences import Sentences
 
     scale = scale_of(found, worth)
     verdict = verdict_of(found, scale)
-    words = Phrases("en", found, scale)
+    words = Sentences(Phrases("en", found, scale), found, scale)
     score, against, records = words.lead(verdict)
     sentence = "; ".join(part for part in (score, against) if part)
     lead = [f"{sentence}{f': {records}' if records else ''}."]

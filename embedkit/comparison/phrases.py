@@ -1,4 +1,4 @@
-"""Findings in words, in the languages of ``templates/phrases``."""
+"""Phrases and numbers of a report, in the languages of ``templates/phrases``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from embedkit.choices import REPORT_LANGUAGES, check_choice
-from embedkit.comparison.alerts import Alert
 from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.effects import Effect, Scale
-from embedkit.comparison.findings import LayerAnswer, PoolingAnswer, Verdict
 from embedkit.encoding.views import split_view
 from embedkit.runs.resampling import Score
 
@@ -34,7 +32,7 @@ def _table(lang: str) -> dict[str, str]:
 
 
 class Phrases:
-    """Sentences about a comparison in one language.
+    """Phrases and numbers in one language, as one comparison shows them.
 
     Args:
         lang: one of :data:`~embedkit.choices.REPORT_LANGUAGES`.
@@ -137,211 +135,6 @@ class Phrases:
             return number
         return self("point" if number == "1" else "points", value=number)
 
-    # the verdict
-
-    def title(self, verdict: Verdict) -> str:
-        """Return the finding in one sentence."""
-        chosen, effect = self.method(verdict.chosen), verdict.effect
-        baseline = self.method(self._compared.table.baseline)
-        if effect is None:
-            return self("title.baseline", baseline=baseline)
-        key = effect.word
-        if key == "open" and not self._scale.gain(effect.value) > 0:
-            key = "behind"
-        return _capital(self(
-            f"title.{key}", chosen=chosen, baseline=baseline,
-            records=self._compared.table.records["folds"], worth=self.worth,
-            difference=self.difference(effect.value),
-        ))  # fmt: skip
-
-    def lead(self, verdict: Verdict) -> tuple[str, str, str]:
-        """Return score, difference to the baseline and records; empty where there is none."""
-        score, effect = verdict.score, verdict.effect
-        first = self("lead.score", metric=_capital(self.metric(self._scale.metric)),
-                     score=self.score(score.value),
-                     interval=self.interval(score.low, score.high))  # fmt: skip
-        if effect is None:
-            return first, "", ""
-        second = self("lead.against", difference=self.difference(effect.value),
-                      baseline=self.method(effect.other), interval=self.change(effect))  # fmt: skip
-        if not self._compared.runs.records.classes:
-            return first, second, ""
-        return first, second, self("lead.records", gained=effect.gained, lost=effect.lost)
-
-    def word(self, effect: Effect) -> str:
-        """Return what the test and the margin say."""
-        return self(f"word.{effect.word}", p=p_text(effect.p), worth=self.worth)
-
-    def answers(self, verdict: Verdict) -> list[tuple[str, str, str]]:
-        """Return question, answer and command of the five questions; some have no command."""
-        return [
-            (self(f"question.{name}"), *found)
-            for name, found in (
-                ("layer", self._layer(verdict.layer)),
-                ("pooling", self._pooling(verdict)),
-                ("blend", self._blend(verdict)),
-                ("finetuned", self._finetuned(verdict)),
-                ("curve", self._curve(verdict)),
-            )
-        ]
-
-    def _layer(self, found: LayerAnswer | None) -> tuple[str, str]:
-        if found is None:
-            return self("untried"), self._command("probe")
-        folds = sum(count for _, count in found.chosen)
-        chosen = ", ".join(self("layer.folds", view=view, folds=count, all=folds)
-                           for view, count in found.chosen)  # fmt: skip
-        first = self("layer.best", view=found.best) if found.level is None else self(
-            "layer.level", views=ranges(found.level), count=len(found.level), all=found.views
-        )  # fmt: skip
-        nested = found.nested
-        return f"{first} " + self(
-            "layer.chosen", views=chosen, metric=self.metric(found.metric),
-            score=self.score(nested.value, found.metric),
-            interval=self.interval(nested.low, nested.high, found.metric),
-        ), ""  # fmt: skip
-
-    def _pooling(self, verdict: Verdict) -> tuple[str, str]:
-        found = verdict.pooling
-        if found is None:
-            if verdict.layer is None:
-                return self("untried"), self._command("probe")
-            return self("pooling.only", pooling=split_view(verdict.layer.best)[0]), ""
-        (pooling, view), *others = found.best
-        said = [self("pooling.best", pooling=pooling, view=view.name,
-                     score=self.score(view.score.value, found.metric))]  # fmt: skip
-        said += [self._other_pooling(found, name) for name, _ in others]
-        return " ".join(said), ""
-
-    def _other_pooling(self, found: PoolingAnswer, pooling: str) -> str:
-        apart = found.told_apart(pooling)
-        key = "untested" if apart is None else "apart" if apart else "same"
-        view = dict(found.best)[pooling]
-        return _capital(self(f"pooling.{key}", pooling=pooling, view=view.name,
-                             score=self.score(view.score.value, found.metric)))  # fmt: skip
-
-    def _blend(self, verdict: Verdict) -> tuple[str, str]:
-        if verdict.blend is None:
-            return self("blend.none"), ""
-        return self._effect("blend.answer", verdict.blend, chosen=self.method(verdict.chosen),
-                            runs=len(self._compared.runs.runs)), ""  # fmt: skip
-
-    def _finetuned(self, verdict: Verdict) -> tuple[str, str]:
-        if verdict.finetuned is not None:
-            return self._effect("finetuned.answer", verdict.finetuned), ""
-        kinds = {run.content.kind for run in self._compared.runs.runs}
-        if kinds == {"finetuned"}:
-            return self("finetuned.alone"), ""
-        return self("untried"), self._command("finetune")
-
-    def _effect(self, key: str, effect: Effect, **more: Any) -> str:
-        if not self._compared.runs.records.classes:
-            key = key.replace(".answer", ".values")
-        return self(
-            key, answer=self(f"answer.{effect.word}"), name=self.method(effect.name),
-            other=self.method(effect.other), difference=self.difference(effect.value),
-            interval=self.change(effect), gained=effect.gained, lost=effect.lost, **more,
-        )  # fmt: skip
-
-    def _curve(self, verdict: Verdict) -> tuple[str, str]:
-        found = verdict.curve
-        if found is None:
-            return self("untried"), self._command("probe", "--learning-curve")
-        scale = Scale(found.metric, False, self.is_percent(found.metric), self._scale.worth)
-        other = Phrases(self.lang, self._compared, scale)
-        return self(
-            "curve.rises" if found.rises else "curve.flat", view=found.view, few=found.few,
-            many=found.many, difference=other.difference(found.rise.value),
-            interval=other.change(found.rise),
-        ), ""  # fmt: skip
-
-    def _command(self, command: str, *options: str) -> str:
-        """Return the command that would answer a question, for the same data and split."""
-        compared = self._compared
-        given = [re.search(r"--split[ =](\S+)", run.content.command or "")
-                 for run in compared.runs.all]  # fmt: skip
-        split = next((found.group(1) for found in given if found), "split.parquet")
-        dataset = next((d.path.resolve().name for d in compared.datasets), "DATASET")
-        parts = ["embedkit", command, dataset, "--split", split, *options]
-        if compared.runs.runs[0].content.task == "regression":
-            parts += ["--task", "regression"]
-        return " ".join([*parts, "--out", f"runs/{command}"])
-
-    # warnings
-
-    def alert(self, alert: Alert) -> str:
-        """Return a warning as one or two sentences."""
-        values = dict(alert.values)
-        return _ALERTS.get(alert.kind, _plain)(self, alert.kind, values)
-
-
-def _plain(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    return words(f"alert.{kind}", **values)
-
-
-def _unfit(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    metric = values["metric"]
-    numbers = {name: words.score(values[name], metric) for name in ("value", "majority")}
-    return words("alert.unfit", run=values["run"], metric=words.metric(metric), **numbers)
-
-
-def _random_weights(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    return words(f"alert.{kind}", run=values["run"], all=values["all"],
-                 count=len(values["views"]), views=ranges(values["views"]))  # fmt: skip
-
-
-def _cut(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    lost = words.whole(values.pop("tokens") / max(values.pop("tokens_all"), 1))
-    percent = words.whole(values["texts"] / values["all"])
-    return words("alert.cut", **values, percent=percent, tokens_percent=lost)
-
-
-def _all_wrong(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    said = words("alert.all_wrong", records=values["records"], sure=values["sure"],
-                 percent=words.whole(values["percent"]))  # fmt: skip
-    more = values["relabel"]
-    return said + (f" {words('alert.relabel', records=more)}" if more else "")
-
-
-def _small_classes(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    names = values["classes"]
-    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-    return words("alert.small_classes", count=len(names), all=values["all"],
-                 limit=values["limit"], classes=shown)  # fmt: skip
-
-
-def _calibration(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    return words("alert.calibration", run=values["run"], value=words.whole(values["value"]))
-
-
-def _seeds(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    spread = words.difference(values["spread"]).lstrip("+")
-    return words("alert.seeds", runs=", ".join(values["runs"]), spread=spread)
-
-
-def _inputs(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    parts = [f"{value} ({', '.join(names)})" for value, names in values["runs"].items()]
-    return words("alert.inputs", setting=values["setting"], values="; ".join(parts))
-
-
-def _seed_spread(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    deviation = words.difference(values["deviation"]).lstrip("+")
-    return words("alert.seed_spread", run=values["run"], seeds=values["seeds"],
-                 mean=words.score(values["mean"]), deviation=deviation)  # fmt: skip
-
-
-def _short_training(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    return words("alert.short_training", **values)
-
-
-_ALERTS = {
-    "inputs": _inputs,
-    "seed_spread": _seed_spread,
-    "unfit": _unfit, "random_weights": _random_weights, "cut": _cut, "all_wrong": _all_wrong,
-    "small_classes": _small_classes, "calibration": _calibration, "seeds": _seeds,
-    "short_training": _short_training,
-}  # fmt: skip
-
 
 def p_text(p: float | None) -> str:
     """Return p with three digits.
@@ -372,12 +165,6 @@ def ranges(views: Sequence[str]) -> str:
         else:
             runs.append([view])
     return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-
-
-def _capital(text: str) -> str:
-    """Begin a sentence with a capital, but no name of a run or option."""
-    first = text.split(" ", 1)[0]
-    return text[:1].upper() + text[1:] if first in ("the", "blend", "accuracy") else text
 
 
 def _digits(worth: float) -> int:

@@ -29,6 +29,7 @@ from embedkit.comparison.drawing import Scene, as_file, as_svg
 from embedkit.comparison.layers import curve, heat_map
 from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
+from embedkit.comparison.sentences import Sentences
 from embedkit.comparison.settings import ledger_text, settings_table
 from embedkit.comparison.training import training_chart, training_log
 from embedkit.display import HARMLESS, bytes_text, visible
@@ -174,11 +175,12 @@ def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dic
     if not content.classes:
         limit = f"{float(np.std(content.cases.records.y)):.3g}"
         caption += " " + words("cases.off", limit=limit)
+    said = Sentences(words, compared, content.scale)
     return {
-        "title": words.title(content.verdict), "facts": facts.lstrip(" ·"),
+        "sentences": said, "title": said.title(content.verdict), "facts": facts.lstrip(" ·"),
         "texts_note": words(f"texts.{content.texts.source}", **content.texts.values),
         "cases_caption": caption,
-        "lead": words.lead(content.verdict), "answers": words.answers(content.verdict),
+        "lead": said.lead(content.verdict), "answers": said.answers(content.verdict),
         "legend_methods": [m for m in content.methods if m.name == content.verdict.chosen
                            or (content.has_other and m.name == table.baseline)],
         "unknown_cost": [words.method(m.name) for m in content.methods

@@ -1,0 +1,243 @@
+"""Sentences of a comparison: its verdict, the answers to five questions, and its warnings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from embedkit.comparison.alerts import Alert
+from embedkit.comparison.compare import Compared
+from embedkit.comparison.effects import Effect, Scale
+from embedkit.comparison.findings import LayerAnswer, PoolingAnswer, Verdict
+from embedkit.comparison.phrases import Phrases, p_text, ranges
+from embedkit.encoding.views import split_view
+
+__all__ = ["Sentences"]
+
+
+class Sentences:
+    """What a comparison found, in one language.
+
+    Args:
+        words: phrases and numbers in the language.
+        compared: the comparison.
+        scale: how its metric is shown.
+    """
+
+    def __init__(self, words: Phrases, compared: Compared, scale: Scale) -> None:
+        self._words, self._compared, self._scale = words, compared, scale
+
+    def title(self, verdict: Verdict) -> str:
+        """Return the finding in one sentence."""
+        words = self._words
+        chosen, effect = words.method(verdict.chosen), verdict.effect
+        baseline = words.method(self._compared.table.baseline)
+        if effect is None:
+            return words("title.baseline", baseline=baseline)
+        key = effect.word
+        if key == "open" and not self._scale.gain(effect.value) > 0:
+            key = "behind"
+        return _capital(words(
+            f"title.{key}", chosen=chosen, baseline=baseline,
+            records=self._compared.table.records["folds"], worth=words.worth,
+            difference=words.difference(effect.value),
+        ))  # fmt: skip
+
+    def lead(self, verdict: Verdict) -> tuple[str, str, str]:
+        """Return score, difference to the baseline and records; empty where there is none."""
+        words = self._words
+        score, effect = verdict.score, verdict.effect
+        first = words(
+            "lead.score", metric=_capital(words.metric(self._scale.metric)),
+            score=words.score(score.value), interval=words.interval(score.low, score.high),
+        )  # fmt: skip
+        if effect is None:
+            return first, "", ""
+        second = words(
+            "lead.against", difference=words.difference(effect.value),
+            baseline=words.method(effect.other), interval=words.change(effect),
+        )  # fmt: skip
+        if not self._compared.runs.records.classes:
+            return first, second, ""
+        return first, second, words("lead.records", gained=effect.gained, lost=effect.lost)
+
+    def word(self, effect: Effect) -> str:
+        """Return what the test and the margin say."""
+        return self._words(f"word.{effect.word}", p=p_text(effect.p), worth=self._words.worth)
+
+    def alert(self, alert: Alert) -> str:
+        """Return a warning as one or two sentences."""
+        return _ALERTS.get(alert.kind, _plain)(self._words, alert.kind, dict(alert.values))
+
+    def answers(self, verdict: Verdict) -> list[tuple[str, str, str]]:
+        """Return question, answer and command of the five questions; some have no command."""
+        return [
+            (self._words(f"question.{name}"), *found)
+            for name, found in (
+                ("layer", self._layer(verdict.layer)),
+                ("pooling", self._pooling(verdict)),
+                ("blend", self._blend(verdict)),
+                ("finetuned", self._finetuned(verdict)),
+                ("curve", self._curve(verdict)),
+            )
+        ]
+
+    def _layer(self, found: LayerAnswer | None) -> tuple[str, str]:
+        words = self._words
+        if found is None:
+            return words("untried"), self._command("probe")
+        folds = sum(count for _, count in found.chosen)
+        chosen = ", ".join(words("layer.folds", view=view, folds=count, all=folds)
+                           for view, count in found.chosen)  # fmt: skip
+        first = words("layer.best", view=found.best) if found.level is None else words(
+            "layer.level", views=ranges(found.level), count=len(found.level), all=found.views
+        )  # fmt: skip
+        nested = found.nested
+        return f"{first} " + words(
+            "layer.chosen", views=chosen, metric=words.metric(found.metric),
+            score=words.score(nested.value, found.metric),
+            interval=words.interval(nested.low, nested.high, found.metric),
+        ), ""  # fmt: skip
+
+    def _pooling(self, verdict: Verdict) -> tuple[str, str]:
+        words = self._words
+        found = verdict.pooling
+        if found is None:
+            if verdict.layer is None:
+                return words("untried"), self._command("probe")
+            return words("pooling.only", pooling=split_view(verdict.layer.best)[0]), ""
+        (pooling, view), *others = found.best
+        score = words.score(view.score.value, found.metric)
+        said = [words("pooling.best", pooling=pooling, view=view.name, score=score)]
+        said += [self._other_pooling(found, name) for name, _ in others]
+        return " ".join(said), ""
+
+    def _other_pooling(self, found: PoolingAnswer, pooling: str) -> str:
+        apart = found.told_apart(pooling)
+        key = "untested" if apart is None else "apart" if apart else "same"
+        view = dict(found.best)[pooling]
+        score = self._words.score(view.score.value, found.metric)
+        return _capital(self._words(f"pooling.{key}", pooling=pooling, view=view.name, score=score))
+
+    def _blend(self, verdict: Verdict) -> tuple[str, str]:
+        if verdict.blend is None:
+            return self._words("blend.none"), ""
+        chosen, runs = self._words.method(verdict.chosen), len(self._compared.runs.runs)
+        return self._effect("blend.answer", verdict.blend, chosen=chosen, runs=runs), ""
+
+    def _finetuned(self, verdict: Verdict) -> tuple[str, str]:
+        if verdict.finetuned is not None:
+            return self._effect("finetuned.answer", verdict.finetuned), ""
+        kinds = {run.content.kind for run in self._compared.runs.runs}
+        if kinds == {"finetuned"}:
+            return self._words("finetuned.alone"), ""
+        return self._words("untried"), self._command("finetune")
+
+    def _effect(self, key: str, effect: Effect, **more: Any) -> str:
+        words = self._words
+        if not self._compared.runs.records.classes:
+            key = key.replace(".answer", ".values")
+        return words(
+            key, answer=words(f"answer.{effect.word}"), name=words.method(effect.name),
+            other=words.method(effect.other), difference=words.difference(effect.value),
+            interval=words.change(effect), gained=effect.gained, lost=effect.lost, **more,
+        )  # fmt: skip
+
+    def _curve(self, verdict: Verdict) -> tuple[str, str]:
+        words = self._words
+        found = verdict.curve
+        if found is None:
+            return words("untried"), self._command("probe", "--learning-curve")
+        scale = Scale(found.metric, False, words.is_percent(found.metric), self._scale.worth)
+        other = Phrases(words.lang, self._compared, scale)
+        return words(
+            "curve.rises" if found.rises else "curve.flat", view=found.view, few=found.few,
+            many=found.many, difference=other.difference(found.rise.value),
+            interval=other.change(found.rise),
+        ), ""  # fmt: skip
+
+    def _command(self, command: str, *options: str) -> str:
+        """Return the command that would answer a question, for the same data and split."""
+        compared = self._compared
+        given = [re.search(r"--split[ =](\S+)", run.content.command or "")
+                 for run in compared.runs.all]  # fmt: skip
+        split = next((found.group(1) for found in given if found), "split.parquet")
+        dataset = next((d.path.resolve().name for d in compared.datasets), "DATASET")
+        parts = ["embedkit", command, dataset, "--split", split, *options]
+        if compared.runs.runs[0].content.task == "regression":
+            parts += ["--task", "regression"]
+        return " ".join([*parts, "--out", f"runs/{command}"])
+
+
+def _plain(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    return words(f"alert.{kind}", **values)
+
+
+def _unfit(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    metric = values["metric"]
+    numbers = {name: words.score(values[name], metric) for name in ("value", "majority")}
+    return words("alert.unfit", run=values["run"], metric=words.metric(metric), **numbers)
+
+
+def _random_weights(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    return words(f"alert.{kind}", run=values["run"], all=values["all"],
+                 count=len(values["views"]), views=ranges(values["views"]))  # fmt: skip
+
+
+def _cut(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    lost = words.whole(values.pop("tokens") / max(values.pop("tokens_all"), 1))
+    percent = words.whole(values["texts"] / values["all"])
+    return words("alert.cut", **values, percent=percent, tokens_percent=lost)
+
+
+def _all_wrong(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    said = words("alert.all_wrong", records=values["records"], sure=values["sure"],
+                 percent=words.whole(values["percent"]))  # fmt: skip
+    more = values["relabel"]
+    return said + (f" {words('alert.relabel', records=more)}" if more else "")
+
+
+def _small_classes(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    names = values["classes"]
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    return words("alert.small_classes", count=len(names), all=values["all"],
+                 limit=values["limit"], classes=shown)  # fmt: skip
+
+
+def _calibration(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    return words("alert.calibration", run=values["run"], value=words.whole(values["value"]))
+
+
+def _seeds(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    spread = words.difference(values["spread"]).lstrip("+")
+    return words("alert.seeds", runs=", ".join(values["runs"]), spread=spread)
+
+
+def _inputs(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    parts = [f"{value} ({', '.join(names)})" for value, names in values["runs"].items()]
+    return words("alert.inputs", setting=values["setting"], values="; ".join(parts))
+
+
+def _seed_spread(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    deviation = words.difference(values["deviation"]).lstrip("+")
+    return words("alert.seed_spread", run=values["run"], seeds=values["seeds"],
+                 mean=words.score(values["mean"]), deviation=deviation)  # fmt: skip
+
+
+def _short_training(words: Phrases, kind: str, values: dict[str, Any]) -> str:
+    return words("alert.short_training", **values)
+
+
+_ALERTS = {
+    "inputs": _inputs,
+    "seed_spread": _seed_spread,
+    "unfit": _unfit, "random_weights": _random_weights, "cut": _cut, "all_wrong": _all_wrong,
+    "small_classes": _small_classes, "calibration": _calibration, "seeds": _seeds,
+    "short_training": _short_training,
+}  # fmt: skip
+
+
+def _capital(text: str) -> str:
+    """Begin a sentence with a capital, but no name of a run or option."""
+    first = text.split(" ", 1)[0]
+    return text[:1].upper() + text[1:] if first in ("the", "blend", "accuracy") else text
