@@ -239,18 +239,7 @@ def compare(
     opened = read_runs(runs)
     records = opened.records
     metric = _metric(metric, opened)
-    predictions = {run.name: run.predictions for run in opened.runs}
-    blends: dict[str, Blend] = {}
-    if len(opened.runs) > 1:
-        threshold = _blend_threshold(metric, opened.runs)
-        blends = {kind: blend(kind, list(predictions.values()), threshold=threshold)
-                  for kind in BLENDS}  # fmt: skip
-    made = [one for one in blends.values() if one.cross_fitted]
-    predictions |= {one.name: one.predictions for one in made}
-    predictions[MAJORITY] = records.majority()
-    if len(predictions) != len(opened.runs) + len(made) + 1:
-        raise UsageError(f"a run has the reserved name {MAJORITY!r} or that of a blend. "
-                         "Rename its folder.")  # fmt: skip
+    predictions, blends = _predictions(opened, metric)
     chosen = _baseline(baseline, opened.runs)
     datasets = find_datasets(opened.all)
     encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
@@ -261,19 +250,39 @@ def compare(
     }  # fmt: skip
     differences = _differences(found["folds"], chosen)
     rows = _rows(found["folds"], found.get("test"), differences, opened.runs, chosen, encoding)
-    first = records.first_repeat
-    y_pred = [run.predictions.y_pred[first] for run in opened.runs] if records.classes else []
-    agreement = tuple(tuple(float((a == b).mean()) for b in y_pred) for a in y_pred)
-    counts = {"folds": len(first), "test": len(records.test)}
+    counts = {"folds": len(records.first_repeat), "test": len(records.test)}
     units = {name: len(np.unique(records.group[index])) for name, index in subsets.items()}
     return Compared(
         Comparison(
             metric, rows[0].name, chosen, len(found["folds"].pairs), counts, units, rows,
-            tuple(run.name for run in opened.runs), agreement,
+            tuple(run.name for run in opened.runs), _agreement(opened),
             input_differences(opened.all), seed_spreads(opened.runs, metric),
         ),
         opened, datasets, blends, predictions, differences,
     )  # fmt: skip
+
+
+def _predictions(opened: RunSet, metric: str) -> tuple[dict[str, Predictions], dict[str, Blend]]:
+    """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
+    found = {run.name: run.predictions for run in opened.runs}
+    blends: dict[str, Blend] = {}
+    if len(found) > 1:
+        threshold = _blend_threshold(metric, opened.runs)
+        blends = {kind: blend(kind, list(found.values()), threshold=threshold) for kind in BLENDS}
+    made = {one.name: one.predictions for one in blends.values() if one.cross_fitted}
+    if {*made, MAJORITY} & set(found):
+        raise UsageError(f"a run has the reserved name {MAJORITY!r} or that of a blend. "
+                         "Rename its folder.")  # fmt: skip
+    return {**found, **made, MAJORITY: opened.records.majority()}, blends
+
+
+def _agreement(opened: RunSet) -> tuple[tuple[float, ...], ...]:
+    """Fraction of the records on which two runs decide alike, for all pairs; empty for values."""
+    if not opened.records.classes:
+        return ()
+    first = opened.records.first_repeat
+    y_pred = [run.predictions.y_pred[first] for run in opened.runs]
+    return tuple(tuple(float((a == b).mean()) for b in y_pred) for a in y_pred)
 
 
 class _Subset:

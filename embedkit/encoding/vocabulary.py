@@ -13,7 +13,7 @@ from embedkit.encoding.checkpoint import (
 )
 from embedkit.encoding.families import FAMILIES
 from embedkit.encoding.tables import token_vectors
-from embedkit.encoding.tokenization import TextTokenizer, TokenizerSettings
+from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
 from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
 __all__ = ["choose_max_length", "load_tokenizer", "tokenize"]
@@ -141,8 +141,15 @@ def tokenize(
             f"the text has {found.n_tokens} tokens; it is cut at {length}, and the model does not "
             f"see the other {found.n_tokens - found.n_kept}"
         )
+    return _rows(found, text, pair or "", tokenizer)
+
+
+def _rows(
+    found: TokenizedText, text: str, pair: str, tokenizer: TextTokenizer
+) -> list[dict[str, Any]]:
+    """One record per token of a text that was not divided."""
     table, types = token_vectors([found], {}, tokenizer), found.windows[0].type_ids
-    sources = {0: text, 1: pair or "", -1: ""}
+    sources = {0: text, 1: pair, -1: ""}
     return [
         {
             "pos": i, "token": table.token[i], "id": int(table.token_id[i]),

@@ -110,12 +110,16 @@ def nearest(
                 heap.add_result(values, indices)
                 progress(Progress("searching", block.stop, len(data), "records"))
         heap.finalize()
-    euclid = metric == "euclid"
-    scores = np.sqrt(heap.D) if euclid else -heap.D
+    return Neighbours(_scores(heap.D, heap.I, metric), heap.I)
+
+
+def _scores(values: Float32, indices: Int64, metric: str) -> Float32:
+    """Similarities, or distances, from what the heap keeps the smallest of."""
+    scores = np.sqrt(values) if metric == "euclid" else -values
     if metric == "cosine":  # rounding can lead beyond 1
         scores = np.clip(scores, -1, 1)
-    scores[heap.I < 0] = np.inf if euclid else -np.inf
-    return Neighbours(scores, heap.I)
+    scores[indices < 0] = np.inf if metric == "euclid" else -np.inf
+    return scores
 
 
 def unit_rows(vectors: Float32) -> Float32:

@@ -129,19 +129,9 @@ def marked_pairs(
     Raises:
         UsageError: a column cannot be used, or no pair is marked.
     """
-    plan = plan_corpus(
-        [InputFile.of(Path(corpus))],
-        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=label),
-    )
-    reader = CorpusReader(plan)
-    found: list[tuple[Record, Marked, Marked]] = []
-    unmarked = 0
-    for item in (item for item in reader if isinstance(item, Record)):
-        first, second = read_marked(item.text), read_marked(str(item.text_pair))
-        if first and second:
-            found.append((item, first, second))
-        else:
-            unmarked += 1
+    columns = replace(reading or CorpusOptions(), text=text, text_pair=text_pair, label=label)
+    reader = CorpusReader(plan_corpus([InputFile.of(Path(corpus))], columns))
+    found, unmarked = _read(reader)
     if not found:
         raise UsageError(
             f"{corpus} has no pair with one word marked as [word] in {text} and {text_pair}."
@@ -168,6 +158,19 @@ def marked_pairs(
         cut=len(found) - len(kept),
         rejected=reader.counts.n_rejected,
     )
+
+
+def _read(reader: CorpusReader) -> tuple[list[tuple[Record, Marked, Marked]], int]:
+    """Records with a marked word in both sentences, and the number of those without."""
+    found: list[tuple[Record, Marked, Marked]] = []
+    unmarked = 0
+    for item in (item for item in reader if isinstance(item, Record)):
+        first, second = read_marked(item.text), read_marked(str(item.text_pair))
+        if first and second:
+            found.append((item, first, second))
+        else:
+            unmarked += 1
+    return found, unmarked
 
 
 def evaluate(train: MarkedPairs, test: MarkedPairs, *, seed: int = 0) -> SenseTest:
