@@ -22,8 +22,8 @@ __all__ = [
     "FORMATS",
     "HEADS",
     "INDEX_KINDS",
+    "LAYOUT_METHODS",
     "LEVELS",
-    "MAP_METHODS",
     "MATCHES",
     "MULTILINGUAL",
     "ON_LONG",
@@ -86,7 +86,7 @@ LEVELS = ("sentence", "word", "token")
 SEARCH_METRICS = ("cosine", "dot", "euclid")
 WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")
-MAP_METHODS = ("pca", "umap")
+LAYOUT_METHODS = ("tsne", "umap", "pca")
 MATCHES = ("word", "start", "anywhere")
 
 

@@ -10,8 +10,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers and their children 
 
 import gc
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -171,3 +173,17 @@ def multilingual(multilingual_folder: Path) -> Encoder:
 def corpora() -> Path:
     """Folder of real corpora, which are no part of the project."""
     return _given("EMBEDKIT_TEST_CORPORA", "real corpora")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """An installed Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    known = ("chromium", "chromium-browser", "google-chrome")
+    program = next((found for name in known if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome is installed")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()

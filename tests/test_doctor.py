@@ -13,6 +13,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -439,3 +440,18 @@ def test_only_the_home_folder_itself_is_hidden(monkeypatch):
     assert report._hidden("/home/alice/x, /home/al/x, /home/al.") == "/home/alice/x, ~/x, ~."
     monkeypatch.setenv("HOME", "/")
     assert report._hidden("/tmp/x") == "/tmp/x"
+
+
+def test_fonts_newer_than_the_list_of_fonts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import font_manager
+
+    from embedkit.runs import figures
+
+    old = SimpleNamespace(name="DejaVu Sans")
+    manager = SimpleNamespace(ttflist=[old])
+    manager.addfont = lambda file: manager.ttflist.append(SimpleNamespace(name=file.stem))
+    monkeypatch.setattr(font_manager, "fontManager", manager)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: ["/a/b.ttf", "/c/NanumGothic.ttf"])
+    assert figures._known_fonts.__wrapped__() == {"DejaVu Sans", "NanumGothic"}
+    assert figures._known_fonts.__wrapped__() == {"DejaVu Sans", "NanumGothic"}
+    assert len(manager.ttflist) == 2

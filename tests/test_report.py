@@ -22,9 +22,10 @@ from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.comparison.effects import scale_of
 from embedkit.comparison.phrases import Phrases
-from embedkit.comparison.report import shown, write_report
+from embedkit.comparison.report import write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
+from embedkit.pages import shown
 from embedkit.runs.splits import split
 from tests.run_fixtures import edit_run, many_runs, random_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model

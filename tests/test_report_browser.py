@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,12 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs.splits import split
+from tests.page_checks import axe_findings, pasted
 from tests.run_fixtures import many_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 from tests.test_report import EVIL, corpus_of, payload
 
 READY = "#explorer:not([hidden])"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    known = ("chromium", "chromium-browser", "google-chrome")
-    program = next((found for name in known if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome is installed")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -248,10 +234,7 @@ def test_records_are_copied_as_tsv(opened: Any, pages: dict[str, Path]) -> None:
     page.click("#copy")
     listed = data["lists"]["wrong"]
     assert page.inner_text("#count") == f"Copied {len(listed)} records"
-    page.evaluate("""() => { const area = document.createElement("textarea"); area.id = "paste";
-                     document.body.append(area); area.focus(); }""")
-    page.keyboard.press("Control+V")
-    lines = page.input_value("#paste").rstrip("\n").split("\n")
+    lines = pasted(page).rstrip("\n").split("\n")
     assert lines[0].split("\t")[:3] == ["row", "id", "true"]
     assert [int(line.split("\t")[0]) for line in lines[1:]] == [data["rows"][i] for i in listed]
     assert {line.count("\t") for line in lines} == {lines[0].count("\t")}
@@ -289,18 +272,9 @@ def test_the_policy_stops_a_script_that_escaping_would_miss(
 @pytest.mark.parametrize(("width", "scheme"), [(1_280, "light"), (390, "dark")])
 def test_axe_finds_nothing(browser: Any, pages: dict[str, Path], name: str, width: int,
                            scheme: str) -> None:  # fmt: skip
-    """``EMBEDKIT_TEST_AXE`` names ``axe.min.js`` of the npm package axe-core."""
-    source = os.environ.get("EMBEDKIT_TEST_AXE")
-    if not source:
-        pytest.skip("EMBEDKIT_TEST_AXE names no axe.min.js of axe-core")
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme,
-                                  bypass_csp=True)  # fmt: skip
-    page = context.new_page()
-    page.goto(pages[name].as_uri())
-    page.wait_for_selector(READY)
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    page.add_script_tag(path=source)
-    named = "result.violations.map(one => [one.id, one.nodes[0].html.slice(0, 200)])"
-    found = page.evaluate(f"axe.run().then(result => {named})")
+    def unfold(page: Any) -> None:
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+
+    found = axe_findings(browser, pages[name], width=width, scheme=scheme, ready=READY,
+                         before=unfold)  # fmt: skip
     assert found == []
-    context.close()

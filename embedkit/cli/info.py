@@ -114,7 +114,7 @@ def _dataset_text(info: DatasetInfo) -> str:
         *lines,
         f"views (norms and mean cosine of two vectors, over {info.health_rows:,} rows):", views,
         "open it:", *(f"  {line}" for line in open_lines(info.path, manifest).values()),
-        "look at it:", f"  embedkit map {shlex.quote(str(info.path))}",
+        "look at it:", f"  embedkit explore {shlex.quote(str(info.path))}",
         f"  {atlas_line(info.path, manifest)}",
     ]))  # fmt: skip
 

@@ -17,13 +17,14 @@ from embedkit._version import __version__
 from embedkit.cli.compare import compare
 from embedkit.cli.doctor import doctor
 from embedkit.cli.experiment import fetch, run
+from embedkit.cli.explore import explore
 from embedkit.cli.export import export
 from embedkit.cli.extract import extract
 from embedkit.cli.finetune import finetune
 from embedkit.cli.info import info, tokenize, verify
 from embedkit.cli.messages import Commands
 from embedkit.cli.predict import predict
-from embedkit.cli.search import index, map_, search
+from embedkit.cli.search import index, search
 from embedkit.cli.text import say
 from embedkit.cli.train import probe, split, train
 from embedkit.cli.words import similarity, words
@@ -95,6 +96,6 @@ def cli() -> None:
 
 for _command in (
     extract, info, verify, tokenize, split, train, probe, finetune, predict, export, compare, run,
-    fetch, search, index, similarity, words, map_, doctor,
+    fetch, search, index, similarity, words, explore, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -1,4 +1,4 @@
-"""Commands on the vectors of a dataset: search, index, map."""
+"""Commands on the vectors of a dataset: search, index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import INDEX_KINDS, MAP_METHODS, SEARCH_METRICS
+from embedkit.choices import INDEX_KINDS, SEARCH_METRICS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options, whitening_of
 from embedkit.cli.progress import progress_bar
@@ -18,11 +18,10 @@ from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from embedkit.projection import MapResult
     from embedkit.search.index import IndexInfo
     from embedkit.search.searcher import Answer, Hit
 
-__all__ = ["index", "map_", "search"]
+__all__ = ["index", "search"]
 
 _SHOWN = 100
 _BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
@@ -208,59 +207,3 @@ def _index_text(info: IndexInfo, folder: Path) -> str:
         for point in info.curve
     ])  # fmt: skip
     return f"{text}\n{table}"
-
-
-@command(
-    "embedkit map reviews.vectors",
-    "embedkit map reviews.vectors --view cls_6 --method umap --color n_tokens --out umap",
-    "embedkit map reviews.vectors --projector logs",
-    name="map",
-)
-@click.argument("dataset", type=FILE)
-@options(
-    "--view",
-    option("--out", help="Name of the files without .html and .png. [DATASET.map]"),
-    option("--method", default="pca", type=click.Choice(MAP_METHODS),
-           help="Projection to two dimensions; umap needs: pip install umap-learn."),
-    option("--color", help="Column for the colours. [label]"),
-    option("--limit", default=100_000,
-           help="Maximum number of records; of more, a random sample is shown."),
-    "--seed",
-    option("--projector", type=FILE, metavar="FOLDER",
-           help="Write files for the TensorBoard projector to this folder instead."),
-    "--overwrite",
-)  # fmt: skip
-def map_(
-    dataset: Path, out: str | None, method: str, color: str | None, projector: Path | None,
-    **settings: Any,
-) -> Result:  # fmt: skip
-    """Draw a view in two dimensions.
-
-    The map is written as a figure and as an interactive HTML page.
-    """
-    from embedkit.projection import draw_map, export_projector
-
-    if projector is not None:
-        count = export_projector(dataset, projector, **settings)
-        shown = visible(str(projector))
-        return Result({"projector": str(projector), "points": count},
-                      lambda: f"{shown}: {count:,} vectors for the projector; open it: "
-                      f"tensorboard --logdir {shown}")  # fmt: skip
-    where = out or f"{dataset.resolve().name}.map"
-    found = draw_map(dataset, out=where, method=method, color=color, **settings)
-    return Result(found, lambda: _map_text(found))
-
-
-def _map_text(found: MapResult) -> str:
-    count = f"{found.points:,} records"
-    if found.points < found.records:
-        count += f" of {found.records:,}"
-    explained = ""
-    if found.explained is not None:
-        explained = f"; its axes explain {sum(found.explained):.0%} of the variance"
-    labels = ", ".join(f"{name} {n:,}" for name, n in found.labels[:8])
-    return visible(
-        f"{found.html} and {found.png}: {count}, {found.view} by {found.method.upper()}{explained}"
-        f"; the map keeps {found.kept:.0%} of the ten nearest neighbours"
-        f"\n  colours  {labels}"
-    )

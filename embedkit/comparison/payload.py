@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from typing import Any
 
 import numpy as np
 
 from embedkit.comparison.content import ReportContent
 from embedkit.comparison.phrases import Phrases
+from embedkit.pages import cut_text, packed_json
 from embedkit.runs.predictions import fold_names
 
 __all__ = ["payload_of"]
@@ -43,7 +41,7 @@ def payload_of(content: ReportContent, words: Phrases) -> str:
         "said": [_numbers(one, content) for one in cases.said],
         "confidence": np.rint(cases.confidence * 1_000).astype(int).tolist(),
         "right": [] if content.classes else [one.astype(int).tolist() for one in cases.right],
-        "texts": [_cut(text, limit) for text in texts],
+        "texts": [cut_text(text, limit) for text in texts],
         "lengths": None,
         "cut": None,
         "unit": words(f"length.{content.length_unit}"),
@@ -56,21 +54,13 @@ def payload_of(content: ReportContent, words: Phrases) -> str:
         found["lengths"] = content.case_lengths.values.tolist()
         if "cut" in cases.lists:
             found["cut"] = content.case_lengths.cut.astype(int).tolist()
-    packed = gzip.compress(json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode(),
-                           compresslevel=9, mtime=0)  # fmt: skip
-    return base64.b64encode(packed).decode()
+    return packed_json(found)
 
 
 def _numbers(values: Any, content: ReportContent) -> list[Any]:
     if content.classes:
         return [int(value) for value in values]
     return [float(f"{value:.4g}") for value in values]
-
-
-def _cut(text: str | None, limit: int) -> str | None:
-    if text is None or len(text) <= limit:
-        return text
-    return f"{text[:limit]} … (+{len(text) - limit:,})"
 
 
 def _near(content: ReportContent) -> dict[str, Any] | None:

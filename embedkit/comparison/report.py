@@ -7,11 +7,8 @@ letters do.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,12 +29,13 @@ from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.sentences import Sentences
 from embedkit.comparison.settings import ledger_text, settings_table
 from embedkit.comparison.training import training_chart, training_log
-from embedkit.display import HARMLESS, bytes_text, visible
+from embedkit.display import bytes_text
 from embedkit.errors import OutputExistsError, UsageError
+from embedkit.pages import for_script, lang_attribute, render_page, shown
 from embedkit.runs.content import ViewScore
 from embedkit.runs.predictions import Predictions
 
-__all__ = ["language_of", "shown", "write_report"]
+__all__ = ["write_report"]
 
 _LARGEST_MATRIX = 20
 _FIRST_CLASSES = 15
@@ -130,20 +128,13 @@ class _Probe:
 def _render(
     compared: Compared, content: ReportContent, words: Phrases, charts: Sequence[Chart]
 ) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("embedkit"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {
-        "shown": shown, "signed": _signed, "p": p_text, "bytes": bytes_text,
-        "lang_of": _lang_attribute, "seconds": _seconds, "symbol": _symbol,
+    filters: dict[str, Callable[..., Any]] = {
+        "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol
     }  # fmt: skip
-    script = environment.get_template("report.js").render()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("report.html").render(
+    return render_page(
+        "report", filters=filters,
         **_findings(compared, content, words),
         **_details(compared, content, words),
         words=words, content=content, scale=content.scale, verdict=content.verdict,
@@ -152,10 +143,8 @@ def _render(
         wide=_wide({chart.name for chart in charts}, content),
         pair_text=partial(_pair_text, content, words),
         first_classes=_FIRST_CLASSES, nan=math.nan, version=__version__,
-        page_words=Markup(_for_script(_page_words(words))),
+        page_words=Markup(for_script(_page_words(words))),
         data=payload_of(content, words),
-        style=Markup(environment.get_template("report.css").render()),
-        script=Markup(script), script_hash=digest,
     )  # fmt: skip
 
 
@@ -280,7 +269,7 @@ def _symbol(style: int) -> Any:
 def _pair_text(content: ReportContent, words: Phrases, pair: Any) -> Any:
     from markupsafe import Markup
 
-    names = {key: Markup("<span{}>{}</span>").format(_lang_attribute(name), shown(name))
+    names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), shown(name))
              for key, name in (("true", content.classes[pair.true]),
                                ("said", content.classes[pair.said]))}  # fmt: skip
     return Markup(words.template("classes.pair")).format(**names)
@@ -290,46 +279,6 @@ def _page_words(words: Phrases) -> dict[str, str]:
     return {"percent": words.template("percent")} | {
         f"cases.{key}": text for key, text in words.all_of("cases.").items()
     }
-
-
-def _for_script(value: Any) -> str:
-    """JSON that no letter of can end the element it stands in."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
-
-
-def shown(text: str) -> str:
-    """Text as it is, but for signs that would act on the page: controls and direction marks.
-
-    Joiners inside emoji and words stay.
-    """
-    return visible(text, keep=HARMLESS)
-
-
-def language_of(text: str) -> str | None:
-    """Return the language that the script of a text tells, for its fonts and its pronunciation.
-
-    >>> language_of("긍정"), language_of("よい映画"), language_of("好"), language_of("good")
-    ('ko', 'ja', 'zh', None)
-    """
-    kinds = {
-        kind for c in text for kind, ranges in _SCRIPTS.items()
-        if any(low <= c <= high for low, high in ranges)
-    }  # fmt: skip
-    return next((kind for kind in _SCRIPTS if kind in kinds), None)
-
-
-_SCRIPTS = {
-    "ja": (("\u3040", "\u30ff"),),
-    "ko": (("\uac00", "\ud7a3"), ("\u1100", "\u11ff")),
-    "zh": (("\u4e00", "\u9fff"),),
-}
-
-
-def _lang_attribute(text: str) -> Any:
-    from markupsafe import Markup
-
-    found = language_of(text)
-    return Markup(' lang="{}"').format(found) if found else Markup("")
 
 
 def _signed(value: float) -> str:

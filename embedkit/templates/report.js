@@ -1,27 +1,11 @@
 "use strict";
 (() => {
   const words = JSON.parse(document.getElementById("words").textContent);
-  const by = (id) => document.getElementById(id);
+{% include "page.js" %}
   const say = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (_, name) => {
     const value = values[name];
     return typeof value === "number" ? value.toLocaleString("en-US") : value;
   });
-  const make = (tag, name, text) => {
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-  // the language of a text by its script, for its fonts and for screen readers
-  const scripts = [["ja", /[\u3040-\u30ff]/], ["ko", /[\uac00-\ud7a3\u1100-\u11ff]/], ["zh", /[\u4e00-\u9fff]/]];
-  const speak = (element, text) => {
-    const found = scripts.find(([, letters]) => letters.test(text));
-    if (found) element.lang = found[0];
-    return element;
-  };
-  // signs that would act on the page are written out
-  const acting = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
-  const shown = (text) => text.replace(acting, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 
   // sortable tables: the heading becomes a button
   for (const table of document.querySelectorAll("table.sortable")) {
@@ -59,24 +43,10 @@
     });
   }
 
-  // paper has no folds
-  const folded = [];
-  addEventListener("beforeprint", () => {
-    document.querySelectorAll("details:not([open])").forEach((one) => { one.open = true; folded.push(one); });
-  });
-  addEventListener("afterprint", () => { folded.splice(0).forEach((one) => { one.open = false; }); });
-
-  const unpack = async (text) => {
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return JSON.parse(await new Response(stream).text());
-  };
-
   const explore = (data) => {
     const step = 25;
     const state = { list: data.order[0], text: "", truth: "", said: "", shown: step };
     const everything = Array.from(data.rows, (_, i) => i);
-    const normal = (text) => text.normalize("NFC").toLowerCase();
     let searched = null;
     const label = (number) => (data.labels.length ? data.labels[number] : String(number));
 
@@ -210,7 +180,6 @@
       by("list").children[first]?.querySelector("summary").focus();
     });
     by("copy").addEventListener("click", () => {
-      const cell = (value) => String(value ?? "").replace(/[\t\r\n]+/g, " ");
       const head = ["row", "id", "true", ...data.methods.flatMap((m) => (data.confidence.length ? [m, `${m} %`] : [m])), "text"];
       const lines = matching().map((i) => [
         data.rows[i], data.ids[i], label(data.y[i]),
@@ -218,13 +187,7 @@
           ? [label(data.said[m][i]), data.confidence[m][i] / 10] : [data.said[m][i]])),
         data.texts[i],
       ].map(cell).join("\t"));
-      const text = [head.map(cell).join("\t"), ...lines].join("\n") + "\n";
-      const area = make("textarea");
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy"); // the clipboard interface is missing on pages of a file
-      area.remove();
+      copy([head.map(cell).join("\t"), ...lines].join("\n") + "\n");
       by("copy").focus();
       by("count").textContent = say("cases.copied", { count: lines.length });
     });
@@ -238,5 +201,5 @@
     by("explorer").hidden = false;
     show();
   };
-  unpack(by("data").textContent).then(explore);
+  unpackJSON(by("data").textContent).then(explore);
 })();

@@ -1,0 +1,523 @@
+"use strict";
+(async () => {
+{% include "page.js" %}
+{% include "layers.js" %}
+  const block = (name) => by(name).textContent;
+  const data = await unpackJSON(block("content"));
+  const n = data.count, STEP = 50, REACH = 9, FINGER = 24, STILL = 5, CELLS = 200, LABELS = 200;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const canvas = by("map"), pen = canvas.getContext("2d"), hover = by("hover");
+  let printing = false;
+  const theme = () => (dark.matches && !printing ? "dark" : "light");
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+  // numbers stand in planes: all lowest bytes, then all second ones, and so on
+  const planes = async (name, width) => {
+    const bytes = await unpackBytes(block(name)), size = bytes.length / width;
+    const numbers = new Uint32Array(size);
+    for (let plane = 0; plane < width; plane++)
+      for (let i = 0; i < size; i++) numbers[i] |= bytes[plane * size + i] << (8 * plane);
+    return numbers;
+  };
+  const layouts = [], nears = [], columns = [];
+  const layoutOf = async (number) => {
+    if (!layouts[number]) {
+      const cells = await planes(`points-${number}`, 2), points = new Float32Array(2 * n);
+      for (let i = 0; i < n; i++) { points[2 * i] = cells[i] / 65535; points[2 * i + 1] = cells[n + i] / 65535; }
+      layouts[number] = points;
+    }
+    return layouts[number];
+  };
+  const columnOf = async (number) => {
+    if (!columns[number]) {
+      const buffer = (await unpackBytes(block(`column-${number}`))).buffer, head = data.columns[number];
+      columns[number] = head.kind === "label" ? { ...head, codes: new Uint32Array(buffer) } : { ...head, values: new Float64Array(buffer) };
+      if (head.kind !== "label") {
+        const known = columns[number].values.filter((value) => !Number.isNaN(value)).sort();
+        // the ends of the scale leave out one in a hundred on each side, so that one odd value does not take it all
+        Object.assign(columns[number], { low: known[Math.floor(known.length * 0.01)], high: known[Math.ceil(known.length * 0.99) - 1], missing: n - known.length });
+        if (columns[number].low === columns[number].high) Object.assign(columns[number], { low: known[0], high: known[known.length - 1] });
+      }
+    }
+    return columns[number];
+  };
+  const day = (value) => new Date(value * 86400000).toISOString().slice(0, 10);
+  const written = (column, value) => (Number.isNaN(value) ? "–" : column.kind === "date" ? day(value) : String(+value.toPrecision(6)));
+  const valueOf = (column, i) => (column.codes ? column.names[column.codes[i]] : written(column, column.values[i]));
+
+  // what is shown: a label that is on, a text that matches, a point that is selected
+  const state = { layer: data.start, color: -1, query: "", chosen: -1, listed: STEP, drag: "move" };
+  let records = null, texts = null, searched = null, byRow = null, order = null, colors = null, on = null, match = null, selected = null;
+  const current = new Float32Array(2 * n);
+  const visible = (i) => !on || on[colors[i]];
+  const marked = (i) => (!match || match[i]) && (!selected || selected[i]);
+
+  // the view: points are in the unit square
+  let scale = 1, moveX = 0, moveY = 0, width = 0, height = 0, fit = 1, whole = true, waiting = false, frame = null;
+  const toX = (x) => x * scale + moveX, toY = (y) => height - (y * scale + moveY);
+  const fromX = (x) => (x - moveX) / scale, fromY = (y) => (height - y - moveY) / scale;
+  let bounds = [0, 0, 1, 1];
+  const home = () => {
+    const [left, low, right, high] = bounds;
+    scale = fit = 0.92 * Math.min(width / (right - left || 1), height / (high - low || 1));
+    moveX = width / 2 - ((left + right) / 2) * scale;
+    moveY = height / 2 - ((low + high) / 2) * scale;
+    whole = true;
+    repaint();
+  };
+  const place = () => {
+    // the middle of the picture stays among the points
+    const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+    const [left, low, right, high] = bounds;
+    moveX = width / 2 - clamp(fromX(width / 2), left, right) * scale;
+    moveY = height / 2 - clamp(fromY(height / 2), low, high) * scale;
+    whole = false;
+    hover.hidden = true;
+    repaint();
+  };
+  const zoom = (x, y, factor) => {
+    const to = Math.min(200 * fit, Math.max(0.8 * fit, scale * factor)), by_ = to / scale;
+    moveX = x - (x - moveX) * by_;
+    moveY = height - y - (height - y - moveY) * by_;
+    scale = to;
+    place();
+  };
+  const resize = () => {
+    const ratio = window.devicePixelRatio || 1;
+    width = canvas.clientWidth; height = canvas.clientHeight;
+    canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    if (whole) home(); else repaint();
+  };
+  const repaint = () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(paint);
+  };
+  const pointSize = () => Math.max(2, Math.min(9, 150 / Math.sqrt(n) + 1.2 * Math.log2(1 + scale / fit)));
+  const colorOf = (number) => {
+    const column = columns[state.color];
+    if (!column) return data.colors[theme()][0];
+    if (number === 65535) return css("--soft");
+    const list = column.codes ? data.colors[theme()] : data.ramp[theme()];
+    return list[number % list.length];
+  };
+  function paint() {
+    waiting = false;
+    const started = performance.now(), size = pointSize(), half = size / 2;
+    pen.clearRect(0, 0, width, height);
+    const dimmed = match || selected;
+    for (const top of dimmed ? [false, true] : [true]) {
+      pen.globalAlpha = top ? 1 : 0.12;
+      let color = -1;
+      for (const i of order) {
+        if (!visible(i) || (dimmed && Boolean(marked(i)) !== top)) continue;
+        const x = toX(current[2 * i]), y = toY(current[2 * i + 1]);
+        if (x < -9 || y < -9 || x > width + 9 || y > height + 9) continue;
+        if (colors[i] !== color) { color = colors[i]; pen.fillStyle = colorOf(color); }
+        if (size > 4) { pen.beginPath(); pen.arc(x, y, half, 0, 7); pen.fill(); } else pen.fillRect(x - half, y - half, size, size);
+      }
+    }
+    pen.globalAlpha = 1;
+    pen.strokeStyle = css("--ink");
+    if (state.chosen >= 0) {
+      const near = nears[state.layer], i = state.chosen, x = toX(current[2 * i]), y = toY(current[2 * i + 1]);
+      pen.lineWidth = 1;
+      if (near) for (let k = 0; k < data.listed && k < n - 1; k++) {
+        const j = near.indices[i * near.k + k];
+        pen.beginPath(); pen.moveTo(x, y); pen.lineTo(toX(current[2 * j]), toY(current[2 * j + 1])); pen.stroke();
+      }
+      pen.lineWidth = 2.5;
+      pen.beginPath(); pen.arc(x, y, Math.max(7, size), 0, 7); pen.stroke();
+    }
+    if (canvas.matches(":focus-visible")) {
+      pen.lineWidth = 1;
+      pen.beginPath(); pen.moveTo(width / 2 - 8, height / 2); pen.lineTo(width / 2 + 8, height / 2);
+      pen.moveTo(width / 2, height / 2 - 8); pen.lineTo(width / 2, height / 2 + 8); pen.stroke();
+    }
+    if (frame) {
+      pen.lineWidth = 1.5;
+      pen.setLineDash([5, 4]);
+      pen.beginPath();
+      frame.forEach(([x, y], i) => (i ? pen.lineTo(x, y) : pen.moveTo(x, y)));
+      pen.closePath(); pen.stroke();
+      pen.setLineDash([]);
+    }
+    canvas.dataset.at = [scale, moveX, moveY, height].join(" ");
+    document.body.dataset.paintMs = (performance.now() - started).toFixed(1);
+    document.body.dataset.paintedAt ??= performance.now().toFixed(0);
+  }
+
+  // points by cell of a grid, for the one under the pointer
+  let first = null, members = null;
+  const cellAt = (x) => Math.min(CELLS - 1, Math.max(0, Math.floor(x * CELLS)));
+  const sort = () => {
+    const number = (i) => cellAt(current[2 * i]) * CELLS + cellAt(current[2 * i + 1]);
+    first = new Uint32Array(CELLS * CELLS + 1);
+    for (let i = 0; i < n; i++) first[number(i) + 1]++;
+    for (let c = 0; c < CELLS * CELLS; c++) first[c + 1] += first[c];
+    const next = first.slice();
+    members = new Uint32Array(n);
+    for (let i = 0; i < n; i++) members[next[number(i)]++] = i;
+  };
+  const under = (x, y, far) => {
+    const reach = far / scale, px = fromX(x), py = fromY(y);
+    let best = -1, least = reach * reach;
+    if (!first) return best;
+    for (let a = cellAt(px - reach); a <= cellAt(px + reach); a++)
+      for (let b = cellAt(py - reach); b <= cellAt(py + reach); b++)
+        for (let m = first[a * CELLS + b]; m < first[a * CELLS + b + 1]; m++) {
+          const i = members[m], apart = (current[2 * i] - px) ** 2 + (current[2 * i + 1] - py) ** 2;
+          if (apart < least && visible(i) && marked(i)) { least = apart; best = i; }
+        }
+    return best;
+  };
+
+  // layers
+  let moving = 0, go = null;
+  const names = data.views.map((view) => view.layer);
+  const tenNearest = `the ten nearest neighbours`;
+  const say = () => {
+    const view = data.views[state.layer];
+    const kept = `the picture keeps ${percent(view.kept)} of ${tenNearest}`;
+    by("heading").textContent = view.same === null
+      ? `${view.name}: ${kept}`
+      : `${view.name}: ${percent(view.same)} of ${tenNearest} have the label of their text (chance ${percent(data.chance)}); ${kept.replace(tenNearest, "them")}`;
+    const lines = [{ name: "kept by the picture", values: data.views.map((one) => one.kept), color: "var(--m1)", dashed: true }];
+    if (view.same !== null) lines.unshift({ name: "same label", values: data.views.map((one) => one.same), color: "var(--m0)" });
+    lineChart(by("chart"), { names, lines, chance: data.chance ?? undefined, low: 0, high: 1, format: percent, label: "fractions of the ten nearest neighbours by layer", now: state.layer, go: (number) => go(number) });
+  };
+  const show = async (layer) => {
+    state.layer = layer;
+    say();
+    const target = await layoutOf(layer), mine = ++moving;
+    const from = current.slice(), started = performance.now();
+    const step = () => {
+      if (mine !== moving) return;
+      const part = still.matches || !first ? 1 : Math.min(1, (performance.now() - started) / 500);
+      const ease = part * part * (3 - 2 * part);
+      for (let i = 0; i < 2 * n; i++) current[i] = from[i] + (target[i] - from[i]) * ease;
+      paint();
+      if (part < 1) requestAnimationFrame(step);
+      else { sort(); canvas.dataset.layer = names[layer]; }
+    };
+    step();
+    if (texts) await nearOf(layer).then(describe);
+  };
+  const nearOf = async (layer) => {
+    if (!nears[layer]) {
+      const numbers = await planes(`near-${layer}`, 3), k = numbers.length / n;
+      const steps = await unpackBytes(block(`cosines-${layer}`)), { least, step } = data.views[layer];
+      const indices = new Int32Array(numbers.length);
+      for (let i = 0; i < numbers.length; i++) indices[i] = Math.floor(i / k) + ((numbers[i] >>> 1) ^ -(numbers[i] & 1));
+      nears[layer] = { k, indices, cosine: (at) => least + steps[at] * step };
+    }
+  };
+
+  // one text; texts reach the page as text only
+  const labelColumn = data.columns.findIndex((column) => column.name === "label");
+  const textOf = (i) => shown(texts[i] || "(no text)");
+  const note = (i) => {
+    const parts = [`row ${records.rows[i]}`];
+    if (records.ids[i] !== String(records.rows[i])) parts.push(shown(records.ids[i]));
+    const named = new Set([labelColumn, state.color].filter((number) => number >= 0));
+    for (const number of named) parts.push(`${number === labelColumn ? "" : `${data.columns[number].name} `}${shown(valueOf(columns[number], i))}`);
+    return parts.join(" · ");
+  };
+  const pieces = (i, limit) => {
+    const text = textOf(i), cut = text.length > limit ? `${text.slice(0, limit)}…` : text;
+    return [speak(make("span", "text", cut), cut), make("small", "", note(i))];
+  };
+  const item = (i, cosine) => {
+    const line = make("li"), button = make("button");
+    button.type = "button";
+    button.dataset.row = records.rows[i];
+    button.append(...pieces(i, 300));
+    if (cosine !== undefined) button.lastChild.prepend(`cosine ${cosine.toFixed(3)} · `);
+    button.addEventListener("click", () => choose(i));
+    line.append(button);
+    return line;
+  };
+  const describe = () => {
+    const i = state.chosen, box = by("chosen");
+    repaint();
+    if (i < 0 || !nears[state.layer]) return;
+    const text = textOf(i), body = make("div", "whole", text), values = make("p", "soft");
+    body.tabIndex = 0;
+    body.setAttribute("role", "region");
+    body.setAttribute("aria-label", "the whole text");
+    const parts = [`id ${shown(records.ids[i])}`, ...columns.map((column) => `${column.name} ${shown(valueOf(column, i))}`)];
+    values.textContent = parts.join(" · ");
+    const near = nears[state.layer], list = make("ol", "found");
+    for (let k = 0; k < Math.min(near.k, data.listed); k++) list.append(item(near.indices[i * near.k + k], near.cosine(i * near.k + k)));
+    box.replaceChildren(speak(body, text), values, make("h3", "", `Nearest in full width, ${data.views[state.layer].name}`), list);
+  };
+  const choose = async (i) => {
+    if (!texts) return;
+    state.chosen = i;
+    await nearOf(state.layer);
+    describe();
+  };
+
+  // the list of what is found
+  const found = () => byRow.filter((i) => visible(i) && marked(i));
+  const list = (more) => {
+    if (!texts) return;
+    state.listed = more ? state.listed + 4 * STEP : STEP;
+    const all = found(), rest = all.length - state.listed;
+    by("list").replaceChildren(...Array.from(all.slice(0, state.listed), (i) => item(i)));
+    by("more").hidden = rest <= 0;
+    by("more").textContent = `Show ${count(Math.min(rest, 4 * STEP))} more`;
+    by("count").textContent = all.length ? `${count(all.length)} of ${count(n)} texts` : "No text matches.";
+    hover.hidden = true;
+    repaint();
+  };
+  const search = () => {
+    const query = normal(by("find").value.trim());
+    state.query = query;
+    match = null;
+    if (query) {
+      const label = columns[labelColumn];
+      searched ??= Array.from(texts, (text, i) => normal(`${text ?? ""}\n${records.ids[i]}\n${label ? valueOf(label, i) : ""}`));
+      match = Uint8Array.from(searched, (text) => text.includes(query));
+    }
+    list();
+  };
+
+  // colours and their legend
+  const recolor = async (number) => {
+    state.color = number;
+    const column = number < 0 ? null : await columnOf(number);
+    on = null;
+    colors = new Uint16Array(n);
+    if (column?.codes) { for (let i = 0; i < n; i++) colors[i] = Math.min(65534, column.codes[i]); }
+    else if (column) {
+      const last = data.ramp.light.length - 1, wide = column.high - column.low || 1;
+      for (let i = 0; i < n; i++) colors[i] = Number.isNaN(column.values[i]) ? 65535 : Math.round(Math.min(1, Math.max(0, (column.values[i] - column.low) / wide)) * last);
+    }
+    // mixed, so that no label hides the others, but in groups of one colour, which is quicker
+    order = Uint32Array.from({ length: n }, (_, i) => i);
+    let seed = 7;
+    for (let i = n - 1; i > 0; i--) {
+      seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0;
+      const j = Math.floor((seed / 4294967296) * (i + 1));
+      [order[i], order[j]] = [order[j], order[i]];
+    }
+    const group = Math.max(1, Math.ceil(n / 24));
+    for (let at = 0; at < n; at += group) order.subarray(at, at + group).sort((a, b) => colors[a] - colors[b]);
+    repaint();
+  };
+  const legend = (all) => {
+    const box = by("legend"), column = columns[state.color];
+    box.removeAttribute("tabindex"); box.removeAttribute("role"); box.removeAttribute("aria-labelledby");
+    if (!column) { box.replaceChildren(make("p", "soft", "No column to colour by.")); return; }
+    if (!column.codes) {
+      const ramp = make("div", "ramp"), ends = make("div", "ends");
+      ramp.style.background = `linear-gradient(to right, ${data.ramp[theme()].join(",")})`;
+      for (const part of [0, 0.5, 1]) ends.append(make("span", "", written(column, column.low + (column.high - column.low) * part)));
+      box.replaceChildren(ramp, ends, make("p", "soft", `1 % on each side lie beyond the ends.${column.missing ? ` ${count(column.missing)} have none, and are grey.` : ""}`));
+      return;
+    }
+    const items = make("ul"), limit = all ? column.names.length : LABELS;
+    column.names.slice(0, limit).forEach((name, number) => {
+      const row = make("li", "row"), toggle = make("button", "name"), dot = make("i"), only = make("button", "only", "only this");
+      const text = shown(name);
+      toggle.type = only.type = "button";
+      dot.style.background = colorOf(number);
+      toggle.append(dot, speak(make("span", "", text), text), make("span", "num", count(column.counts[number])));
+      only.setAttribute("aria-label", `only ${text}`);
+      toggle.addEventListener("click", () => { on ??= new Uint8Array(column.names.length).fill(1); on[number] = 1 - on[number]; press(); });
+      only.addEventListener("click", () => {
+        const alone = on && on[number] && on.reduce((sum, one) => sum + one, 0) === 1;
+        on = alone ? null : new Uint8Array(column.names.length);
+        if (on) on[number] = 1;
+        press();
+      });
+      row.append(toggle, only);
+      items.append(row);
+    });
+    const press = () => {
+      [...items.querySelectorAll(".name")].forEach((toggle, number) => toggle.setAttribute("aria-pressed", String(!on || Boolean(on[number]))));
+      list();
+    };
+    box.replaceChildren(items);
+    if (column.names.length > limit) {
+      const rest = make("button", "more", `Show all ${count(column.names.length)} labels`);
+      rest.type = "button";
+      rest.addEventListener("click", () => legend(true));
+      box.append(rest);
+    }
+    const colorsLeft = data.colors.light.length;
+    if (column.names.length > colorsLeft) box.append(make("p", "soft", `Colours repeat after ${colorsLeft} labels.`));
+    [...items.querySelectorAll(".name")].forEach((toggle) => toggle.setAttribute("aria-pressed", "true"));
+  };
+
+  // pointer and keys
+  const held = new Map();
+  let start = null;
+  const at = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+  const spread = () => {
+    const [[ax, ay], [bx, by_]] = held.values();
+    return { x: (ax + bx) / 2, y: (ay + by_) / 2, apart: Math.max(1, Math.hypot(ax - bx, ay - by_)) };
+  };
+  const tell = (x, y) => {
+    const i = texts ? under(x, y, REACH) : -1;
+    hover.hidden = i < 0;
+    if (i < 0) return;
+    hover.replaceChildren(...pieces(i, 300));
+    const below = y + 14, above = y - 14 - hover.offsetHeight;
+    hover.style.left = `${Math.max(0, Math.min(x + 14, width - hover.offsetWidth))}px`;
+    hover.style.top = `${below + hover.offsetHeight <= height ? below : Math.max(0, above)}px`;
+  };
+  const inside = (polygon, x, y) => {
+    let odd = false;
+    for (let i = 0, j = polygon.length - 1; i < polygon.length; j = i++) {
+      const [ax, ay] = polygon[i], [bx, by_] = polygon[j];
+      if (ay > y !== by_ > y && x < ((bx - ax) * (y - ay)) / (by_ - ay) + ax) odd = !odd;
+    }
+    return odd;
+  };
+  const select = (polygon) => {
+    selected = new Uint8Array(n);
+    for (let i = 0; i < n; i++) selected[i] = inside(polygon, toX(current[2 * i]), toY(current[2 * i + 1])) ? 1 : 0;
+    list();
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    if (held.size === 2) return;
+    canvas.setPointerCapture(event.pointerId);
+    const [x, y] = at(event);
+    held.set(event.pointerId, [x, y]);
+    start = held.size === 1 ? { x, y, moved: false, drag: event.shiftKey ? "box" : state.drag } : null;
+    frame = null;
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const [x, y] = at(event);
+    if (!held.has(event.pointerId)) { if (!held.size) tell(x, y); return; }
+    const before = held.size === 2 ? spread() : null, [wasX, wasY] = held.get(event.pointerId);
+    held.set(event.pointerId, [x, y]);
+    if (before) {
+      const now = spread();
+      moveX += now.x - before.x; moveY -= now.y - before.y;
+      zoom(now.x, now.y, now.apart / before.apart);
+      return;
+    }
+    if (!start) return;
+    if (Math.hypot(x - start.x, y - start.y) > STILL) start.moved = true;
+    if (!start.moved) return;
+    if (start.drag === "move") { moveX += x - wasX; moveY -= y - wasY; place(); return; }
+    if (start.drag === "box") frame = [[start.x, start.y], [x, start.y], [x, y], [start.x, y]];
+    else (frame ??= [[start.x, start.y]]).push([x, y]);
+    hover.hidden = true;
+    repaint();
+  });
+  const release = (event) => {
+    if (!held.delete(event.pointerId)) return;
+    if (frame) { const polygon = frame; frame = null; select(polygon); }
+    else if (start && !start.moved && event.type === "pointerup") {
+      const i = under(start.x, start.y, event.pointerType === "mouse" ? REACH : FINGER);
+      if (i >= 0) choose(i);
+    }
+    start = null;
+  };
+  canvas.addEventListener("pointerup", release);
+  canvas.addEventListener("pointercancel", release);
+  canvas.addEventListener("pointerleave", () => { hover.hidden = true; });
+  canvas.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    zoom(...at(event), Math.exp(-event.deltaY * 0.0015));
+  }, { passive: false });
+  const keys = {
+    ArrowLeft: () => { moveX += 60; place(); }, ArrowRight: () => { moveX -= 60; place(); },
+    ArrowUp: () => { moveY -= 60; place(); }, ArrowDown: () => { moveY += 60; place(); },
+    "+": () => zoom(width / 2, height / 2, 1.5), "=": () => zoom(width / 2, height / 2, 1.5),
+    "-": () => zoom(width / 2, height / 2, 1 / 1.5), 0: home,
+    Enter: () => { const i = under(width / 2, height / 2, Math.hypot(width, height)); if (i >= 0) choose(i); },
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  canvas.addEventListener("focus", repaint);
+  canvas.addEventListener("blur", repaint);
+  by("closer").addEventListener("click", keys["+"]);
+  by("farther").addEventListener("click", keys["-"]);
+  by("home").addEventListener("click", home);
+  by("sight").addEventListener("click", () => select([[0, 0], [width, 0], [width, height], [0, height]]));
+  for (const button of document.querySelectorAll("[data-drag]:not(canvas)")) {
+    button.addEventListener("click", () => {
+      state.drag = canvas.dataset.drag = button.dataset.drag;
+      document.querySelectorAll("button[data-drag]").forEach((one) => one.setAttribute("aria-pressed", String(one === button)));
+    });
+  }
+  by("clear").addEventListener("click", () => {
+    by("find").value = "";
+    match = selected = on = null;
+    legend();
+    list();
+  });
+  let timer = 0;
+  by("find").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(search, 120); });
+  by("more").addEventListener("click", () => {
+    const before = state.listed;
+    list(true);
+    by("list").children[before]?.querySelector("button").focus();
+  });
+  by("copy").addEventListener("click", () => {
+    const all = Array.from(found());
+    const head = ["row", "id", ...data.columns.map((column) => column.name), "text"];
+    const lines = all.map((i) => [records.rows[i], records.ids[i], ...columns.map((column) => valueOf(column, i)), texts[i]].map(cell).join("\t"));
+    copy([head.map(cell).join("\t"), ...lines].join("\n") + "\n");
+    by("copy").focus();
+    by("count").textContent = `Copied ${count(all.length)} texts`;
+  });
+  dark.addEventListener("change", () => { legend(); repaint(); });
+  addEventListener("beforeprint", () => { printing = true; paint(); });
+  addEventListener("afterprint", () => { printing = false; paint(); });
+
+  // first the picture, then all that answers
+  const methods = { tsne: "t-SNE", umap: "UMAP", pca: "two principal components" };
+  const some = data.count < data.total ? `${count(n)} of ${count(data.total)} texts, a random sample` : `${count(n)} texts`;
+  by("facts").textContent = shown(`${data.dataset} · ${some} · ${data.model} · layout by ${methods[data.method]}`);
+  const begin = data.columns.findIndex((column) => column.name === data.first);
+  await recolor(begin);
+  const points = await layoutOf(data.start);
+  let [left, low, right, high] = [1, 1, 0, 0];
+  for (let i = 0; i < n; i++) {
+    left = Math.min(left, points[2 * i]); right = Math.max(right, points[2 * i]);
+    low = Math.min(low, points[2 * i + 1]); high = Math.max(high, points[2 * i + 1]);
+  }
+  bounds = [left, low, right, high];
+  current.set(points);
+  resize();
+  new ResizeObserver(resize).observe(canvas);
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+
+  const words = await unpackJSON(block("names"));
+  words.forEach(([labels, counts], number) => Object.assign(data.columns[number], { names: labels, counts }));
+  if (columns[begin]) Object.assign(columns[begin], data.columns[begin]);
+  for (let number = 0; number < data.columns.length; number++) await columnOf(number);
+  const choice = by("color");
+  data.columns.forEach((column, number) => {
+    const option = make("option", "", shown(column.name));
+    option.value = number;
+    choice.append(option);
+  });
+  choice.value = begin;
+  choice.addEventListener("change", async () => { await recolor(Number(choice.value)); legend(); list(); });
+  legend();
+  go = layerControl(names.map((name) => (/^\d+$/.test(name) ? `layer ${name}` : name)), data.start, show);
+  by("by-layer-caption").textContent = `Of ${tenNearest} of a text in full width, by cosine: how many have its label, and how many are among its ten nearest in the picture. Click a layer to see it.`;
+  const recall = Math.min(...data.views.map((view) => view.recall));
+  by("how").textContent = `Cosines are those of the stored vectors; ${recall < 1 ? `the search found ${percent(recall)} or more of the true neighbours` : "neighbours are exact"}. Layouts of different layers are turned onto each other.`;
+  records = await unpackJSON(block("records"));
+  texts = await unpackJSON(block("texts"));
+  byRow = Uint32Array.from({ length: n }, (_, i) => i).sort((a, b) => records.rows[a] - records.rows[b]);
+  sort();
+  list();
+  for (let number = 0; number < data.views.length; number++) await layoutOf(number);
+  document.body.dataset.ready = "yes";
+})();

@@ -1,0 +1,96 @@
+"""Pages in a browser: opened, watched for messages and requests, and checked by axe."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+READY = "body[data-ready=yes]"
+
+
+def block(file: Path, name: str) -> bytes:
+    """The unpacked content of a data block of a page."""
+    found = re.search(rf'id="{name}">([^<]*)<', file.read_text("utf-8"))
+    assert found, name
+    return gzip.decompress(base64.b64decode(found[1]))
+
+
+def json_block(file: Path, name: str) -> Any:
+    return json.loads(block(file, name))
+
+
+def planes(content: bytes, width: int) -> Any:
+    """Numbers whose lowest bytes stand together, then their second bytes, and so on."""
+    parts = np.frombuffer(content, np.uint8).reshape(width, -1).astype(np.int64)
+    return sum(part << (8 * i) for i, part in enumerate(parts))
+
+
+@contextmanager
+def opened(
+    browser: Any, file: Path, *, width: int = 1_280, scheme: str = "light", ready: str = READY,
+    **options: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """A page; at the end nothing was said on the console, and nothing else was asked for."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme,
+                                  reduced_motion="reduce", **options)  # fmt: skip
+    page = context.new_page()
+    messages: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    page.wait_for_selector(ready)
+    yield page
+    context.close()
+    assert messages == []
+    assert asked == [file.as_uri()]
+
+
+def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
+    """The value of a script once it is as it should be; the page allows no ``eval`` of its own."""
+    value = None
+    for _ in range(2_400):
+        if holds(value := page.evaluate(script)):
+            return value
+        page.wait_for_timeout(25)
+    raise AssertionError(f"{script}: {value}")
+
+
+def axe_findings(
+    browser: Any, file: Path, *, width: int, scheme: str, ready: str = READY,
+    before: Callable[[Any], None] = lambda _: None,
+) -> list[Any]:  # fmt: skip
+    """What axe finds; ``EMBEDKIT_TEST_AXE`` names ``axe.min.js`` of the npm package axe-core."""
+    source = os.environ.get("EMBEDKIT_TEST_AXE")
+    if not source:
+        pytest.skip("EMBEDKIT_TEST_AXE names no axe.min.js of axe-core")
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme,
+                                  bypass_csp=True)  # fmt: skip
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector(ready)
+    before(page)
+    page.add_script_tag(path=source)
+    named = "result.violations.map(one => [one.id, one.nodes[0].html.slice(0, 200)])"
+    found = page.evaluate(f"axe.run().then(result => {named})")
+    context.close()
+    return list(found)
+
+
+def pasted(page: Any) -> str:
+    """What was copied last."""
+    page.evaluate("""() => { const area = document.createElement("textarea"); area.id = "paste";
+                     document.body.append(area); area.focus(); }""")
+    page.keyboard.press("Control+V")
+    return str(page.input_value("#paste"))
