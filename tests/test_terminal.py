@@ -55,7 +55,7 @@ def commands(corpus: Path) -> dict[str, list[str]]:
         "compare": [run, f"tuned{EVIL}"], "run": ["recipe.toml", "--dry-run"],
         "search": [made, "bus", "-k", "3"], "index": [made, "--kind", "flat"],
         "similarity": [corpus.name, "--text", "document", "--text-pair", "document", *model],
-        "words": [made, "bus"], "map": [made, "--out", f"map{EVIL}"],
+        "words": [made, "bus"], "explore": [made, "--out", f"page{EVIL}.html"],
     }  # fmt: skip
 
 
