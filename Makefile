@@ -4,13 +4,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-all test-oldest check format bench simulate clean
+.PHONY: help install run test test-all test-oldest test-faults check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
 	@echo "make test      install into $(VENV), then run the quick tests"
 	@echo "make test-all  install into $(VENV), then run the slow tests too"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
+	@echo "make test-faults  every command under disk errors, kills and power cuts (30 minutes)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
 	@echo "make simulate  error rates of verdicts and intervals where the truth is known (20 minutes)"
@@ -54,6 +55,9 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal \
 	    -m "not network and not gpu and not slow" $(CORE)
+
+test-faults: install
+	$(BIN)/python -m tests.faults
 
 check: install
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ and the error is raised.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -22,9 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedkit.errors import LockedError, StorageError
+from embedkit.errors import LockedError, StorageError, first_line
 
 __all__ = [
+    "empty_folder",
+    "exchange_folders",
     "exclusive",
     "file_sha256",
     "free_bytes",
@@ -46,18 +49,25 @@ _MAKING = threading.RLock()
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a :class:`StorageError` that names ``path``."""
+def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a :class:`StorageError` that names ``path``.
+
+    ``others`` are errors that a library raises in its place.
+    """
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, *others)):
+            raise
+        number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
         hint = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if others or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
-            hint += " and run the same command again: finished shards are kept"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint += " and run the same command again: what is finished is kept"
+        elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = ". Pass a folder that you may write to as out="
-        raise StorageError(f"cannot write {path}: {error.strerror or error}{hint}.") from error
+        message = f"cannot write {path}: {reason or first_line(error)}{hint}."
+        raise StorageError(message) from error
 
 
 def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
@@ -147,6 +157,15 @@ def publish_folder(source: Path, target: Path) -> None:
         _sync_path(target.parent)
 
 
+def exchange_folders(one: Path, other: Path) -> bool:
+    """Exchange two names in one folder at once, durably; ``False`` where that cannot be done."""
+    with storage_errors(other):
+        if not _exchange(one, other):
+            return False
+        _sync_path(other.parent)
+        return True
+
+
 def sync_tree(path: Path) -> None:
     """Make a folder durable that another library filled: every file in it, and their names."""
     with storage_errors(path):
@@ -161,6 +180,12 @@ def remove_tree(path: Path) -> None:
         if path.is_dir():
             shutil.rmtree(path)
             _sync_path(path.parent)
+
+
+def empty_folder(path: Path) -> None:
+    """Delete all that a folder of embedkit's making holds."""
+    for inner in path.iterdir():
+        remove_tree(inner) if inner.is_dir() else remove_file(inner)
 
 
 def remove_file(path: Path) -> None:
@@ -225,6 +250,24 @@ def _write_all(descriptor: int, view: memoryview) -> None:
     while view:
         written = os.write(descriptor, view[: 1 << 26])
         view = view[written:]
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    linux = sys.platform == "linux"
+    system = getattr(
+        ctypes.CDLL(None, use_errno=True), "renameat2" if linux else "renamex_np", None
+    )
+    if system is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    here = -100 if linux else -2  # AT_FDCWD
+    done = system(here, names[0], here, names[1], 2) if linux else system(*names, 2)
+    if done == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # not by this file system
+        return False
+    raise OSError(number, os.strerror(number))
 
 
 def _sync(descriptor: int) -> None:

@@ -164,7 +164,7 @@ def test_an_index_appears_whole_or_not_at_all(copy: Path, monkeypatch: pytest.Mo
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fsio, "publish_file", fail)
+    monkeypatch.setattr(fsio, "publish_folder", fail)
     with pytest.raises(KeyboardInterrupt):
         build_index(copy, kind="flat")
     with pytest.raises(UsageError, match=r"has no index mean_2.flat.cosine; it has none. Build it"):

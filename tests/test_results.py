@@ -818,13 +818,6 @@ def test_two_at_one_place(shared: Path, tmp_path: Path) -> None:
     )
 
 
-def test_what_a_crash_while_replacing_left(shared: Path, tmp_path: Path) -> None:
-    train(shared / "data", out=tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "run.replaced")
-    train(shared / "data", out=tmp_path / "run", overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 # numbers that are none, and labels that are none of a figure's business
 
 

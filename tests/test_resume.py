@@ -1,13 +1,11 @@
-"""Crashes at every durable operation, real kills, signals, locks, and changes between runs."""
+"""Kills, signals, changes between runs, and damage to unfinished jobs."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-import embedkit
-from embedkit import fsio
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
 from embedkit.dataset.jobs import JobFolder
@@ -30,10 +26,8 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     CorpusError,
     DamagedError,
-    LockedError,
     MismatchError,
     OutputExistsError,
-    StorageError,
 )
 from embedkit.types import Progress
 from tests.processes import ROOT, Process, command
@@ -61,68 +55,6 @@ class Crash(BaseException):
     """The power goes out."""
 
 
-class _Faulty:
-    """A module whose chosen functions count, and crash at the n-th call."""
-
-    def __init__(self, module: Any, tick: Callable[[str], None], wrapped: dict[str, Any]) -> None:
-        self._module = module
-        self._tick = tick
-        self._wrapped = wrapped
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._module, name)
-        if name not in self._wrapped:
-            return real
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            try:
-                self._tick(name)
-            except Crash:
-                if half := self._wrapped[name]:
-                    half(*args, **kwargs)
-                raise
-            return real(*args, **kwargs)
-
-        return function
-
-
-def _half_written(descriptor: int, data: Any) -> None:
-    os.write(descriptor, data[: len(data) // 2])
-
-
-def _half_removed(path: Path) -> None:
-    files = sorted(p for p in path.rglob("*") if p.is_file())
-    for file in files[: (len(files) + 1) // 2]:
-        file.unlink()
-
-
-@contextmanager
-def crash_at(n: int | None, error: Callable[[], BaseException] = Crash) -> Iterator[list[str]]:
-    """Let the n-th durable operation of fsio fail, torn where it can be; yields what was done."""
-    done: list[str] = []
-    one_at_a_time = threading.Lock()  # writers run in threads: two at once would step over n
-
-    def tick(name: str) -> None:
-        with one_at_a_time:
-            if len(done) == n:
-                raise error()
-            done.append(name)
-
-    os_wrapped = {
-        "open": None, "write": _half_written, "fsync": None, "replace": None, "rename": None,
-    }  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fsio, "os", _Faulty(os, tick, os_wrapped))
-        patch.setattr(fsio, "shutil", _Faulty(shutil, tick, {"rmtree": _half_removed}))
-        yield done
-
-
-def count_operations(action: Callable[[], Any]) -> int:
-    with crash_at(None) as done:
-        action()
-    return len(done)
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return write_tsv(tmp_path / "corpus.tsv")
@@ -132,164 +64,6 @@ def corpus(tmp_path: Path) -> Path:
 def golden(corpus: Path, tmp_path: Path) -> str:
     run(corpus, tmp_path / "golden", **SMALL)
     return tree_hash(tmp_path / "golden")
-
-
-def _crash_everywhere(corpus: Path, folder: Path, golden: str, **settings: Any) -> list[int]:
-    """Crash at every operation, run again, and return the operations with another result."""
-    total = count_operations(lambda: run(corpus, folder / "count", **settings))
-    assert total > 40
-    wrong = []
-    for n in range(total):
-        out = folder / f"{n}"
-        with pytest.raises(Crash), crash_at(n):
-            run(corpus, out, **settings)
-        if out.exists() and tree_hash(out) != golden:
-            wrong.append(n)
-            continue
-        run(corpus, out, **settings)
-        if tree_hash(out) != golden or out.with_name(f"{n}.incomplete").exists():
-            wrong.append(n)
-        shutil.rmtree(out)
-    return wrong
-
-
-def test_a_crash_at_any_operation_costs_nothing(corpus: Path, tmp_path: Path, golden: str) -> None:
-    assert _crash_everywhere(corpus, tmp_path, golden, **SMALL) == []
-
-
-@pytest.mark.parametrize("sentences_first", [True, False])
-def test_the_enumeration_finds_a_wrong_order(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentences_first: bool
-) -> None:
-    """A reader that believes a sentence file is right only while that is committed last."""
-
-    def commit(self: Any, number: int, footer: Any, sentences: Any, others: Any) -> None:
-        order = [*others.items(), ("sentences", sentences)]
-        for folder, data in reversed(order) if sentences_first else order:
-            fsio.make_folder(self.layout.root / folder)
-            self._write(folder, number, data)
-        self._note(number, footer, _hashes(self, number, footer))
-
-    monkeypatch.setattr(JobFolder, "commit", commit)
-    monkeypatch.setattr(JobFolder, "finished", _believing)
-    run(corpus, tmp_path / "mutant", **SMALL)
-    wrong = _crash_everywhere(corpus, tmp_path, tree_hash(tmp_path / "mutant"), **SMALL)
-    assert (len(wrong) > 3) == sentences_first
-
-
-def _believing(self: Any, number: int) -> Any:
-    path = self.layout.shard_file("sentences", number)
-    if not path.is_file():
-        return None
-    footer = read_footer(path)
-    companions: Any = footer.companions
-    for folder in list(companions):
-        if not self.layout.shard_file(folder, number).is_file():
-            del companions[folder]
-    self._note(number, footer, _hashes(self, number, footer))
-    return footer
-
-
-def _hashes(self: Any, number: int, footer: Any) -> dict[str, str]:
-    folders = ("sentences", *footer.companions)
-    return {name: fsio.file_sha256(self.layout.shard_file(name, number)) for name in folders}
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_crashes_again_and_again(corpus: Path, tmp_path: Path, golden: str, seed: int) -> None:
-    rng = random.Random(seed)
-    out = tmp_path / "out"
-    for _ in range(200):
-        try:
-            with crash_at(rng.randrange(2, 40)):
-                run(corpus, out, **SMALL)
-            break
-        except Crash:
-            assert not out.exists() or tree_hash(out) == golden
-    else:
-        pytest.fail("no run came to its end")
-    assert tree_hash(out) == golden
-
-
-@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), OSError(5, "EIO")])
-def test_an_io_error_at_any_operation_is_a_storage_error(
-    corpus: Path, tmp_path: Path, golden: str, stop: OSError
-) -> None:
-    total = count_operations(lambda: run(corpus, tmp_path / "count", **SMALL))
-    for n in range(1, total, 3):
-        out = tmp_path / f"{n}"
-        with (
-            pytest.raises((StorageError, OSError), match=r"No space|EIO"),
-            crash_at(n, lambda: stop),
-        ):
-            run(corpus, out, **SMALL)
-        assert not out.exists() or tree_hash(out) == golden
-        run(corpus, out, **SMALL)
-        assert tree_hash(out) == golden
-
-
-def test_overwrite_keeps_the_old_or_the_new_dataset(corpus: Path, tmp_path: Path) -> None:
-    few = {"shard_rows": 8, "overwrite": True}
-    run(corpus, tmp_path / "old", shard_rows=8, layers="0")
-    run(corpus, tmp_path / "new", shard_rows=8)
-    old, new = tree_hash(tmp_path / "old"), tree_hash(tmp_path / "new")
-    work = tmp_path / "work"
-    out = work / "out"
-
-    def begin() -> None:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(tmp_path / "old", out)
-        for name in ("out.replaced", "out.old", "out.incomplete.bak", "other"):
-            (work / name).mkdir()
-            (work / name / "mine.txt").write_text("not embedkit's")
-        shutil.copytree(tmp_path / "old", work / "another dataset")
-
-    begin()
-    total = count_operations(lambda: run(corpus, out, **few))
-    bystanders = {k: v for k, v in tree(work).items() if not k.startswith("out/")}
-    assert total > 20
-    for n in range(total):
-        begin()
-        with pytest.raises(Crash), crash_at(n):
-            run(corpus, out, **few)
-        aside = work / "out.incomplete/_embedkit/replaced"
-        if out.exists():
-            assert _without_replaced(out) in (old, new)
-        else:
-            assert tree_hash(aside) == old
-        run(corpus, out, **few)
-        assert tree_hash(out) == new
-        assert {k: v for k, v in tree(work).items() if not k.startswith("out/")} == bystanders
-
-
-def _without_replaced(out: Path) -> str:
-    copy = out.parent.parent / "copy"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(out, copy)
-    shutil.rmtree(copy / "_embedkit/replaced", ignore_errors=True)
-    return tree_hash(copy)
-
-
-def test_a_swap_cut_in_the_middle_is_finished_by_the_next_command(
-    corpus: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    run(corpus, out, layers="0")
-    renames = [0]
-
-    def stop(name: str) -> None:
-        renames[0] += name == "rename"
-        if renames[0] == 2:
-            raise Crash
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fsio, "os", _Faulty(os, stop, {"rename": None}))
-        with pytest.raises(Crash):
-            run(corpus, out, overwrite=True)
-    assert not out.exists()
-    assert run(corpus, out).was_complete
-    assert not (out / "_embedkit/replaced").exists()
-    assert embedkit.verify(out).ok
 
 
 def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: Path) -> None:
@@ -410,29 +184,6 @@ def test_signals_end_the_job_at_once_and_it_resumes(
         read_footer(part)
 
 
-def test_a_second_process_is_refused_and_a_killed_one_frees_the_lock(
-    long_job: tuple[list[str], Path],
-) -> None:
-    arguments, folder = long_job
-    process = Process(*arguments, "--out", "locked", cwd=folder)
-    try:
-        assert process.until(lambda: _count(folder / "locked.incomplete/sentences") > 0)
-        process.send(signal.SIGSTOP)
-        second = command(*arguments, "--out", "locked", cwd=folder)
-        assert process.code is None
-        assert second.returncode == 7
-        assert "is being written by another process" in second.stderr
-        with (
-            pytest.raises(LockedError, match="another process"),
-            fsio.exclusive(folder / "locked.incomplete"),
-        ):
-            pass
-    finally:
-        process.kill()
-    with fsio.exclusive(folder / "locked.incomplete"):
-        pass
-
-
 # What stands there already
 
 
@@ -488,7 +239,7 @@ def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -
     assert tree(out) == before
     run(corpus, out, overwrite=True)
     assert list(manifest_of(out)["job"]["vectors"]["views"]) == ["mean_2"]
-    assert not (out / "_embedkit/replaced").exists()
+    assert not (out / "_embedkit/replacing").exists()
 
 
 def test_an_empty_folder_is_free(corpus: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from embedkit import fsio
 from embedkit._version import __version__
+from embedkit.artefacts import write_files
 from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.comparison.charts import Chart, charts_of
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared
@@ -90,17 +90,13 @@ def write_report(
     words = Phrases(report_lang, compared, content.scale)
     charts = list(_charts(compared, content, words))
     html = _render(compared, content, words, charts)
-    fsio.make_folder(page.parent)
-    fsio.write_durably(page, html.encode(), scratch=page.parent)
-    if figures is None:
-        return None
     folder = page.with_suffix(".figures")
-    fsio.make_folder(folder)
-    for chart in charts:
+    files = {}
+    for chart in charts if figures is not None else ():
         scene = chart.scene(_FILE_WIDTH.get(chart.name.split("-")[0], 640.0))
-        file = folder / f"{chart.name}.{figures}"
-        fsio.write_durably(file, as_file(scene, figures), scratch=folder)
-    return folder
+        files[folder / f"{chart.name}.{figures}"] = as_file(scene, str(figures))
+    write_files(files | {page: html.encode()}, overwrite=overwrite)
+    return folder if files else None
 
 
 def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Iterator[Chart]:

@@ -1,9 +1,8 @@
 """The output folder while a job runs: identity, lock, which shards are done, the final rename.
 
-``OUT.incomplete`` holds the job until everything is in it; one rename makes it ``OUT``. Each shard
-is a function of the input and the settings alone, so a shard that is missing or damaged, wherever
-it stands, is simply made again. With ``overwrite`` the old dataset is first renamed into the
-finished folder, and deleted after it has its final name; nothing outside of these two is touched.
+``OUT.incomplete`` holds the job until everything is in it; one rename makes it ``OUT``
+(:mod:`embedkit.artefacts`). Each shard is a function of the input and the settings alone, so a
+shard that is missing or damaged, wherever it stands, is simply made again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit import fsio
+from embedkit.artefacts import finish_swap, incomplete, publish
 from embedkit.dataset.manifest import (
+    REPLACING,
     TABLES,
     EnvironmentShards,
     FileEntry,
@@ -73,7 +74,7 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
             that embedkit made.
         LockedError: another process is just replacing it.
     """
-    _finish_swap(out)
+    finish_swap(out, is_dataset, private=REPLACING)
     if _is_free(out) or overwrite:
         return False
     manifest = read_manifest(out)
@@ -220,15 +221,12 @@ class JobFolder:
         fsio.write_durably(self.layout.manifest, manifest.to_bytes(), scratch=self.layout.scratch)
         for folder in (self.layout.digests, self.layout.scratch):
             fsio.remove_tree(folder)  # the manifest has all hashes now
-        if not _is_free(self._out):
-            if not self._overwrite:
-                raise OutputExistsError(
-                    f"{self._out} came into being while the job ran. Move it away and run the same "
-                    f"command again: the result is kept in {self.layout.root}."
-                )
-            fsio.publish_folder(self._out, self.layout.replaced)
-        fsio.publish_folder(self.layout.root, self._out)
-        fsio.remove_tree(Layout(self._out).replaced)
+        if not _is_free(self._out) and not self._overwrite:
+            raise OutputExistsError(
+                f"{self._out} came into being while the job ran. Move it away and run the same "
+                f"command again: the result is kept in {self.layout.root}."
+            )
+        publish(self.layout.root, self._out, private=REPLACING)
         return manifest
 
     def _write(self, folder: str, number: int, data: pa.Buffer) -> None:
@@ -312,7 +310,7 @@ def _discard(layout: Layout) -> None:
 
 
 def _unfinished(out: Path) -> Layout:
-    return Layout(out.with_name(out.name + ".incomplete"))
+    return Layout(incomplete(out))
 
 
 def _is_free(out: Path) -> bool:
@@ -350,17 +348,6 @@ def _refuse_foreign(root: Path) -> None:
             f"{root} is where the unfinished job goes, but {foreign[0]} was not made by embedkit. "
             "Move it away, or pass another out=."
         )
-
-
-def _finish_swap(out: Path) -> None:
-    """Complete an ``overwrite`` that was interrupted after the first of its two renames."""
-    unfinished = _unfinished(out)
-    if unfinished.replaced.is_dir() and not os.path.lexists(out):
-        with fsio.exclusive(unfinished.root):
-            fsio.publish_folder(unfinished.root, out)
-    if Layout(out).replaced.is_dir():
-        with fsio.exclusive(out):
-            fsio.remove_tree(Layout(out).replaced)
 
 
 def _canonical(value: object) -> bytes:

@@ -21,13 +21,16 @@ from embedkit.encoding.views import split_view
 from embedkit.errors import DamagedError, UsageError, did_you_mean
 
 __all__ = [
-    "TABLES", "EnvironmentShards", "FileEntry", "FooterEntry", "InputSettings", "JobSettings",
-    "Layout", "Manifest", "Names", "SourceFile", "StorageSettings", "Totals", "in_column_order",
-    "is_dataset", "read_manifest",
+    "REPLACING", "TABLES", "EnvironmentShards", "FileEntry", "FooterEntry", "InputSettings",
+    "JobSettings", "Layout", "Manifest", "Names", "SourceFile", "StorageSettings", "Totals",
+    "in_column_order", "is_dataset", "read_manifest",
 ]  # fmt: skip
 
 TABLES = ("sentences", "words", "tokens")
 """Folders of shards."""
+
+REPLACING = "_embedkit/replacing"
+"""Folder for the dataset that ``overwrite`` replaces, until it is deleted."""
 
 _PART = re.compile(r"part-\d{5,}\.parquet")
 
@@ -43,7 +46,6 @@ class Layout:
         rejects: one line per record that was not embedded.
         log: when runs started and ended, and how long they took.
         scratch: temporary files; empty of meaning at every start.
-        replaced: the dataset that ``overwrite`` replaces, from the first of its renames to its end.
         digests: while the job runs: the hash of every sentence file, one small file each.
     """
 
@@ -52,8 +54,7 @@ class Layout:
         self.private = private = root / "_embedkit"
         self.manifest, self.job = private / "manifest.json", private / "job.json"
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
-        self.scratch, self.replaced = private / "scratch", private / "replaced"
-        self.digests = private / "digests"
+        self.scratch, self.digests = private / "scratch", private / "digests"
 
     def digest(self, number: int) -> Path:
         """Where the hash of a sentence file is."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from embedkit import fsio
+from embedkit.artefacts import finish_swap, new_folder
 from embedkit.checksums import check_files
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
 from embedkit.finetuning.model_folder import (
@@ -26,6 +28,8 @@ from embedkit.runs.content import FinetuneRun
 from embedkit.runs.folder import read_run
 
 __all__ = ["ExportResult", "export"]
+
+_PRIVATE = "_embedkit"  # inside of the folder while another is replaced
 
 _WITH_HEAD = """\
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -104,19 +108,14 @@ def export(
     config = read_model(source / "model" / name).config
     has_head = is_plain_head(config)
     _check_free(target, overwrite=overwrite)
-    work = target.with_name(target.name + ".incomplete")
-    if work.exists():
-        fsio.remove_tree(work)
-    with fsio.storage_errors(work):
-        own = shutil.ignore_patterns(HEAD_FILE, WEIGHTS)
-        shutil.copytree(source / "model" / name, work, ignore=own)
-        weights = read_weights(source / "model" / name)
-        stored = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
-        save_file(stored, work / "model.safetensors", metadata={"format": "pt"})
-    fsio.sync_tree(work)
-    if target.is_dir():
-        fsio.remove_tree(target)
-    fsio.publish_folder(work, target)
+    with new_folder(target, sealed=False, private=_PRIVATE) as work:
+        with fsio.storage_errors(work, SafetensorError):
+            own = shutil.ignore_patterns(HEAD_FILE, WEIGHTS)
+            shutil.copytree(source / "model" / name, work, ignore=own, dirs_exist_ok=True)
+            weights = read_weights(source / "model" / name)
+            stored = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
+            save_file(stored, work / "model.safetensors", metadata={"format": "pt"})
+        fsio.sync_tree(work)
     code = (_WITH_HEAD if has_head else _WITHOUT_HEAD).format(str(target))
     return ExportResult(
         target, name, content.head, has_head, content.tokens.prefix, content.tokens.max_length,
@@ -163,6 +162,7 @@ def _threshold(content: FinetuneRun, name: str) -> float | None:
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
+    finish_swap(out, lambda _: True, private=_PRIVATE)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:

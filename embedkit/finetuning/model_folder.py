@@ -118,7 +118,10 @@ def write_model(
     _write_weights(stored, {n for n, v in stored.items() if id(v) in frozen}, folder, siblings)
     _write_json(folder / "config.json", _config(model, classes, plain=plain))
     _write_json(folder / HEAD_FILE, _head(model.config))
-    tokenizer.hf.save_pretrained(folder)
+    try:
+        tokenizer.hf.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises nothing more particular
+        raise OSError(f"{folder.name}: {first_line(error)}") from error
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     _write_json(file, _without_paths(settings) | {"model_max_length": max_length})

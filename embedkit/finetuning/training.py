@@ -12,8 +12,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from transformers import (
 
 from embedkit import fsio
 from embedkit.encoding.tokenization import TokenizedText
-from embedkit.errors import EncodeError, StorageError, UsageError, first_line
+from embedkit.errors import EncodeError, UsageError
 from embedkit.finetuning.batches import LengthSampler, n_seen, padded, predict_logits
 from embedkit.finetuning.frozen import FrozenStates
 from embedkit.finetuning.heads import EncoderWithHead
@@ -433,17 +433,9 @@ def _last_checkpoint(work: Path) -> Path | None:
     return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 
-@contextmanager
-def saving(folder: Path) -> Iterator[None]:
+def saving(folder: Path) -> AbstractContextManager[None]:
     """Raise what a writer raises on a full disk as a :class:`StorageError`."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise StorageError(
-            f"cannot write a model below {folder}: {first_line(error)} "
-            f"({fsio.free_bytes(folder) / 1e6:,.1f} MB free). Free some space and run the same "
-            "command again: finished folds and the checkpoint before are kept."
-        ) from error
+    return fsio.storage_errors(folder, RuntimeError, SafetensorError)
 
 
 def _value(y: Any, proba: Float64, target: Target, of_classes: str, of_values: str) -> float:

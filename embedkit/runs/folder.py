@@ -24,7 +24,8 @@ from typing import Any
 
 from embedkit import fsio
 from embedkit._version import __version__
-from embedkit.checksums import check_files, seal
+from embedkit.artefacts import UNFINISHED, finish_swap, incomplete, new_folder
+from embedkit.checksums import check_files
 from embedkit.dataset.jobs import difference
 from embedkit.decoding import decode
 from embedkit.errors import (
@@ -39,9 +40,6 @@ from embedkit.runs.content import FORMAT_VERSION, KINDS, Run, as_json
 __all__ = ["UNFINISHED", "check_free", "is_run", "new_run", "path_from",
            "read_run", "resumable_run", "versions", "write_run"]  # fmt: skip
 
-UNFINISHED = "unfinished"
-"""Folder inside of ``RUN.incomplete`` for what only the next attempt needs."""
-
 
 @contextmanager
 def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
@@ -52,18 +50,14 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         LockedError: another process is at it.
     """
     check_free(out, overwrite=overwrite)
-    work = _incomplete(out)
+    work = incomplete(out)
     if (work / UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it with its own command, "
             "choose another out=, or pass overwrite=True to throw it away."
         )
-    fsio.make_folder(work)
-    with fsio.exclusive(work):  # first of all: what is in it may be another process at work
-        _empty(work)
+    with new_folder(out) as work:
         yield work
-        seal(work)
-        _publish(work, out)
 
 
 @contextmanager
@@ -89,29 +83,28 @@ def resumable_run(
         LockedError: another process is at it.
     """
     check_free(out, overwrite=overwrite)
-    work = _incomplete(out)
+    work = incomplete(out)
     if not begin and not (work / UNFINISHED).is_dir():
         raise UsageError(
             f"resume=True: there is no unfinished run {work}. Leave it out to begin one; the same "
             "call goes on by itself where it was interrupted."
         )
-    fsio.make_folder(work)
-    with fsio.exclusive(work):
-        job = work / UNFINISHED / "job.json"
+    job = work / UNFINISHED / "job.json"
+
+    def write_job(work: Path) -> None:
         if any(work.iterdir()):
             _check_job(work, job, settings, overwrite=overwrite)
         fsio.make_folder(job.parent)
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
         fsio.write_durably(job, content.encode(), scratch=job.parent)
+
+    with new_folder(out, begin=write_job):
         try:
             yield work
         except (UsageError, EncodeError):  # what they advise is another job: it may begin here
             if [path for path in work.rglob("*") if path.is_file()] == [job]:
                 fsio.remove_tree(work)
             raise
-        seal(work, leave_out=UNFINISHED)
-        _publish(work, out)
-        fsio.remove_tree(out / UNFINISHED)
 
 
 def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bool) -> None:
@@ -131,36 +124,16 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
             "finish it, choose another out=, or pass overwrite=True to start over. It differs in:\n"
             f"{found}"
         )
-    _empty(work)
-
-
-def _empty(work: Path) -> None:
-    for path in work.iterdir():
-        fsio.remove_tree(path) if path.is_dir() else fsio.remove_file(path)
-
-
-def _incomplete(out: Path) -> Path:
-    return out.with_name(out.name + ".incomplete")
+    fsio.empty_folder(work)
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
     """Raise an :class:`OutputExistsError` if a run cannot be put there."""
+    finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
         advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
         if not out.is_dir() or any(out.iterdir()):
             raise OutputExistsError(f"{out} is in the way; {advice}, or choose another out=.")
-
-
-def _publish(work: Path, out: Path) -> None:
-    if out.is_dir():
-        aside = out.with_name(out.name + ".replaced")
-        if is_run(aside):  # left over from a crash; what is under the name itself is whole
-            fsio.remove_tree(aside)
-        fsio.publish_folder(out, aside)
-        fsio.publish_folder(work, out)
-        fsio.remove_tree(aside)
-    else:
-        fsio.publish_folder(work, out)
 
 
 def is_run(path: Path) -> bool:
@@ -198,7 +171,7 @@ def read_run(path: Path) -> Run:
     """
     file = path / "run.json"
     if not is_run(path):
-        unfinished = _incomplete(path)
+        unfinished = incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."

@@ -3,10 +3,9 @@
     OUT/_embedkit/index/mean_6.hnsw.cosine/index.faiss    the index as faiss writes it
     OUT/_embedkit/index/mean_6.hnsw.cosine/index.json     its dataset, settings and measured recall
 
-An index is written to a temporary folder, renamed when complete, carries the fingerprint of its
-dataset, and is mapped into memory when opened. Tuning leaves some records out, measures the
-settings with them as queries and adds them afterwards, so that no query is in the index when its
-recall is counted.
+An index gets its name when it is complete, carries the fingerprint of its dataset, and is mapped
+into memory when opened. Tuning leaves some records out, measures the settings with them as queries
+and adds them afterwards, so that no query is in the index when its recall is counted.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +24,8 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit._version import __version__
-from embedkit.checksums import check_files, seal
+from embedkit.artefacts import finish_swap, new_folder
+from embedkit.checksums import check_files, is_sealed
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.decoding import decode
@@ -170,7 +170,7 @@ def build_index(
             f"({KINDS[kind].minimum:,} or more). Use hnsw or flat."
         )
     with (
-        _new_index(_folder(data, kind, metric, whitening), overwrite=overwrite) as folder,
+        new_folder(_free_folder(data, kind, metric, whitening, overwrite)) as folder,
         faiss_with_threads(threads or usable_cores()),
     ):
         builder = _Builder(data, kind, metric, whitening, seed, threads, progress)
@@ -263,10 +263,10 @@ class _Builder:
         started = time.perf_counter()
         index.add_with_ids(self._prepared(queries), held)
         seconds += time.perf_counter() - started
-        partial = folder / "index.faiss.partial"
-        with fsio.storage_errors(partial):
-            faiss.write_index(index, str(partial))
-        fsio.publish_file(partial, folder / "index.faiss")
+        file = folder / "index.faiss"
+        with fsio.storage_errors(file, RuntimeError):
+            faiss.write_index(index, str(file))
+        fsio.sync_tree(folder)
         setting = _fastest(curve, recall) if curve else KINDS[self._kind].default
         if setting is None:
             best = max(curve, key=lambda point: point.recall)
@@ -345,21 +345,14 @@ def _folder(data: VectorData, kind: str, metric: str, whitening: str | None) -> 
     return Layout(data.path).private / "index" / name
 
 
-@contextmanager
-def _new_index(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder to fill, which becomes ``target`` when the block ends without an error."""
+def _free_folder(
+    data: VectorData, kind: str, metric: str, whitening: str | None, overwrite: bool
+) -> Path:
+    target = _folder(data, kind, metric, whitening)
+    finish_swap(target, is_sealed)
     if target.exists() and not overwrite:
         raise OutputExistsError(f"{target} exists already; pass overwrite=True to build it again.")
-    work = target.with_name(target.name + ".incomplete")
-    fsio.make_folder(work)
-    with fsio.exclusive(work):
-        for left in work.iterdir():  # of a build that did not end
-            fsio.remove_file(left)
-        yield work
-        seal(work)
-        if target.is_dir():
-            fsio.remove_tree(target)
-        fsio.publish_folder(work, target)
+    return target
 
 
 def _read_info(folder: Path, data: VectorData, again: str) -> IndexInfo:
