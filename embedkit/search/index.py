@@ -358,7 +358,8 @@ def _free_folder(
 def _read_info(folder: Path, data: VectorData, again: str) -> IndexInfo:
     file = folder / "index.json"
     if not file.is_file():
-        there = sorted(p.parent.name for p in folder.parent.glob("*/index.json"))
+        there = sorted(p.parent.name for p in folder.parent.glob("*/index.json")
+                       if p.parent.suffix != ".incomplete")  # fmt: skip
         have = f"it has {', '.join(there)}" if there else "it has none"
         raise UsageError(f"{data.path} has no index {folder.name}; {have}. Build it: {again}.")
     check_files(folder, advice=f"Build it again: {again} --overwrite.")
