@@ -82,12 +82,14 @@ SCENARIOS = {
     "compare --overwrite": Scenario(
         f"{COMPARE} --overwrite", ("data", "a", "b"), "out",
         before=f"{COMPARE} --report-lang ko"),
-    "map": Scenario("map data --out out/map", ("data",), "out"),
+    "explore": Scenario("explore data --out out/page.html --method pca", ("data",), "out"),
     "run": Scenario("run recipe.toml", ("corpus.tsv", "recipe.toml"), "out"),
     "predict": Scenario("predict a data --out out.tsv", ("data", "a"), "out.tsv"),
     "split": Scenario("split corpus.tsv --folds 2 --out out.parquet", ("corpus.tsv",),
                       "out.parquet"),
-    "similarity": Scenario("similarity pairs.tsv --model {model} --out out", ("pairs.tsv",), "out"),
+    "similarity": Scenario(
+        "similarity pairs.tsv --text a --text-pair b --score score --model {model} --out out",
+        ("pairs.tsv",), "out"),
     "export": Scenario("export tuned --fold 0 --out out", ("corpus.tsv", "tuned"), "out"),
 }  # fmt: skip
 
@@ -409,7 +411,7 @@ class Harness:
 
     def _is_prefix(self, visible: Tree, old: Tree, new: Tree) -> bool:
         """Whether each file of an output of several files is the old, the new or none."""
-        return self.name.partition(" ")[0] in ("compare", "map", "run", "index") and all(
+        return self.name.partition(" ")[0] in ("compare", "run", "index") and all(
             content in (new.get(name, b""), old.get(name, b"")) for name, content in visible.items()
         )
 
