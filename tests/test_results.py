@@ -263,9 +263,17 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
 
 # all learners
 
+LONG = {"extra_trees": ("tfidf", "regression"), "mlp": ("tfidf",)}
+"""What is slow of an estimator, and quick with others."""
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("features", ["vectors", "tfidf"])
+
+@pytest.mark.parametrize(
+    ("features", "estimator"),
+    [
+        pytest.param(features, name, marks=[pytest.mark.slow] * (features in LONG.get(name, ())))
+        for features in ("vectors", "tfidf") for name in ESTIMATORS
+    ],
+)  # fmt: skip
 def test_every_estimator_is_saved_and_predicts_again(
     shared: Path, tmp_path: Path, estimator: str, features: str
 ) -> None:
@@ -285,7 +293,13 @@ def test_every_estimator_is_saved_and_predicts_again(
     assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
 
 
-@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e != "logreg"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * ("regression" in LONG.get(name, ())))
+        for name in ESTIMATORS if name != "logreg"
+    ],
+)  # fmt: skip
 def test_regression(tmp_path: Path, estimator: str, shared: Path) -> None:
     values = [f"{(i % 2) + i / 1000:.3f}" for i in range(N)]
     corpus = corpus_of(tmp_path / "c.tsv", values)
