@@ -236,7 +236,7 @@ def test_rejects_at_every_edge(
 
 def test_views_equal_those_of_the_encoder(corpus: Path, tmp_path: Path) -> None:
     names = ["mean_0", "cls_0", "max_0", "mean_2", "cls_2", "max_2", "pooler"]
-    run(corpus, tmp_path / "out", layers="0,-1", pooling=["mean", "cls", "max", "pooler"])
+    run(corpus, tmp_path / "out", layers=[0, "-1"], pooling=["mean", "cls", "max", "pooler"])
     expected = encoder().encode_views([t for _, t in accepted()], names)
     for name in names:
         data = embedkit.load(tmp_path / "out", view=name)

@@ -66,7 +66,7 @@ def extract(
     sample: int | None = None,
     seed: int = 0,
     limit: int | None = None,
-    layers: str | int = "-1",
+    layers: str | int | Sequence[str | int] = "-1",
     pooling: str | Sequence[str] = ("mean",),
     words: str | None = None,
     tokens: bool = False,
@@ -118,7 +118,7 @@ def extract(
         sample: use only so many records, sampled at random.
         seed: seed of the sample.
         limit: use only the first so many records.
-        layers: see :func:`~embedkit.encoding.views.parse_layers`.
+        layers: a list, or a string as for :func:`~embedkit.encoding.views.parse_layers`.
         pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
             with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.

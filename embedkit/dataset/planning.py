@@ -80,7 +80,7 @@ class ExtractSettings:
     model: str = DEFAULT_MODEL
     revision: str | None = None
     offline: bool = False
-    layers: str | int = "-1"
+    layers: str | int | Sequence[str | int] = "-1"
     pooling: str | Sequence[str] = ("mean",)
     words: str | None = None
     tokens: bool = False
@@ -232,7 +232,7 @@ def _with_model(
     )  # fmt: skip
     if settings.prefix is None and (prefix := encoder.checkpoint.prefix):
         logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
-    specs = parse_layers(str(settings.layers), n_layers=encoder.n_layers)
+    specs = parse_layers(settings.layers, n_layers=encoder.n_layers)
     if Pooling.POOLER in poolings:
         encoder.require_pooler()
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
