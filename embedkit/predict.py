@@ -50,6 +50,8 @@ class Predictor:
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
         model: another location of the checkpoint of a run on vectors, if it was moved.
+        forward: of the encoder of such a run, as for :meth:`~embedkit.Encoder.load`; ``quick`` is
+            ready first, for a few texts.
 
     Attributes:
         content: the content of ``run.json``; ``None`` for a checkpoint.
@@ -74,6 +76,7 @@ class Predictor:
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
         model: str | None = None,
+        forward: str = "auto",
     ) -> None:
         self.run = Path(run)
         self.content: PredictionRun | None = None
@@ -88,7 +91,9 @@ class Predictor:
                 )
             assert isinstance(content, PredictionRun)
             self.content, classes = content, content.classes
-            self._model = _MODELS[type(content)](self.run, content, device=device, model=model)
+            self._model = _MODELS[type(content)](
+                self.run, content, device=device, model=model, forward=forward
+            )
         self.names = _readable(classes, label_names or {})
 
     def __repr__(self) -> str:
@@ -174,15 +179,18 @@ def predictions_of(
 class _Trained:
     """A scikit-learn pipeline on vectors or on texts."""
 
-    def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
+    def __init__(
+        self, run: Path, content: TrainRun, *, device: str, model: str | None, forward: str
+    ) -> None:
         from embedkit.classifiers.saved import load_model
 
         self.predict_vectors = load_model(run)
         self._encoder: DatasetEncoder | None = None
         if content.views:
             self._encoder = encode_as(
-                content.dataset, content.views, owner=str(run), device=device, model=model
-            )
+                content.dataset, content.views, owner=str(run), device=device, model=model,
+                forward=forward,
+            )  # fmt: skip
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         if self._encoder is None:
@@ -190,7 +198,9 @@ class _Trained:
         return self.predict_vectors(self._encoder(texts, pairs))
 
 
-def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:
+def _finetuned(
+    run: Path, content: FinetuneRun, *, device: str, model: str | None, forward: str
+) -> Any:
     from embedkit.finetuning.inference import FinetunedRun
 
     if model is not None:

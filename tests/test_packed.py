@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from embedkit.encoding import attention as attention_module
+from embedkit.encoding import encoder as encoder_module
 from embedkit.encoding import packed as packed_module
 from embedkit.encoding.attention import KERNELS, attention_kinds, key_length, length_runs
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.from_file import model_from_file
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, can_pack, fastest
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
+from embedkit.errors import ModelError
 from tests.models import FAMILIES, TEXTS, needs_plain_bf16, save_model
 
 PACKED = ("bert", "roberta", "xlm-roberta", "electra", "japanese")
@@ -605,3 +610,35 @@ def test_keys_read_are_few_more_than_there_are(length: int) -> None:
     keys = key_length(length)
     assert length <= keys < length + 14
     assert keys == length or keys % 16 == 0
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_straight_from_the_file_it_has_the_same_bits(
+    tiny: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = ["mean_-1", "cls_1", "mean_0"]
+    expected = Encoder.load(tiny(family), device="cpu").encode_views(TEXTS, views)
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder_module, "load_model", None)  # not called
+        quick = Encoder.load(tiny(family), device="cpu", forward="quick")
+    found = quick.encode_views(TEXTS, views)
+    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_file_that_is_not_plain_is_left_to_transformers(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "bert"))
+    assert model_from_file(find_checkpoint(str(folder))) is not None
+    weights = load_file(folder / "model.safetensors")
+    name = next(n for n in weights if n.endswith("layer.0.output.dense.bias"))
+    for changed in (weights[name][:-1].clone(), None):
+        others = {n: w for n, w in weights.items() if n != name}
+        save_file(others if changed is None else {**others, name: changed},
+                  folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+        assert model_from_file(find_checkpoint(str(folder))) is None
+        with pytest.raises(ModelError, match=r"weights are missing or of another shape"):
+            Encoder.load(folder, device="cpu", forward="quick")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    assert model_from_file(find_checkpoint(str(folder))) is None
+    assert model_from_file(find_checkpoint(str(tiny("distilbert")))) is None

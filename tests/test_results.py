@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from embedkit.classifiers.probe import probe
 from embedkit.classifiers.saved import load_model, save_model
 from embedkit.classifiers.scaling import CommonScaler
 from embedkit.classifiers.train import split_for, target_of, train
+from embedkit.cli.predict import _show
 from embedkit.cli.run_text import run_info_text
 from embedkit.dataset.record_keys import text_key
 from embedkit.dataset.vector_settings import DatasetEncoder
@@ -290,7 +293,10 @@ def test_every_estimator_is_saved_and_predicts_again(
     said = Predictor(tmp_path / "run", device="cpu").predict_proba(texts)
     assert np.allclose(said, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-5)
     names = {p.name for p in (tmp_path / "run/model").iterdir()}
-    assert names == {"pipeline.skops"} | ({"booster.txt"} if estimator == "lightgbm" else set())
+    beside = {"lightgbm": {"booster.txt"}}.get(estimator, set())
+    if (estimator, features) == ("logreg", "vectors"):
+        beside = {"linear.safetensors"}
+    assert names == {"pipeline.skops"} | beside
 
 
 @pytest.mark.parametrize(
@@ -572,6 +578,7 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
     from skops.io import dumps
 
     run = Path(shutil.copytree(shared / "run", tmp_path / "run"))
+    (run / "model/linear.safetensors").unlink()
     (run / "model/pipeline.skops").write_bytes(dumps(Stranger()))
     seal(run)
     with pytest.raises(UsageError, match=r"holds tests\..*Stranger, which is never loaded"):
@@ -580,6 +587,60 @@ def test_a_model_file_with_other_types_is_never_loaded(shared: Path, tmp_path: P
     seal(run)
     with pytest.raises(DamagedError, match="cannot be read"):
         Predictor(run, device="cpu")
+
+
+def test_the_linear_form_is_the_pipeline(shared: Path, tmp_path: Path) -> None:
+    run, view = tmp_path / "run", ["mean_2", "cls_1"]
+    train(shared / "data", out=run, split=shared / "split.parquet", view=view, tune=False)
+    X = embedkit.load(shared / "data", view).X[:7]
+    found = load_model(run)(X)
+    file = run / "model/linear.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(DamagedError, match=r"linear.safetensors.* Make the run again"):
+        load_model(run)  # the checksum
+    seal(run)
+    with pytest.raises(DamagedError, match=r"linear.safetensors cannot be read"):
+        load_model(run)
+    file.unlink()
+    seal(run)
+    assert np.allclose(found, load_model(run)(X), atol=1e-6)
+    assert found.std(0).min() > 1e-3
+
+
+IMPORTED = """
+import sys
+from embedkit.cli.main import main
+try:
+    main()
+finally:
+    print(*sorted(sys.modules), file=sys.stderr)
+"""
+
+
+def test_a_single_prediction_imports_little(shared: Path) -> None:
+    """What would take longer to import than a text takes: estimators, model classes, tables."""
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORTED, "predict", str(shared / "run"), "--text", "a good movie"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = set(ran.stderr.split())
+    assert {"torch", "embedkit.encoding.from_file"} <= loaded
+    heavy = {"scipy.stats", "sklearn", "skops", "pandas", "sympy", "torch._dynamo", "matplotlib",
+             "lightgbm", "accelerate", "rich", "pyarrow.dataset", "transformers.modeling_utils",
+             "transformers.models.bert.modeling_bert"}  # fmt: skip
+    assert loaded & heavy == set()
+    found = Predictor(shared / "run", device="cpu").predict(["a good movie"])[0]
+    assert ran.stdout.startswith(f"{found.label}\t{found.label} {max(found.proba.values()):.3f}")
+
+
+def test_of_many_labels_the_likeliest_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    proba = {"a": 0.1, "b": 0.25, "c": 0.4, "d": 0.05, "e": 0.2}
+    _show([Prediction("c", proba), Prediction("x", {"x": 0.625, "y": 0.375})], as_json=False)
+    _show([Prediction("c", proba)], as_json=True)
+    many, two, data = capsys.readouterr().out.splitlines()
+    assert many == "c\tc 0.400  b 0.250  e 0.200  2 others 0.150"
+    assert two == "x\tx 0.625  y 0.375"
+    assert json.loads(data)["proba"] == proba
 
 
 def test_a_run_that_holds_no_model(shared: Path, tmp_path: Path) -> None:

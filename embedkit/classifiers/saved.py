@@ -1,6 +1,7 @@
 """Fitted pipelines on disk, without pickle.
 
     RUN/model/pipeline.skops   the scikit-learn pipeline
+    RUN/model/linear.safetensors  the same as arrays, of logistic regressions on scaled vectors
     RUN/model/booster.txt      the last step of a LightGBM pipeline, in LightGBM's own text format
 
 Only types that skops trusts, or that a row of the estimators' table names, are ever built.
@@ -17,7 +18,7 @@ from typing import Any
 
 from embedkit import fsio
 from embedkit.checksums import check_files
-from embedkit.classifiers.estimators import TABLE
+from embedkit.classifiers import linear
 from embedkit.errors import DamagedError, UsageError
 
 __all__ = ["load_model", "save_model"]
@@ -37,6 +38,9 @@ def save_model(folder: Path, pipeline: Any) -> None:
         pipeline = Pipeline([*pipeline.steps[:-1], ("nothing", "passthrough")])
     content = _repeatable(dumps(pipeline))
     fsio.write_durably(where / "pipeline.skops", content, scratch=folder)
+    fsio.remove_file(where / linear.FILE)
+    if (form := linear.linear_form(pipeline)) is not None:
+        linear.write_linear(form, where, scratch=folder)
 
 
 def _repeatable(content: bytes) -> bytes:
@@ -62,10 +66,17 @@ def load_model(run: Path) -> Callable[[Any], Any]:
         DamagedError: a file was changed since, or cannot be read.
         UsageError: it holds types that are never built.
     """
+    check_files(run, ["model"], advice="Make the run again.")
+    if (run / "model" / linear.FILE).is_file():
+        return linear.read_linear(run / "model" / linear.FILE)
+    return _load_pipeline(run / "model" / "pipeline.skops")
+
+
+def _load_pipeline(file: Path) -> Callable[[Any], Any]:
     from skops.io import get_untrusted_types, loads
 
-    file = run / "model" / "pipeline.skops"
-    check_files(run, ["model"], advice="Make the run again.")
+    from embedkit.classifiers.estimators import TABLE
+
     trusted = sorted({name for row in TABLE.values() for name in row.types})
     try:
         content = file.read_bytes()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["predict"]
 
 _CHUNK = 1_024
+_SHOWN = 3
+"""Labels of one text that are printed with their probabilities; ``--json`` has all."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +81,9 @@ def predict(
         if out.exists() and Path(str(corpus)).exists() and out.samefile(str(corpus)):
             raise OutputExistsError(f"--out {out} is the corpus itself. Choose another file.")
     predictor = Predictor(
-        run, label_names=parse_label_names(label_names), device=device, model=model
-    )
+        run, label_names=parse_label_names(label_names), device=device, model=model,
+        forward="auto" if single is None else "quick",
+    )  # fmt: skip
     if single is not None:
         _show(predictor.predict([single], None if pair is None else [pair]), as_json)
         return 0
@@ -111,7 +114,10 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
             say(json_line({"label": one.label, "proba": one.proba}))
             continue
         ordered = sorted(one.proba.items(), key=lambda item: -item[1])
-        tail = "  ".join(f"{visible(name)} {proba:.3f}" for name, proba in ordered)
+        tail = "  ".join(f"{visible(name)} {proba:.3f}" for name, proba in ordered[:_SHOWN])
+        if len(ordered) > _SHOWN:
+            rest = sum(proba for _, proba in ordered[_SHOWN:])
+            tail += f"  {len(ordered) - _SHOWN} others {rest:.3f}"
         say(visible(one.label) + (f"\t{tail}" if tail else ""))
 
 

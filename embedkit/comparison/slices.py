@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri
 
 from embedkit.runs.metrics import beta_of
 from embedkit.runs.predictions import Predictions, metrics_of
@@ -18,7 +18,7 @@ __all__ = ["CalibrationBin", "ClassRow", "ConfusedPair", "LengthBin", "by_class"
 
 _LENGTH_BINS = 4
 _PER_BIN, _MOST_BINS = 50, 10
-_Z = float(stats.norm.ppf(0.975))
+_Z = float(ndtri(0.975))
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,7 @@ def encode_as(
     owner: str = "the dataset",
     device: str = "auto",
     model: str | None = None,
+    forward: str = "auto",
 ) -> DatasetEncoder:
     """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
 
@@ -239,6 +240,7 @@ def encode_as(
         owner: of the vectors, for messages.
         device: where to encode.
         model: hub id or folder of the checkpoint, if it is not under the name it had.
+        forward: as for :meth:`~embedkit.encoding.encoder.Encoder.load`.
 
     Raises:
         MismatchError: the checkpoint is not the one that made the dataset.
@@ -255,7 +257,7 @@ def encode_as(
     encoder = load_encoder(
         name, revision=None if model else made.names.revision, device=device,
         precision=settings.precision, max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens,
+        batch_tokens=settings.batch_tokens, forward=forward,
     )  # fmt: skip
     if files := _different_files(settings.model.sha256, encoder.checkpoint.sha256):
         raise MismatchError(

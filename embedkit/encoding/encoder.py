@@ -17,6 +17,7 @@ import numpy as np
 from embedkit.choices import SUBTOKENS, check_choice
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
 from embedkit.encoding.device import BATCH_TOKENS, Link, choose_device
+from embedkit.encoding.from_file import model_from_file
 from embedkit.encoding.model import PRECISIONS, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.precision import choose_precision
@@ -86,7 +87,9 @@ class Encoder:
                 by device.
             offline: never ask the hub.
             forward: ``auto``, the padding-free forward where it applies and agrees with the
-                plain one; or ``transformers``, always the plain one.
+                plain one; ``transformers``, always the plain one; or ``quick``, on CPU in fp32
+                the padding-free one of a BERT's file without loading the plain one to compare,
+                for a few texts.
 
         Raises:
             ModelError: the checkpoint cannot be found or used.
@@ -97,24 +100,23 @@ class Encoder:
             Encoder('sentence-transformers/all-MiniLM-L6-v2', n_layers=6, width=384,
             device='cpu', precision='fp32', max_length=64)
         """
-        check_choice(("auto", "transformers"), forward=forward)
+        check_choice(("auto", "transformers", "quick"), forward=forward)
         check_counts(batch_tokens=batch_tokens)
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
         chosen = choose_precision(precision, where, checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, tokenizer, max_length)
-        plain = load_model(
-            checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=PRECISIONS[chosen]
-        )
+        quick = forward == "quick" and (where.type, chosen) == ("cpu", "fp32")
+        ready: PlainModel | PackedModel | None = model_from_file(checkpoint) if quick else None
+        if ready is None:
+            dtype = PRECISIONS[chosen]
+            plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=dtype)
+            ready = plain if forward == "transformers" else fastest(plain, checkpoint)
         return cls(
-            checkpoint,
-            tokenizer,
-            fastest(plain, checkpoint) if forward == "auto" else plain,
-            precision=chosen,
-            max_length=length,
+            checkpoint, tokenizer, ready, precision=chosen, max_length=length,
             batch_tokens=batch_tokens or BATCH_TOKENS[where.type],
-        )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return (

@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-from scipy import stats
-from scipy.special import expit, logit
+from scipy.special import expit, logit, ndtri, stdtr, stdtrit
 
 from embedkit.types import Bool, Float64, Int64
 
@@ -43,7 +42,7 @@ FLIPS = 5_000
 """Random signs of a test."""
 
 _AT_ONCE = 1 << 20
-_Z = float(stats.norm.ppf(0.975))
+_Z = float(ndtri(0.975))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,13 +304,15 @@ def corrected_resampled_t(differences: Float64, *, test_fraction: float) -> floa
     variance = known.var(ddof=1) * (1 / len(known) + test_fraction / (1 - test_fraction))
     if variance <= 1e-24:
         return 1.0 if abs(known.mean()) <= 1e-12 else 0.0
-    return float(2 * stats.t.sf(abs(known.mean()) / np.sqrt(variance), len(known) - 1))
+    return float(2 * stdtr(len(known) - 1, -abs(known.mean()) / np.sqrt(variance)))
 
 
 def mcnemar(only_this: int, only_other: int) -> float:
     """Return the two-sided exact p of McNemar's test from the counts of discordant records."""
     count = only_this + only_other
-    return float(stats.binomtest(only_this, count, 0.5).pvalue) if count else 1.0
+    from scipy.stats import binomtest  # half a second to import
+
+    return float(binomtest(only_this, count, 0.5).pvalue) if count else 1.0
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -344,4 +345,4 @@ def _degrees_of_freedom(influence: Float64) -> float:
 def _margin(influence: Float64) -> float:
     """Half of the interval on the scale of the influences; NaN where they are."""
     error = float(np.sqrt((influence**2).sum()))
-    return float(stats.t.ppf(0.975, _degrees_of_freedom(influence))) * error if error else 0.0
+    return float(stdtrit(_degrees_of_freedom(influence), 0.975)) * error if error else 0.0
