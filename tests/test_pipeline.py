@@ -420,10 +420,11 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     corpus_of(folder / "corpus.tsv")
     random_words = [f"{i},a study of number {i % 7},{'we treat rats' if i % 5 else 'we screen'} "
                     f"no {i},{int(i % 5 == 0)}" for i in range(60)]  # fmt: skip
-    uses = [f"{i}\t{'배를 타고 간다' if i % 2 else 'the bank was good'} {i}\t{i % 2}\tx\tko"
-            for i in range(12)]  # fmt: skip
+    kinds = ("the bank was good", "bank", 4, 8), ("배를 타고 간다", "배", 0, 1)
+    uses = ["\t".join(map(str, (i, f"{text} {i}", i % 4 > 1, word, start, end, "ko")))
+            for i in range(12) for text, word, start, end in [kinds[i % 2]]]  # fmt: skip
     (folder / "uses.tsv").write_text(
-        "\n".join(["id\tsentence\tsense\tword\tlanguage", *uses]) + "\n", "utf-8"
+        "\n".join(["id\tsentence\tsense\tword\tstart\tend\tlanguage", *uses]) + "\n", "utf-8"
     )
     header = "id,title,abstract,judgement"
     (folder / "papers.csv").write_text("\n".join([header, *random_words]) + "\n", "utf-8")

@@ -218,8 +218,7 @@ def uses_of(groups: list[list[float]], copies: int) -> UseVectors:
 
 def test_clusters_are_found_and_described() -> None:
     found = uses_of([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 5)
-    senses = [s for s in "abc" for _ in range(5)]
-    report = describe_uses(found, "text", senses=senses)
+    report = describe_uses(found, "text")
     assert sorted(np.bincount(report.clusters).tolist()) == [5, 5, 5]
     for start in (0, 5, 10):
         assert len(set(report.clusters[start : start + 5].tolist())) == 1
@@ -227,45 +226,9 @@ def test_clusters_are_found_and_described() -> None:
     assert last.layer == "2"
     assert last.within > 0.99
     assert abs(last.between) < 0.1
-    assert last.same_sense == 1.0
-    assert report.majority == pytest.approx(1 / 3)
     assert report.layers[0].cosine == pytest.approx(1)
     assert all(report.clusters[i] == c for c, some in enumerate(report.examples) for i in some)
     assert np.allclose(np.diag(report.cosines), 1, atol=1e-5)
-
-
-def test_a_use_in_the_same_record_or_text_is_no_neighbour() -> None:
-    """Senses by coin flip, of uses that come in pairs: of one record, or of one repeated text."""
-    random = np.random.default_rng(1)
-    base = random.normal(size=(200, 16))
-    vectors = np.repeat(base, 2, axis=0) + 0.01 * random.normal(size=(400, 16))
-    senses = np.repeat(random.choice(["a", "b"], 200), 2).tolist()
-    for row, text in (
-        (lambda i: i // 2, lambda i: f"text {i}"),
-        (lambda i: i, lambda i: f"{'  ' * (i % 2)}{'TEXT' if i % 2 else 'text'} {i // 2}"),
-    ):
-        uses = tuple(Use(row(i), str(i), text(i), 0, 4) for i in range(400))
-        found = UseVectors(uses, {"1": vectors.astype(np.float32)}, 0)
-        assert describe_uses(found, "text", senses=senses).layers[0].same_sense < 0.6
-    apart = tuple(Use(i, str(i), f"text {i}", 0, 4) for i in range(400))
-    found = UseVectors(apart, {"1": vectors.astype(np.float32)}, 0)
-    assert describe_uses(found, "text", senses=senses).layers[0].same_sense == 1.0
-
-
-def test_a_use_is_not_its_own_neighbour() -> None:
-    found = uses_of([[1, 0, 0], [0, 1, 0]], 1)
-    assert describe_uses(found, "text", senses=["a", "b"]).layers[-1].same_sense == 0.0
-
-
-def test_uses_without_a_sense_are_left_out() -> None:
-    found = uses_of([[1, 0, 0], [0, 1, 0]], 4)
-    senses = ["a", "a", None, "", "b", "nan", " ", None]
-    report = describe_uses(found, "text", senses=senses)
-    assert report.senses == ("a", "a", None, None, "b", None, None, None)
-    assert report.majority == pytest.approx(2 / 3)
-    assert report.layers[-1].same_sense == pytest.approx(2 / 3)  # of b no other use has a sense b
-    nothing = describe_uses(found, "text", senses=[None] * 8)
-    assert np.isnan([nothing.majority, nothing.layers[-1].same_sense]).all()
 
 
 def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
@@ -400,11 +363,11 @@ def run(*arguments: Any) -> Any:
 
 def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     model = ("--model", tiny_model())
-    shown = run(folder / "both", "배", "--sense", "label").output
+    shown = run(folder / "both", "배").output
     assert "3 uses of 배, layer 2" in shown
     assert "추석에 먹은 [배]가 맛있었다." in shown
     assert "any two words" in shown
-    by_view = run(folder / "both", "배", "--sense", "label", "--view", "mean_-1")
+    by_view = run(folder / "both", "배", "--view", "mean_-1")
     assert by_view.output == shown
     assert "nan" not in run("bus", "--text", "the bus home", *model).output
     said = run("bus", "--text", "the bus home", "--text", "a bus !", "--layers", "all", *model)

@@ -21,12 +21,14 @@ from embedkit.errors import EXIT_REJECTS, UsageError
 if TYPE_CHECKING:
     from embedkit.sts import PairSimilarity
     from embedkit.words.describe import LayerReport, WordReport
+    from embedkit.words.senses import SenseReport
     from embedkit.words.uses import Use
     from embedkit.words.wic import MarkedPairs, SenseTest
 
 __all__ = ["similarity", "words"]
 
 _MATRIX = 10
+_OF_SENSES = ("sense", "span", "word_column", "out", "figure")
 
 
 @command(
@@ -130,6 +132,7 @@ def _pairs_data(
 
 @command(
     "embedkit words homonyms.vectors 배 --layer -1",
+    "embedkit words homonyms.vectors --sense label --span start,end --out senses.html",
     'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
     "embedkit words --marked wic_test.tsv --columns SENTENCE1,SENTENCE2 --label ANSWER "
     "--train wic_train.tsv",
@@ -145,7 +148,20 @@ def _pairs_data(
     option("--layers", default="all", help=f"Layers for --text and --marked: {LAYERS}"),
     option("--clusters", type=click.IntRange(min=1),
            help="Number of clusters. [chosen by silhouette score]"),
-    option("--sense", help="Column with the known sense of each record."),
+    option("--sense", help="Column with the sense of each record: compare uses with the same and "
+           "with other senses, layer by layer, of WORD or of all words of --span."),
+    option("--span", metavar="START,END",
+           help="Columns with the first character of the use in a record and the one after its "
+           "last; other occurrences are no uses. [all occurrences of WORD]"),
+    option("--word-column", help="Column that names the word of each span. [word, else the text "
+           "of the span]"),
+    option("--center/--no-center", default=True,
+           help="Subtract the mean of each layer over all words before senses are compared."),
+    option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
+    option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),
+    option("--against", type=FILE, help="Dataset of the same corpus by another model, shown beside "
+           "the first on the page."),
+    "--overwrite",
     option("--marked", type=FILE,
            help="Corpus of word-in-context pairs, with the word marked as [word]."),
     option("--columns", help="Columns of the two sentences of --marked, separated by a comma."),
@@ -161,8 +177,9 @@ def words(
 ) -> Result:
     """Compare the uses of a word.
 
-    WHAT is DATASET WORD, or WORD with sentences in --text. With --marked, word-in-context pairs
-    are compared instead. A dataset needs word or token vectors (extract --words or --tokens).
+    WHAT is DATASET WORD, or WORD with sentences in --text, or with --span DATASET alone, for all
+    words. With --marked, word-in-context pairs are compared instead. A dataset needs word or token
+    vectors (extract --words or --tokens; --keep the columns of --span).
     """
     if marked is not None:
         if what or texts:
@@ -171,10 +188,92 @@ def words(
         left_out = pairs.rejected or pairs.unmarked or pairs.cut
         return Result(_marked_data(pairs, test), lambda: _marked_text(pairs, test), asked_for=True,
                       code=EXIT_REJECTS if left_out else 0)  # fmt: skip
+    of_senses = any(settings[name] for name in _OF_SENSES)
+    if of_senses and texts:
+        raise UsageError("sentences have no columns: --sense, --span and pages need a dataset.")
+    if of_senses or settings["against"]:
+        return _senses(what, settings)
     report = _describe(what, texts, settings)
     data = {**asdict(report), "cosines": report.cosines.tolist(),
             "clusters": report.clusters.tolist()}  # fmt: skip
     return Result(data, lambda: _words_text(report), asked_for=True)
+
+
+def _senses(what: tuple[str, ...], settings: dict[str, Any]) -> Result:
+    """Senses by layer, as a table, a page and a figure."""
+    from embedkit.explore.senses_page import check_outputs, write_senses
+    from embedkit.words.senses import compare_senses
+
+    names = names_of(settings["span"]) or []
+    if len(what) not in (1, 2) or (len(what) == 1 and not names):
+        raise UsageError("give DATASET WORD, or DATASET with --span START,END for all words.")
+    if names and len(names) != 2:
+        raise UsageError("--span needs two columns: START,END.")
+    out, figure, other = settings["out"], settings["figure"], settings["against"]
+    if other is not None and out is None:
+        raise UsageError("--against is for the page: give --out PAGE too.")
+    check_outputs(out, figure, overwrite=settings["overwrite"])
+    with progress_bar() as progress:
+        reports = [
+            compare_senses(
+                dataset, what[1] if len(what) == 2 else None, sense=settings["sense"],
+                span=(names[0], names[1]) if names else None,
+                word_column=settings["word_column"], match=settings["match"],
+                center=settings["center"], seed=settings["seed"], progress=progress,
+            )
+            for dataset in [what[0], *([other] if other is not None else [])]
+        ]  # fmt: skip
+    if out is not None or figure is not None:
+        write_senses(reports, out=out, figure=figure, overwrite=settings["overwrite"])
+    written = [str(file) for file in (out, figure) if file is not None]
+    data = [_senses_data(report) for report in reports]
+    return Result({"models": data, "files": written},
+                  lambda: "\n\n".join([_senses_text(r) for r in reports] + written),
+                  asked_for=True)  # fmt: skip
+
+
+def _senses_text(report: SenseReport) -> str:
+    """The finding, and every layer."""
+    count = f"{len(report.by_word)} words" if len(report.by_word) > 1 else report.words[0]
+    lines = [f"{report.model}: {count}, {count_text(len(report.uses), 'use')}"]
+    if report.scored:
+        best = max(report.layers, key=lambda one: one.nearest.value)
+        score = best.nearest
+        lines[0] += (
+            f"; the nearest other use has the same sense in {score.value:.1%} at layer {best.layer}"
+            f" ({score.low:.1%} to {score.high:.1%}), the most of all layers; chance "
+            f"{report.chance:.1%}"
+        )
+    if report.skipped:
+        lines[0] += f"; {report.skipped:,} more are in parts of texts that were cut"
+    rows = [
+        {"layer": one.layer, "same sense": number_text(one.same, ".3f"),
+         "other sense": number_text(one.other, ".3f"),
+         "difference": number_text(one.same - one.other, "+.3f"),
+         "nearest has the same": number_text(one.nearest.value, ".3f"),
+         "95 % interval": f"{one.nearest.low:.3f} to {one.nearest.high:.3f}"}
+        for one in report.layers
+    ]  # fmt: skip
+    if report.scored:
+        lines.append(table_text(rows))
+        lines.append("cosines of two uses of a word"
+                     + ", the mean of each layer subtracted" * report.centered)  # fmt: skip
+    return "\n".join(lines)
+
+
+def _senses_data(report: SenseReport) -> dict[str, Any]:
+    return {
+        "model": report.model, "centered": report.centered, "chance": report.chance,
+        "scored": report.scored, "skipped": report.skipped,
+        "layers": [asdict(one) for one in report.layers],
+        "words": {
+            name: [{"layer": layer, "same": same, "other": other}
+                   for layer, (same, other) in zip(report.units, values, strict=True)]
+            for name, values in report.by_word.items()
+        },
+        "uses": [{**asdict(use), "word": word, "sense": sense} for use, word, sense in
+                 zip(report.uses, report.words, report.senses, strict=True)],
+    }  # fmt: skip
 
 
 def _load_encoder(settings: dict[str, Any]) -> tuple[Any, Any]:
@@ -235,10 +334,7 @@ def _describe(what: tuple[str, ...], texts: Sequence[str], settings: dict[str, A
         layer = parse_layers(layer, n_layers=n_layers)[0]
     elif view is not None:
         layer = parse_view(view, n_layers=n_layers).layer
-    return describe_uses(
-        found, word, layer=layer, clusters=settings["clusters"],
-        senses=found.senses(settings["sense"]), seed=seed,
-    )  # fmt: skip
+    return describe_uses(found, word, layer=layer, clusters=settings["clusters"], seed=seed)
 
 
 def _words_text(report: WordReport) -> str:
@@ -255,7 +351,7 @@ def _words_text(report: WordReport) -> str:
         ]))  # fmt: skip
     for c, examples in enumerate(report.examples):
         size = int((report.clusters == c).sum())
-        lines.append(f"cluster {c}: {count_text(size, 'use')}" + _senses_of(report, c))
+        lines.append(f"cluster {c}: {count_text(size, 'use')}")
         lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in examples]
         if report.neighbours:
             near = ", ".join(f"{visible(n.word)} {n.cosine:.2f}" for n in report.neighbours[c])
@@ -263,8 +359,6 @@ def _words_text(report: WordReport) -> str:
     rows = [_layer_cells(layer) for layer in report.layers]
     names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
     lines.append(table_text([{name: row[name] for name in names} for row in rows]))
-    if report.senses is not None:
-        lines.append(f"same sense: of the nearest other use; majority sense {report.majority:.3f}")
     return "\n".join(lines)
 
 
@@ -274,18 +368,8 @@ def _layer_cells(layer: LayerReport) -> dict[str, str]:
         "in a cluster": layer.within,
         "between clusters": layer.between,
         "any two words": layer.others,
-        "same sense": layer.same_sense,
     }
     return {"layer": layer.layer} | {n: number_text(v, ".3f") for n, v in numbers.items()}
-
-
-def _senses_of(report: WordReport, cluster: int) -> str:
-    if report.senses is None:
-        return ""
-    senses = zip(report.senses, report.clusters, strict=True)
-    mine = [sense for sense, c in senses if c == cluster and sense is not None]
-    found = sorted(set(mine), key=lambda sense: (-mine.count(sense), sense))
-    return " (" + ", ".join(f"{visible(s)} {mine.count(s)}" for s in found) + ")"
 
 
 def _snippet(use: Use, around: int = 30) -> str:

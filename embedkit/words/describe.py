@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.dataset.record_keys import has_label, text_key
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
@@ -39,8 +38,6 @@ class LayerReport:
         between: mean cosine of two uses of different clusters; NaN with one cluster.
         others: mean cosine of any two words of the dataset, from a random sample of all its
             records: the baseline of this layer; NaN where there is no word table.
-        same_sense: fraction of uses whose nearest use in another text has the same sense; NaN
-            without senses. Uses without a sense are left out.
     """
 
     layer: str
@@ -48,7 +45,6 @@ class LayerReport:
     within: float
     between: float
     others: float
-    same_sense: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +75,6 @@ class WordReport:
         examples: indices of the uses nearest to the mean of each cluster.
         layers: every layer.
         neighbours: other words nearest to each cluster; empty where there is no word table.
-        senses: given sense of each use, ``None`` for a use without; ``None`` if none were given.
-        majority: fraction of the most frequent sense among uses with one; NaN without senses.
         skipped: uses without a kept token, since the text was cut before them.
     """
 
@@ -92,8 +86,6 @@ class WordReport:
     examples: tuple[tuple[int, ...], ...]
     layers: tuple[LayerReport, ...]
     neighbours: tuple[tuple[Neighbour, ...], ...]
-    senses: tuple[str | None, ...] | None
-    majority: float
     skipped: int
 
 
@@ -103,7 +95,6 @@ def describe_uses(
     *,
     layer: LayerSpec | None = None,
     clusters: int | None = None,
-    senses: Sequence[str | None] | None = None,
     seed: int = 0,
 ) -> WordReport:
     """Compare the uses of a word with each other and with other words.
@@ -114,7 +105,6 @@ def describe_uses(
         layer: for clusters and neighbours, one of the layers or a combination of them; by default
             the last one.
         clusters: their number; by default the number with the highest silhouette, at most six.
-        senses: known sense of each use; ``None`` or blank where it is not known.
         seed: of the sample of other words.
 
     Raises:
@@ -135,8 +125,6 @@ def describe_uses(
         mine = np.flatnonzero(labels == c)
         order = mine[np.argsort(-(unit[mine] @ mean), kind="stable")]
         examples.append(tuple(int(i) for i in order[:3]))
-    given = None if senses is None else tuple(s if has_label(s) else None for s in senses)
-    known = [sense for sense in given or () if sense is not None]
     data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
     any_two = {} if data is None else _mean_cosines(data, seed)
     near: tuple[tuple[Neighbour, ...], ...] = ()
@@ -152,13 +140,11 @@ def describe_uses(
             within=_mean(cosines[different & same]),
             between=_mean(cosines[~same]),
             others=any_two.get(name, _NAN),
-            same_sense=_NAN if given is None else _same_sense(cosines, found.uses, given),
         ))  # fmt: skip
     return WordReport(
         word=word, layer=chosen, uses=found.uses, cosines=unit @ unit.T, clusters=labels,
-        examples=tuple(examples), neighbours=near, senses=given, skipped=found.skipped,
+        examples=tuple(examples), neighbours=near, skipped=found.skipped,
         layers=tuple(layers),
-        majority=max(map(known.count, known)) / len(known) if known else _NAN,
     )  # fmt: skip
 
 
@@ -195,17 +181,6 @@ def _clusters(unit: Float32, count: int | None) -> Int64:
             labels = tried[int(np.argmax(scores))]
     order = np.argsort(-np.bincount(labels), kind="stable")
     return np.argsort(order, kind="stable")[labels]
-
-
-def _same_sense(cosines: Float32, uses: Sequence[Use], senses: Sequence[str | None]) -> float:
-    """Fraction of uses whose nearest use with a sense, in another text, has the same sense."""
-    known = np.array([sense is not None for sense in senses])
-    rows = np.array([use.row for use in uses])
-    _, texts = np.unique([text_key(use.text) for use in uses], return_inverse=True)
-    candidate = (rows[:, None] != rows) & (texts[:, None] != texts) & known
-    nearest = np.where(candidate, cosines, -np.inf).argmax(axis=1)
-    right = np.array([senses[i] == sense for i, sense in zip(nearest, senses, strict=True)])
-    return _mean(right[known & candidate.any(axis=1)])
 
 
 def _mean(values: NDArray[Any]) -> float:

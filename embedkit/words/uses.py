@@ -7,6 +7,8 @@ dataset, or from sentences that are encoded on the spot.
 
 from __future__ import annotations
 
+import logging
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from embedkit.encoding.views import LayerSpec
 
 __all__ = ["LayerTable", "Use", "UseVectors", "layer_tables", "span_vectors", "uses_in_dataset",
-           "uses_in_texts"]  # fmt: skip
+           "uses_in_texts", "uses_of_spans"]  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 _TEXTS_AT_ONCE = 512
 
@@ -97,26 +101,109 @@ def uses_in_dataset(
     Raises:
         UsageError: there are no such vectors, no texts, or the word does not occur.
     """
+    data = _with_words(dataset)
+    records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
+    found = _find_uses(records, word, match, str(dataset))
+    return _with_vectors(data, found, f"{word!r} occurs", limit, seed)
+
+
+def uses_of_spans(
+    dataset: str | Path,
+    span: tuple[str, str],
+    *,
+    word: str | None = None,
+    word_column: str | None = None,
+    limit: int = 1_000,
+    seed: int = 0,
+) -> tuple[UseVectors, tuple[str, ...]]:
+    """Take uses from columns of the corpus; records without a span have none.
+
+    Args:
+        dataset: folder that ``extract --words`` or ``--tokens`` wrote.
+        span: columns of the first character and of the one after the last.
+        word: only uses of this word.
+        word_column: column that names the word of each record; by default ``word`` where the
+            dataset has one, else the text of the span.
+        limit: largest number of uses; of more a random sample is taken.
+        seed: of the sample.
+
+    Returns:
+        The uses, and the word of each.
+
+    Raises:
+        UsageError: there are no such vectors or columns, or a span is not in its text.
+    """
+    data = _with_words(dataset)
+    column = word_column or ("word" if "word" in data.columns else None)
+    names = data.column(column) if column else [None] * len(data)
+    ends = [data.column(name) for name in span]
+    found, words = [], {}
+    for row, id_, text, *given, name in zip(
+        data.row.tolist(), data.ids.tolist(), data.text, *ends, names, strict=True
+    ):
+        if all(value is None or value == "" for value in given):
+            continue
+        start, end = _span_in(text, given, span, row)
+        named = _folded(name or text[start:end])
+        if word is None or _folded(word) in (named, _folded(text[start:end])):
+            use = Use(row, id_, text, start, end)
+            found.append(use)
+            words[use] = named
+    if not found:
+        raise UsageError(
+            f"no record of {dataset} has a use{f' of {word!r}' if word else ''} in "
+            f"{' and '.join(span)}."
+        )
+    if word is None and len(found) < len(data):
+        logger.warning("%d records have no %s", len(data) - len(found), " and ".join(span))
+    made = _with_vectors(data, found, "spans are", limit, seed)
+    return made, tuple(words[use] for use in made.uses)
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", str(text)).casefold().strip()
+
+
+def _span_in(
+    text: str, given: Sequence[object], span: tuple[str, str], row: int
+) -> tuple[int, int]:
+    try:
+        start, end = (int(str(value)) for value in given)
+    except ValueError:
+        start, end = -1, -1
+    if not 0 <= start < end <= len(text):
+        raise UsageError(
+            f"span={','.join(span)!r}: {given[0]!r} to {given[1]!r} in row {row} is no span of its "
+            f"text of {len(text)} characters; expected 0 <= start < end."
+        )
+    return start, end
+
+
+def _with_words(dataset: str | Path) -> VectorData:
+    """The dataset; an error if words cannot be looked for."""
     data = load(dataset)
-    kind = next((k for k in ("tokens", "words") if Layout(data.path).shard_files(k)), None)
-    if kind is None:
+    if not any(Layout(data.path).shard_files(kind) for kind in ("tokens", "words")):
         raise UsageError(
             f"{dataset} has no word vectors. Extract it again with words='mean' or tokens=True, "
             "or use sentences."
         )
     if "text" not in data.columns:
         raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
-    records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
-    found = _find_uses(records, word, match, str(dataset))
+    return data
+
+
+def _with_vectors(
+    data: VectorData, found: list[Use], what: str, limit: int, seed: int
+) -> UseVectors:
     if len(found) > limit:
+        logger.info("a random sample of %d of %d uses", limit, len(found))
         drawn = np.random.default_rng(seed).choice(len(found), limit, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
     rows = np.array([use.row for use in found])
+    kind = "tokens" if Layout(data.path).shard_files("tokens") else "words"
     tables = layer_tables(data, kind, rows=np.unique(rows))
     made = _means(tables, rows, [(use.start, use.end) for use in found])
-    return _kept(
-        found, *made, f"{word!r} occurs only where the texts of {data.path} were cut.", data
-    )
+    return _kept(found, *made, f"{what} only where the texts of {data.path} were cut.", data)
 
 
 def uses_in_texts(
