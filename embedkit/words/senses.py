@@ -127,9 +127,9 @@ def compare_senses(
             are no word or token vectors.
 
     Example:
-        >>> report = compare_senses("homonyms", sense="label", span=("start", "end"))
-        ... # doctest: +SKIP
-        >>> [(one.layer, one.nearest.value) for one in report.layers]      # doctest: +SKIP
+        >>> report = compare_senses("vectors", "bank", sense="label")
+        >>> len(report.uses), report.senses[:3], report.layers[-1].nearest.value
+        (12, ('0', '1', '0'), 1.0)
     """
     if span is not None:
         found, words = uses_of_spans(dataset, span, word=word, word_column=word_column,
