@@ -26,6 +26,7 @@ from typing import Any
 from embedkit.errors import LockedError, StorageError, first_line
 
 __all__ = [
+    "check_place",
     "empty_folder",
     "exchange_folders",
     "exclusive",
@@ -223,6 +224,15 @@ def file_sha256(path: Path) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def check_place(path: Path) -> None:
+    """Raise a :class:`StorageError` if nothing can be made at a path; writes nothing."""
+    there = next(place for place in path.absolute().parents if place.exists())
+    if not there.is_dir():
+        raise StorageError(f"cannot write {path}: {there} is a file. Name another place.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write {path}: {there} is not yours to write to.")
 
 
 def tree_bytes(path: Path) -> int:

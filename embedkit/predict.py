@@ -91,6 +91,7 @@ class Predictor:
                 )
             assert isinstance(content, PredictionRun)
             self.content, classes = content, content.classes
+            _readable(classes, label_names or {})  # before a model is loaded
             self._model = _MODELS[type(content)](
                 self.run, content, device=device, model=model, forward=forward
             )

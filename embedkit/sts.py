@@ -148,12 +148,12 @@ def similarity(
     if not records:
         raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
     gold = None if score is None else _gold(records, score)
+    kinds = parse_poolings(pooling)
     encoder = Encoder.load(
         model, revision=revision, offline=offline, device=device, precision=precision,
         max_length=max_length,
     )  # fmt: skip
     note_if_spelled_out(encoder.checkpoint, encoder.tokenizer, [r.text for r in records])
-    kinds = parse_poolings(pooling)
     views = views_of(parse_layers(layers, n_layers=encoder.n_layers), kinds,
                      n_layers=encoder.n_layers)  # fmt: skip
     prefix = encoder.checkpoint.prefix_or_own(prefix)

@@ -16,6 +16,7 @@ from embedkit.classifiers.saved import save_model
 from embedkit.classifiers.test_set import TestSet, load_test_set
 from embedkit.classifiers.tuning import predict_proba, take
 from embedkit.corpus import CorpusOptions
+from embedkit.corpus.options import check_test_reading
 from embedkit.dataset.record_keys import source_of, stored_texts
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts, check_seed
@@ -135,7 +136,12 @@ def train(
     )  # fmt: skip
     check_seed(seed)
     check_counts(threads=threads)
+    check_test_reading(test, sample=test_sample, min_chars=test_min_chars)
+    if features == "tfidf" and view is not None:
+        raise UsageError(f"view={view!r}: features='tfidf' are of texts, not of vectors.")
     data = load(dataset, view)
+    if pca is not None and pca > data.X.shape[1]:
+        raise UsageError(f"pca={pca}: the vectors have {data.X.shape[1]} columns.")
     target = target_of(data, task)
     if metric is not None:
         check_metric(metric, classes=len(target.classes))

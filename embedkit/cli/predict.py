@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedkit import fsio
 from embedkit.cli.command import command
 from embedkit.cli.options import FILE, option, options, reading_of
+from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import reasons_text, say
 from embedkit.display import json_line, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
+from embedkit.types import Progress, ProgressCallback
 
 if TYPE_CHECKING:
-    from embedkit.corpus import CorpusReader
+    from embedkit.corpus import CorpusPlan, CorpusReader
     from embedkit.predict import Prediction, Predictor
     from embedkit.prediction_files import PredictedRecord
 
@@ -80,6 +83,8 @@ def predict(
         file_format(out)
         if out.exists() and Path(str(corpus)).exists() and out.samefile(str(corpus)):
             raise OutputExistsError(f"--out {out} is the corpus itself. Choose another file.")
+        fsio.check_place(out)
+    corpus_plan = None if corpus in (None, "-") else _planned(Path(str(corpus)), settings)
     predictor = Predictor(
         run, label_names=parse_label_names(label_names), device=device, model=model,
         forward="auto" if single is None else "quick",
@@ -92,7 +97,9 @@ def predict(
     write = partial(
         write_prediction_file, names=predictor.names, out=out, as_json=as_json, submission=columns
     )
-    return _predict_corpus(predictor, Path(str(corpus)), write, settings, out=out, quiet=quiet)
+    if corpus_plan is None:
+        return _predict_dataset(predictor, Path(str(corpus)), write, out=out, quiet=quiet)
+    return _predict_corpus(predictor, corpus_plan, write, out=out, quiet=quiet)
 
 
 def _predict_lines(predictor: Predictor, as_json: bool) -> int:
@@ -121,44 +128,66 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
         say(visible(one.label) + (f"\t{tail}" if tail else ""))
 
 
-def _predict_corpus(
-    predictor: Predictor, corpus: Path, write: Callable[[Iterable[PredictedRecord]], int],
-    settings: dict[str, Any], *, out: Path | None, quiet: bool,
-) -> int:  # fmt: skip
-    from embedkit.corpus import CorpusReader, InputFile, plan_corpus
+def _planned(corpus: Path, settings: dict[str, Any]) -> CorpusPlan | None:
+    """How the corpus is read, before a model is loaded; ``None`` for a dataset."""
+    from embedkit.corpus import InputFile, plan_corpus
     from embedkit.dataset.store import is_dataset
+
+    if is_dataset(corpus):
+        return None
+    plan = plan_corpus([InputFile.of(corpus)], reading_of(settings))
+    for notice in plan.notices:
+        if not notice.startswith("label column:"):  # the label is what is predicted
+            logger.info("%s", notice)
+    return plan
+
+
+def _predict_dataset(
+    predictor: Predictor, dataset: Path, write: Callable[[Iterable[PredictedRecord]], int],
+    *, out: Path | None, quiet: bool,
+) -> int:  # fmt: skip
     from embedkit.prediction_files import PredictedRecord
 
-    reasons = ""
-    if is_dataset(corpus):
-        data, found = predictor.predict_stored(corpus)
-        stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
-        records = (PredictedRecord(*one) for one in stored)
-        count = write(records)
-        rejected = data.manifest.totals.rejected
-    else:
-        plan = plan_corpus([InputFile.of(corpus)], reading_of(settings))
-        for notice in plan.notices:
-            if not notice.startswith("label column:"):  # the label is what is predicted
-                logger.info("%s", notice)
-        reader = CorpusReader(plan)
-        count = write(_predicted(predictor, reader))
-        rejected, reasons = reader.counts.n_rejected, reasons_text(reader.counts.rejected)
-        if reader.counts.quote_notice:
-            logger.warning("%s", reader.counts.quote_notice)
+    data, found = predictor.predict_stored(dataset)
+    stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
+    count = write(PredictedRecord(*one) for one in stored)
+    return _told(count, data.manifest.totals.rejected, "", out=out, quiet=quiet)
+
+
+def _predict_corpus(
+    predictor: Predictor, plan: CorpusPlan, write: Callable[[Iterable[PredictedRecord]], int],
+    *, out: Path | None, quiet: bool,
+) -> int:  # fmt: skip
+    from embedkit.corpus import CorpusReader
+
+    reader = CorpusReader(plan)
+    with progress_bar() as progress:
+        count = write(_predicted(predictor, reader, progress))
+    if reader.counts.quote_notice:
+        logger.warning("%s", reader.counts.quote_notice)
+    reasons = reasons_text(reader.counts.rejected)
+    return _told(count, reader.counts.n_rejected, reasons, out=out, quiet=quiet)
+
+
+def _told(count: int, rejected: int, reasons: str, *, out: Path | None, quiet: bool) -> int:
     if not quiet:
         text = f"{count:,} texts predicted, {rejected:,} rejected{reasons}"
         say(text + (f" → {out}" if out else ""), err=True)
     return EXIT_REJECTS if rejected else 0
 
 
-def _predicted(predictor: Predictor, reader: CorpusReader) -> Iterator[PredictedRecord]:
+def _predicted(
+    predictor: Predictor, reader: CorpusReader, progress: ProgressCallback
+) -> Iterator[PredictedRecord]:
     """The prediction for every record, in chunks that fill batches."""
     from embedkit.corpus import Record
     from embedkit.prediction_files import PredictedRecord
 
     records = (item for item in reader if isinstance(item, Record))
+    done = 0
     while chunk := list(islice(records, _CHUNK)):
         pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
         found = predictor.predict([r.text for r in chunk], pairs)
         yield from (PredictedRecord(r.row, r.id, one) for r, one in zip(chunk, found, strict=True))
+        done += len(chunk)
+        progress(Progress("predicting", done, None, "texts"))

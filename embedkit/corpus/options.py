@@ -10,7 +10,7 @@ from embedkit.choices import FORMATS, QUOTINGS, UNICODE_FORMS, check_choice
 from embedkit.corpus.source import is_wide
 from embedkit.errors import UsageError, check_counts
 
-__all__ = ["CorpusOptions", "CorpusSettings", "Dialect"]
+__all__ = ["CorpusOptions", "CorpusSettings", "Dialect", "check_test_reading"]
 
 _MARKS = '\t\r\n",;|'
 
@@ -123,3 +123,10 @@ def _settled_encoding(encoding: str) -> str:
         f"encoding={encoding!r}: not an encoding of text that can be read. "
         "Usual ones: utf-8, cp949, euc-kr, shift_jis, utf-16."
     )
+
+
+def check_test_reading(test: object, *, sample: int | None, min_chars: int) -> None:
+    """Raise a :class:`UsageError` if records are to be chosen of a test set that is not given."""
+    for name, value in (("test_sample", sample), ("test_min_chars", min_chars or None)):
+        if test is None and value is not None:
+            raise UsageError(f"{name}={value}: there is no test set; name one with test=.")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embedkit import fsio
 from embedkit._version import __version__
 from embedkit.choices import DEFAULT_MODEL, ON_LONG, STORAGES, SUBTOKENS, check_choice
 from embedkit.corpus import (
@@ -45,6 +46,7 @@ from embedkit.dataset.manifest import (
 )
 from embedkit.dataset.schema import RESERVED
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tokenization import TokenizedText
@@ -106,6 +108,8 @@ class ExtractSettings:
             shard_rows=self.shard_rows, batch_tokens=self.batch_tokens, stride=self.stride,
             max_length=self.max_length,
         )  # fmt: skip
+        if self.stride is not None and self.on_long != "window":
+            raise UsageError(f"stride={self.stride} is for on_long='window'.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,7 @@ def plan_extract(
             f"{type(corpus).__name__} in memory. Leave it out."
         )
     target = _out_folder(out, paths)
+    fsio.check_place(target)
     poolings = parse_poolings(settings.pooling)
     with input_files(corpus) as files:
         plan = plan_corpus(files, reading)
@@ -223,6 +228,7 @@ def _with_model(
     precision = settings.precision
     if precision == "auto":
         precision = recorded_precision(target) or precision
+    _check_layers(settings)
     corpus = hash_inputs(corpus)
     seen = _seen_records(settings.model, corpus)
     encoder = load_encoder(
@@ -256,6 +262,16 @@ def _with_model(
         folds=None if seen is None else seen.models.settings,
     )  # fmt: skip
     return ExtractPlan(corpus, encoder, target, views, token_layers, job, seen)
+
+
+def _check_layers(settings: ExtractSettings) -> None:
+    """Raise a :class:`UsageError` for layers that a checkpoint lacks, which its settings tell."""
+    if settings.layers in (-1, "-1", "all") or find_fold_models(settings.model) is not None:
+        return
+    checkpoint = find_checkpoint(
+        settings.model, revision=settings.revision, offline=settings.offline
+    )
+    parse_layers(settings.layers, n_layers=checkpoint.n_layers)
 
 
 def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +184,21 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
     files = [*side, *weights]
     pooling = folder / "1_Pooling" / "config.json"
-    hashes = {file: file_sha256(folder / file) for file in files}
+    hashes = {file: _sha256(folder / file) for file in files}
     if pooling.is_file():
-        hashes["1_Pooling/config.json"] = file_sha256(pooling)
+        hashes["1_Pooling/config.json"] = _sha256(pooling)
     return Checkpoint(name, folder, source, revision, config, weights, hashes)
+
+
+def _sha256(file: Path) -> str:
+    status = file.stat()
+    return _hashed(file, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache
+def _hashed(file: Path, *_identity: int) -> str:
+    """A command asks for the same checkpoint several times, and hashing takes a while."""
+    return file_sha256(file)
 
 
 def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:

@@ -25,7 +25,7 @@ from embedkit.encoding.shard import PendingShard, ShardVectors
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
 from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, parse_view
-from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
+from embedkit.encoding.vocabulary import check_max_length, choose_max_length, load_tokenizer
 from embedkit.errors import ModelError, UsageError, check_counts
 from embedkit.types import Float32
 
@@ -105,6 +105,7 @@ class Encoder:
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
         chosen = choose_precision(precision, where, checkpoint)
+        check_max_length(checkpoint, max_length)
         tokenizer = load_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, tokenizer, max_length)
         quick = forward == "quick" and (where.type, chosen) == ("cpu", "fp32")

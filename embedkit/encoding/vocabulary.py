@@ -16,7 +16,7 @@ from embedkit.encoding.tables import token_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
 from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
-__all__ = ["choose_max_length", "load_tokenizer", "tokenize"]
+__all__ = ["check_max_length", "choose_max_length", "load_tokenizer", "tokenize"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,21 +73,24 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     )
 
 
+def check_max_length(checkpoint: Checkpoint, asked: int | None) -> None:
+    """Raise a :class:`UsageError` if a model has no positions for so many tokens per sequence."""
+    check_counts(max_length=asked)
+    if asked is not None and asked > checkpoint.positions:
+        raise UsageError(
+            f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
+            f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
+        )
+
+
 def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
     """Tokens per sequence: what was asked, else what the checkpoint states.
 
     Raises:
         UsageError: no token was asked for, or more than the model has positions for.
     """
-    if asked is None:
-        return checkpoint.default_max_length(tokenizer.limit)
-    check_counts(max_length=asked)
-    if asked > checkpoint.positions:
-        raise UsageError(
-            f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
-            f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
-        )
-    return asked
+    check_max_length(checkpoint, asked)
+    return checkpoint.default_max_length(tokenizer.limit) if asked is None else asked
 
 
 def tokenize(
@@ -128,6 +131,7 @@ def tokenize(
         [{'id': 2000, 'token': 'to'}, {'id': 2001, 'token': 'was'}]
     """
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+    check_max_length(checkpoint, max_length)
     tokenizer = load_tokenizer(checkpoint)
     if text is None:
         return _entries(tokenizer, vocab or "")

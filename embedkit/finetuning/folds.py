@@ -14,17 +14,18 @@ import numpy as np
 import torch
 
 from embedkit.corpus import CorpusOptions
+from embedkit.corpus.options import check_test_reading
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, find_checkpoint, quiet_transformers
 from embedkit.encoding.device import choose_device
 from embedkit.encoding.legibility import note_if_spelled_out
 from embedkit.encoding.precision import choose_precision
-from embedkit.encoding.vocabulary import choose_max_length, load_tokenizer
+from embedkit.encoding.vocabulary import check_max_length, choose_max_length, load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.data import RunRecords, TextData, read_more_texts, read_texts
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.run import FoldsOfRun
 from embedkit.runs.content import FinetuneRun
-from embedkit.runs.folder import resumable_run
+from embedkit.runs.folder import check_run_place, resumable_run
 from embedkit.runs.metrics import check_metric
 from embedkit.runs.split_files import Split, align_split, read_split
 from embedkit.runs.splits import make_split
@@ -105,6 +106,8 @@ def finetune(
     where, options = _device(device), training or TrainingOptions()
     options = replace(options, precision=_precision(options.precision, where))
     quiet_transformers()
+    check_run_place(Path(out), overwrite=overwrite, resume=resume)
+    check_test_reading(test, sample=test_sample, min_chars=test_min_chars)
     reading = reading or CorpusOptions()
     reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
     data = read_texts(corpus, reading)
@@ -130,6 +133,8 @@ def finetune(
         test_target = target_like(target, more.labels, rows=more.row, name=more.name)
         test_index = np.arange(len(more))
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+    check_max_length(checkpoint, options.max_length)
+    options.check_layers(checkpoint.n_layers)
     tokenizer = load_tokenizer(checkpoint)
     note_if_spelled_out(checkpoint, tokenizer, data.texts)
     length = choose_max_length(checkpoint, tokenizer, options.max_length)

@@ -158,6 +158,13 @@ class TrainingOptions:
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("lora= needs the package peft: pip install -e '.[lora]'.")
 
+    def check_layers(self, n_layers: int) -> None:
+        """Raise a :class:`UsageError` if an encoder has fewer layers than are frozen or mixed."""
+        frozen = self.freeze_layers
+        for name, count in (("freeze_layers", frozen), ("mix_layers", self.mix_layers)):
+            if str(count).isdigit() and int(str(count)) > n_layers:
+                raise UsageError(f"{name}={count}: the encoder has {n_layers} layers.")
+
     @property
     def head_rate(self) -> float:
         """Peak learning rate of the head."""

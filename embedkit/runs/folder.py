@@ -37,7 +37,7 @@ from embedkit.errors import (
 )
 from embedkit.runs.content import FORMAT_VERSION, KINDS, Run, as_json
 
-__all__ = ["UNFINISHED", "check_free", "is_run", "new_run", "path_from",
+__all__ = ["UNFINISHED", "check_free", "check_run_place", "is_run", "new_run", "path_from",
            "read_run", "resumable_run", "versions", "write_run"]  # fmt: skip
 
 
@@ -82,13 +82,8 @@ def resumable_run(
         MismatchError: an unfinished run of other settings is there; the message names them.
         LockedError: another process is at it.
     """
-    check_free(out, overwrite=overwrite)
+    check_run_place(out, overwrite=overwrite, resume=not begin)
     work = incomplete(out)
-    if not begin and not (work / UNFINISHED).is_dir():
-        raise UsageError(
-            f"resume=True: there is no unfinished run {work}. Leave it out to begin one; the same "
-            "call goes on by itself where it was interrupted."
-        )
     job = work / UNFINISHED / "job.json"
 
     def write_job(work: Path) -> None:
@@ -125,6 +120,22 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
             f"{found}"
         )
     fsio.empty_folder(work)
+
+
+def check_run_place(out: Path, *, overwrite: bool, resume: bool) -> None:
+    """Check that a run can be begun there, or gone on with; errors as :func:`resumable_run`.
+
+    Raises:
+        StorageError: nothing can be written there.
+    """
+    check_free(out, overwrite=overwrite)
+    fsio.check_place(out)
+    work = incomplete(out)
+    if resume and not (work / UNFINISHED).is_dir():
+        raise UsageError(
+            f"resume=True: there is no unfinished run {work}. Leave it out to begin one; the same "
+            "call goes on by itself where it was interrupted."
+        )
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
