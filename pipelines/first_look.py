@@ -8,6 +8,7 @@ connection to the hub) the English half runs with the built-in English model.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -76,13 +77,24 @@ def summary(outputs: Path, model: str) -> list[str]:
             f"TF-IDF, {english} by an English model, which spells Korean out"
         )
     asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
+    command = shlex.quote(shown(Path(sys.executable).with_name("embedkit")))
+    tries = [
+        ["search", shown(asked), "my money is still not back", "-k", "5"],
+        ["predict", shown(runs / "frozen"), "--text", "the zip broke on the first day"],
+        ["extract", shown(CORPORA[0].with_name("reviews_en.tsv")), "--model", model,
+         "--out", shown(outputs / "mine"), "--overwrite"],
+    ]  # fmt: skip
     return [
         found,
-        f"page:  {outputs / 'quickstart' / 'report.html'}",
-        f'try:   embedkit search {asked} "my money is still not back" -k 5',
-        f'try:   embedkit predict {runs / "frozen"} --text "the zip broke on the first day"',
-        f"try:   embedkit extract YOUR.tsv --model {model} --out mine",
+        f"page:  {shown(outputs / 'quickstart' / 'report.html')}",
+        *(f"try:   {command} {shlex.join(words)}" for words in tries),
     ]
+
+
+def shown(path: Path) -> str:
+    """A path as it can be typed in the current folder."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 if __name__ == "__main__":

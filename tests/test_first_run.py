@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.cli.main import cli
 from embedkit.errors import ModelError
 from embedkit.runs.content import ReportedScore
 from tests.processes import ROOT
@@ -62,6 +66,20 @@ def test_with_the_multilingual_model(
     assert [line.split(":")[0] for line in lines] == ["found", "page", "try", "try", "try"]
     for value in ("0.66 (0.63 to 0.70)", "0.26 (", "0.61 (", "0.57 (", "0.11 (", "0.08 ("):
         assert value in lines[0]
+
+
+def test_what_to_try_next_can_be_pasted(
+    tmp_path: Path, first_look: ModuleType, made: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for model in (MULTILINGUAL, DEFAULT_MODEL):
+        tried = [shlex.split(line)[1:] for line in first_look.summary(tmp_path, model)[2:]]
+        assert [words[1] for words in tried] == ["search", "predict", "extract"]
+        for program, name, *typed in tried:
+            assert (ROOT / program) == Path(sys.executable).with_name("embedkit")
+            cli.commands[name].make_context(name, list(typed))  # every option is one of it
+        assert tried[1][2] == str(tmp_path / "quickstart/runs/frozen")
+        assert Path(tried[2][2]).is_file()
 
 
 def test_without_it_the_english_half(

@@ -119,7 +119,8 @@ def _dry_run(plan: ExtractPlan, overwrite: bool) -> Result:
 
     command = click.get_current_context().command
     there = in_options(what_is_there(plan.out, plan.job(), overwrite=overwrite), command)
-    cost = estimate(plan)
+    with progress_bar() as report:
+        cost = estimate(plan, progress=report)
     return Result(
         {**asdict(cost), "output": there}, lambda: _estimate_text(plan, cost, there), asked_for=True
     )

@@ -13,6 +13,7 @@ import click
 from embedkit.cli.command import Result, command
 from embedkit.cli.extract import tokens_text
 from embedkit.cli.options import FILE, option, options
+from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import count_text, ledger_text, table_text
 from embedkit.display import bytes_text, visible
 from embedkit.errors import ModelError, UsageError, did_you_mean
@@ -183,7 +184,8 @@ def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
     from embedkit.dataset.verification import require_ok
     from embedkit.dataset.verification import verify as check
 
-    found = check(out, recompute=recompute, model=model, device=device)
+    with progress_bar() as progress:
+        found = check(out, recompute=recompute, model=model, device=device, progress=progress)
     return Result(
         found, lambda: _verification_text(found, out), check=lambda: require_ok(found, out)
     )

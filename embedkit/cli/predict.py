@@ -184,10 +184,8 @@ def _predicted(
     from embedkit.prediction_files import PredictedRecord
 
     records = (item for item in reader if isinstance(item, Record))
-    done = 0
     while chunk := list(islice(records, _CHUNK)):
         pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
         found = predictor.predict([r.text for r in chunk], pairs)
         yield from (PredictedRecord(r.row, r.id, one) for r, one in zip(chunk, found, strict=True))
-        done += len(chunk)
-        progress(Progress("predicting", done, None, "texts"))
+        progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["index", "search"]
 
 _SHOWN = 100
+_TIMED_RECORDS = 10_000
 _BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 _COMPARED = (
@@ -196,14 +197,20 @@ def _index_text(info: IndexInfo, folder: Path) -> str:
     )
     if not info.curve:
         return text
+    few = info.records < _TIMED_RECORDS
     table = table_text([
         {
             KINDS[info.kind].effort or "setting": point.setting,
             "recall@10": f"{point.recall:.4f}",
-            "ms per query": f"{point.single_ms:.2f}",
-            "queries/s": f"{point.batch_per_second:,.0f}",
+            **({} if few else {"ms per query": f"{point.single_ms:.2f}",
+                               "queries/s": f"{point.batch_per_second:,.0f}"}),
             "": "used" if point.setting == info.setting else "",
         }
         for point in info.curve
     ])  # fmt: skip
+    if few:
+        table += (
+            f"\nno rates: with fewer than {_TIMED_RECORDS:,} records they are those of the call "
+            "itself, and exact search (no index) is as fast"
+        )
     return f"{text}\n{table}"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from embedkit import fsio
-from embedkit.corpus import CorpusReader, Record
+from embedkit.corpus import CorpusReader, Record, Reject
 from embedkit.dataset.planning import ExtractPlan
 from embedkit.encoding.tokenization import TokenizedText
+from embedkit.types import Progress, ProgressCallback, no_progress
 
 __all__ = ["Estimate", "estimate"]
 
 _SAMPLE = 1_000
 _LEAST_SECONDS = 2.0
+_TIMED_TOKENS = 8_192
+_REPORTED = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,22 @@ class Estimate:
     quotes: str
 
 
-def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
-    """Read the whole corpus, tokenize a sample, time the model on it. Writes nothing."""
+def estimate(
+    plan: ExtractPlan, *, seed: int = 0, progress: ProgressCallback = no_progress
+) -> Estimate:
+    """Read the whole corpus, tokenize a sample, time the model on some of it. Writes nothing."""
     reader = CorpusReader(plan.corpus)
     random = Random(seed)
-    accepted = (item for item in reader if isinstance(item, Record))
+    accepted = (item for item in _counted(reader, progress) if isinstance(item, Record))
     sample = heapq.nlargest(_SAMPLE, accepted, key=lambda _: random.random())
     texts = plan.tokenized(sample)
     n = max(len(sample), 1)
     counts = reader.counts
     kept = sum(t.n_kept for t in texts)
     tokens = round(kept / n * counts.accepted)
-    speed = _speed(plan, sample, texts) if texts else float("inf")
+    progress(Progress("timing the model", 0))
+    every = max(kept // _TIMED_TOKENS, 1)
+    speed = _speed(plan, sample[::every], texts[::every]) if texts else float("inf")
     words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
     sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
     scalars = sum(_scalar_bytes(r, plan) for r in sample) / n * counts.accepted
@@ -89,6 +96,13 @@ def estimate(plan: ExtractPlan, *, seed: int = 0) -> Estimate:
         sampled=len(sample),
         quotes=counts.quote_notice,
     )
+
+
+def _counted(reader: CorpusReader, progress: ProgressCallback) -> Iterator[Record | Reject]:
+    for number, item in enumerate(reader):
+        if number % _REPORTED == 0:
+            progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
+        yield item
 
 
 def _scalar_bytes(record: Record, plan: ExtractPlan) -> int:

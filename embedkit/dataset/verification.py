@@ -16,8 +16,9 @@ from embedkit.checksums import check_files, file_sums, is_sealed
 from embedkit.dataset.jobs import Job
 from embedkit.dataset.manifest import TABLES, Layout, Manifest, read_manifest
 from embedkit.dataset.schema import matrix_of, read_footer
-from embedkit.dataset.vector_settings import encode_as
+from embedkit.dataset.vector_settings import DatasetEncoder, encode_as
 from embedkit.errors import DamagedError, UsageError
+from embedkit.types import Progress, ProgressCallback, no_progress
 
 __all__ = ["Verification", "verify"]
 
@@ -61,6 +62,7 @@ def verify(
     model: str | None = None,
     device: str = "auto",
     seed: int = 0,
+    progress: ProgressCallback = no_progress,
 ) -> Verification:
     """Check a dataset against its manifest and against itself, a run or index by its checksums.
 
@@ -70,6 +72,7 @@ def verify(
         model: where the checkpoint is now, if not under the name it had.
         device: where to recompute.
         seed: seed of the choice of shards.
+        progress: called with the shards that were embedded again.
 
     Raises:
         UsageError: there is no dataset, or it stores no texts to recompute from.
@@ -96,7 +99,12 @@ def verify(
     if found.ok:
         _check_rows(folder, manifest, found)
     if found.ok and recompute:
-        _recompute(folder, manifest, found, recompute, model, device, seed)
+        if not manifest.job.storage.text:
+            raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
+        encoder = encode_as(
+            manifest, list(manifest.views), owner=str(folder), device=device, model=model
+        )
+        _recompute(folder, encoder, found, recompute, seed, progress)
     return found
 
 
@@ -207,21 +215,18 @@ def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
 
 
 def _recompute(
-    folder: Path, manifest: Manifest, found: Verification, count: int, model: str | None,
-    device: str, seed: int,
+    folder: Path, encoder: DatasetEncoder, found: Verification, count: int, seed: int,
+    progress: ProgressCallback,
 ) -> None:  # fmt: skip
-    if not manifest.job.storage.text:
-        raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
-    encoder = encode_as(
-        manifest, list(manifest.views), owner=str(folder), device=device, model=model
-    )
     allowed = _TOLERANCE[encoder.settings.precision]
     if encoder.settings.storage != "float32":
         allowed = max(allowed, 2e-3)  # half a unit of float16, twice
     parts = Layout(folder).shard_files("sentences")
     chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
     found.recomputed_shards = sorted(chosen.tolist())
-    for part in (parts[number] for number in found.recomputed_shards):
+    for done, number in enumerate(found.recomputed_shards):
+        progress(Progress("recomputing", done, len(chosen), "shards"))
+        part = parts[number]
         table = pq.read_table(part, page_checksum_verification=True)
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
         same, worst = np.ones(len(table), bool), 0.0

@@ -1,0 +1,94 @@
+"""Commands that take a while report how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embedkit
+from embedkit.cli import extract as extract_module
+from embedkit.cli import info as info_module
+from embedkit.cli import predict as predict_module
+from embedkit.cli.search import _index_text
+from embedkit.dataset import estimate as estimate_module
+from embedkit.dataset.planning import ExtractPlan
+from embedkit.search.index import IndexInfo, build_index
+from embedkit.types import Progress, ProgressCallback
+from tests.finetune_fixtures import corpus_of
+from tests.processes import command
+from tests.store_fixtures import tiny_model
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("progress")
+    corpus = corpus_of(folder / "c.tsv")
+    embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()), device="cpu",
+                     shard_rows=20)  # fmt: skip
+    embedkit.train(folder / "data", out=folder / "run", folds=2, tune=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("module", "typed", "stages"),
+    [
+        (predict_module, "predict run c.tsv", {"predicting": (100, 100)}),
+        (info_module, "verify data --recompute 2", {"recomputing": (1, 2)}),
+        (extract_module, "extract c.tsv --dry-run --out new",
+         {"reading": (100, 100), "timing the model": (0, None)}),
+    ],
+    ids=["predict", "verify", "dry-run"],
+)  # fmt: skip
+def test_progress_is_reported(
+    place: Path, monkeypatch: pytest.MonkeyPatch, module: object, typed: str,
+    stages: dict[str, tuple[int, int | None]],
+) -> None:  # fmt: skip
+    seen: list[Progress] = []
+
+    @contextmanager
+    def collected() -> Iterator[ProgressCallback]:
+        yield seen.append
+
+    monkeypatch.setattr(module, "progress_bar", collected)
+    monkeypatch.setattr(estimate_module, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(estimate_module, "_REPORTED", 1)
+    model = ["--model", str(tiny_model())] if typed.startswith("extract") else []
+    done = command(*typed.split(), *model, cwd=place)
+    assert done.returncode == 0, done.stderr
+    last = {state.stage: (state.done, state.total) for state in seen}
+    assert {name: last[name] for name in stages} == stages
+
+
+def test_a_dry_run_times_the_model_on_some_of_the_texts(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    before = ExtractPlan.start_shard
+
+    def noted(plan: ExtractPlan, records: Any, texts: Any, **more: Any) -> Any:
+        sizes.append(len(texts))
+        return before(plan, records, texts, **more)
+
+    monkeypatch.setattr(ExtractPlan, "start_shard", noted)
+    monkeypatch.setattr(estimate_module, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(estimate_module, "_TIMED_TOKENS", 100)
+    done = command(
+        "extract", "c.tsv", "--dry-run", "--model", tiny_model(), "--out", "new", cwd=place
+    )
+    assert done.returncode == 0, done.stderr
+    assert "60 rows" in done.stdout
+    assert 0 < max(sizes) < 20
+
+
+def test_rates_of_a_small_index_are_not_shown(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info: IndexInfo = build_index(place / "data", kind="hnsw", tune=True)
+    text = _index_text(info, place / "data")
+    assert "recall@10" in text
+    assert "queries/s" not in text
+    assert "no rates: with fewer than 10,000 records" in text
+    monkeypatch.setattr("embedkit.cli.search._TIMED_RECORDS", 10)
+    assert "queries/s" in _index_text(info, place / "data")
