@@ -22,6 +22,7 @@ from embedkit.dataset.store import read_manifest
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.explore import layout
+from embedkit.explore import page as page_
 from embedkit.explore import tsne as tsne_
 from embedkit.explore.colours import LABEL_COLOURS, RAMP, contrast
 from embedkit.explore.columns import column_of
@@ -572,3 +573,57 @@ def test_axe_finds_nothing(browser: Any, folder: Path, width: int, scheme: str) 
 
     assert axe_findings(browser, folder / "page.html", width=width, scheme=scheme,
                         before=choose) == []  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_points_of_thirteen_layers(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is no larger than promised, is painted first, then finds and answers the pointer.
+
+    Places, neighbours and cosines are random, which packs worst.
+    """
+    count, layers = 100_000, 13
+    random = np.random.default_rng(0)
+    corpus = ["id\tdocument\tlabel"]
+    corpus += [f"id{i}\tthe movie {i} was good and bad , a bus home\t{i % 40}" for i in range(3)]
+    (tmp_path / "c.tsv").write_text("\n".join(corpus) + "\n", "utf-8")
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+    embedkit.extract(tmp_path / "c.tsv", out=tmp_path / "data", model=str(tiny_model()))
+    data = embedkit.load(tmp_path / "data")
+    texts = [f"text number {i} of many " + "영화가 정말 재미있었다 " * 3 for i in range(count)]
+    values = {"row": list(range(count)), "id": [str(i) for i in range(count)], "text": texts}
+    monkeypatch.setattr(
+        data.reader,
+        "pick",
+        lambda indices, names: {name: [values[name][i] for i in indices] for name in names},
+    )
+    drawn = [
+        page_._Drawn(
+            page_.ViewLayout(f"mean_{layer}", 0.5, 0.5, 0.99),
+            float32(random.normal(size=(count, 2))), random.integers(0, count, (count, 5)),
+            float32(random.random((count, 5))),
+        )
+        for layer in range(layers)
+    ]  # fmt: skip
+    content = {"dataset": "many", "model": "m", "method": "tsne", "total": count, "count": count,
+               "start": layers - 1, "colors": LABEL_COLOURS, "ramp": RAMP, "listed": 5,
+               "chance": 0.5, "first": "label"}  # fmt: skip
+    columns = [column_of("label", [str(i % 40) for i in range(count)]),
+               column_of("row", list(range(count)))]  # fmt: skip
+    file = tmp_path / "many.html"
+    file.write_text(page_._page(data, np.arange(count), content, columns, drawn), "utf-8")
+    assert file.stat().st_size < 40_000_000
+    with opened(browser, file) as page:
+        assert page.evaluate("Number(document.body.dataset.paintedAt)") > 0
+        page.fill("#find", "number 77777 ")
+        until(page, "document.getElementById('count').textContent",
+              lambda text: text == "1 of 100,000 texts")  # fmt: skip
+        assert "row 77777 " in page.inner_text("#list")
+        page.click("#clear")
+        page.locator("#layer").fill("3")
+        until(page, "document.getElementById('map').dataset.layer", lambda layer: layer == "3")
+        box = page.locator("#map").bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_selector("#chosen .found button")
+        assert page.locator("#chosen .found button").count() == 5

@@ -1,9 +1,8 @@
 """t-SNE in two dimensions from lists of nearest neighbours.
 
 Attraction is summed over the neighbours, repulsion on a grid by Fourier transforms (Linderman et
-al. 2019), so that an iteration takes time in proportion to the number of points. ``benchmarks``
-has the times beside those of scikit-learn, whose tree is slower and which takes no neighbours of
-two layers that follow each other.
+al. 2019), so that an iteration takes time in proportion to the number of points. The tree of
+scikit-learn takes three times as long (``docs/search.md``).
 """
 
 from __future__ import annotations
