@@ -160,7 +160,7 @@ def test_copies_of_a_point_do_not_crowd_it_out_of_its_own_list() -> None:
 
 def test_neighbours_of_many_points_come_from_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = np.random.default_rng(1).normal(size=(12, 80))
-    unit = unit_rows(float32(clusters(3_000, 12) @ wide))
+    unit = unit_rows(float32(clusters(3_000, 12) @ wide + 3))  # far from the origin, as they are
     exact = nearest_points(unit, 5)
     assert exact.recall == 1
     monkeypatch.setattr(layout, "_EXACT", 2_000)
@@ -170,6 +170,8 @@ def test_neighbours_of_many_points_come_from_an_index(monkeypatch: pytest.Monkey
     assert found.recall == pytest.approx(common[found.probed].mean())
     assert 0.9 < found.recall <= 1
     assert np.array_equal(found.exact, exact.indices[found.probed])
+    cosines = np.einsum("ij,ikj->ik", unit, unit[found.indices])
+    assert np.allclose(found.cosines, cosines, atol=1e-5)
 
 
 def test_umap_is_an_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,15 @@ def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
         chosen = np.sort(np.random.default_rng(seed).choice(n, _PROBED, replace=False))
         exact, _ = _others(index.search(unit[chosen], k + 1), chosen)
         reduce = "PCA64," if width > 64 else ""
-        quick = faiss.index_factory(width, f"{reduce}IVF{_CELLS},Flat,RFlat",
-                                    faiss.METRIC_INNER_PRODUCT)  # fmt: skip
+        # by distance, whose order is that of cosines; components are of centred vectors, whose
+        # products have another
+        quick = faiss.index_factory(width, f"{reduce}IVF{_CELLS},Flat,RFlat", faiss.METRIC_L2)
         quick.train(unit)
         quick.add(unit)
         quick.k_factor = 10
-        faiss.extract_index_ivf(quick.base_index).nprobe = 24
-        return Near(*_others(quick.search(unit, k + 1), probed), chosen, exact)
+        faiss.extract_index_ivf(quick.base_index).nprobe = 40
+        squares, indices = quick.search(unit, k + 1)
+        return Near(*_others((1 - squares / 2, indices), probed), chosen, exact)
 
 
 def _others(found: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32]:

@@ -253,7 +253,7 @@ def _columns(data: VectorData, indices: Int64, color: str | None) -> list[Column
 def _same_label(near: Near, label: Column | None) -> float:
     if label is None:
         return math.nan
-    same = label.codes[near.indices[:, :_KEPT_OF]] == label.codes[:, None]
+    same = label.codes[near.exact[:, :_KEPT_OF]] == label.codes[near.probed][:, None]
     return float(same.mean())
 
 
