@@ -594,7 +594,11 @@ def test_a_hundred_thousand_points_of_thirteen_layers(
     embedkit.extract(tmp_path / "c.tsv", out=tmp_path / "data", model=str(tiny_model()))
     data = embedkit.load(tmp_path / "data")
     texts = [f"text number {i} of many " + "영화가 정말 재미있었다 " * 3 for i in range(count)]
-    values = {"row": list(range(count)), "id": [str(i) for i in range(count)], "text": texts}
+    values: dict[str, list[Any]] = {
+        "row": list(range(count)),
+        "id": [str(i) for i in range(count)],
+        "text": texts,
+    }
     monkeypatch.setattr(
         data.reader,
         "pick",
