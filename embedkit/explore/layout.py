@@ -48,8 +48,8 @@ class Near:
 def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
     """Find the nearest points of every point.
 
-    Up to 20,000 points are compared with each other in full. Of more, an inverted file of their 64
-    first principal components proposes candidates, which are compared in full width.
+    Up to 20,000 points are compared with each other in full. Of more, an inverted file of vectors
+    of 8 bits proposes candidates, which are compared in full.
 
     Args:
         unit: ``(n, width)`` float32, rows of length 1.
@@ -67,14 +67,12 @@ def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
             return Near(*near, probed, near[0])
         chosen = np.sort(np.random.default_rng(seed).choice(n, _PROBED, replace=False))
         exact, _ = _others(index.search(unit[chosen], k + 1), chosen)
-        reduce = "PCA64," if width > 64 else ""
-        # by distance, whose order is that of cosines; components are of centred vectors, whose
-        # products have another
-        quick = faiss.index_factory(width, f"{reduce}IVF{_CELLS},Flat,RFlat", faiss.METRIC_L2)
+        # by distance, whose order among vectors of length 1 is that of cosines
+        quick = faiss.index_factory(width, f"IVF{_CELLS},SQ8,RFlat", faiss.METRIC_L2)
         quick.train(unit)
         quick.add(unit)
-        quick.k_factor = 10
-        faiss.extract_index_ivf(quick.base_index).nprobe = 40
+        quick.k_factor = 4
+        faiss.extract_index_ivf(quick.base_index).nprobe = 64
         squares, indices = quick.search(unit, k + 1)
         return Near(*_others((1 - squares / 2, indices), probed), chosen, exact)
 
