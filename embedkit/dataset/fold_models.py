@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedkit import fsio
 from embedkit.checksums import check_files
-from embedkit.decoding import decode
-from embedkit.errors import DamagedError, UsageError
+from embedkit.decoding import check_columns, decode, parse_json, read_table
+from embedkit.errors import UsageError
 from embedkit.types import Int64
 
 if TYPE_CHECKING:
@@ -56,6 +55,12 @@ class FoldSettings:
     models: tuple[str, ...]
     fold_of_model: tuple[int, ...]
     split: str
+
+    def problem(self) -> str:
+        """What cannot be: names that are no folders, or folds of other models."""
+        plain = all(re.fullmatch(r"[\w-]+", name) for name in self.models)
+        same = len(self.models) == len(self.fold_of_model) > 0
+        return "" if plain and same else "models: expected one fold for each folder in model/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,16 +235,14 @@ def _read(run: Path) -> SeenRecords:
             f"model={str(run)!r}: {file} is missing, as in runs of earlier versions: which model "
             "has seen which record is not known. Make the run again."
         )
-    check_files(run, [f"model/{_FILE}"], advice="Make the run again.")
-    try:
-        table = pq.read_table(file, page_checksum_verification=True)
-        content = json.loads((table.schema.metadata or {})[_KEY])
-        row, key, fold = (
-            np.asarray(table[n].to_numpy(), np.int64) for n in ("row", "text_key", "fold")
-        )
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise DamagedError(f"{file} cannot be read: {error}. Make the run again.") from error
-    return SeenRecords(run, decode(FoldModels, content, file=file), row, key, fold)
+    advice = "Make the run again."
+    check_files(run, [f"model/{_FILE}"], advice=advice)
+    table = read_table(file, advice=advice)
+    names = ("row", "text_key", "fold")
+    check_columns(table, dict.fromkeys(names, pa.int64()), file=file, advice=advice)
+    content = parse_json((table.schema.metadata or {}).get(_KEY, b""), file=file, advice=advice)
+    models = decode(FoldModels, content, file=file, advice=advice)
+    return SeenRecords(run, models, *(table[name].to_numpy() for name in names))
 
 
 def _file(run: Path) -> Path:

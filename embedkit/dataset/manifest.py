@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from embedkit.choices import POOLINGS, Pooling
+from embedkit.choices import POOLINGS, STORAGES, Pooling
 from embedkit.corpus.options import CorpusSettings
 from embedkit.dataset.fold_models import FoldSettings
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
-from embedkit.decoding import decode
+from embedkit.decoding import decode, read_json
 from embedkit.encoding.views import split_view
-from embedkit.errors import DamagedError, UsageError, did_you_mean
+from embedkit.errors import UsageError, did_you_mean
 
 __all__ = [
     "REPLACING", "TABLES", "EnvironmentShards", "FileEntry", "FooterEntry", "InputSettings",
@@ -33,6 +33,7 @@ REPLACING = "_embedkit/replacing"
 """Folder for the dataset that ``overwrite`` replaces, until it is deleted."""
 
 _PART = re.compile(r"part-\d{5,}\.parquet")
+_SHARD = re.compile(rf"(?:{'|'.join(TABLES)})/{_PART.pattern}")
 
 
 class Layout:
@@ -99,6 +100,8 @@ class StorageSettings:
     profile: str
     shard_rows: int
     text: bool
+
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"profile": STORAGES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,13 @@ class Manifest:
         text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         return text.encode("utf-8", "backslashreplace")  # bytes of a file name that are not UTF-8
 
+    def problem(self) -> str:
+        """What cannot be: no view, or a file that is no shard."""
+        if not self.job.vectors.views:
+            return "job.vectors.views is empty"
+        other = [name for name in self.files if not _SHARD.fullmatch(name)]
+        return f"files names {other[0]!r:.60}, which is no shard" if other else ""
+
     @property
     def views(self) -> dict[str, int]:
         """Width of every sentence view, by column name, in the order of the columns."""
@@ -293,11 +303,8 @@ def read_manifest(path: Path) -> Manifest:
     file = Layout(path).manifest
     if not file.is_file():
         raise UsageError(f"{path} is not a dataset.{_why_not(path)}")
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}. Make the dataset again.") from error
-    return decode(Manifest, content, file=file)
+    advice = "Make the dataset again."
+    return decode(Manifest, read_json(file, advice=advice), file=file, advice=advice)
 
 
 def _why_not(path: Path) -> str:

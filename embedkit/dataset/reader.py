@@ -185,7 +185,11 @@ class TableReader:
         return self._entry(number).rows
 
     def _entry(self, number: int) -> FileEntry:
-        return self._manifest.files[f"{self._table}/{self._part(number).name}"]
+        name = f"{self._table}/{self._part(number).name}"
+        with self._damage(number):
+            if name not in self._manifest.files:
+                raise ValueError("the manifest does not name it")
+        return self._manifest.files[name]
 
     def _check_rows(self, number: int, rows: int) -> None:
         with self._damage(number):

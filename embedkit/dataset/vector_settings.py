@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.choices import ON_LONG, PRECISIONS, SUBTOKENS
 from embedkit.corpus.records import normal_form
 from embedkit.dataset.schema import cast_for_storage
-from embedkit.encoding.views import parse_view
-from embedkit.errors import MismatchError
+from embedkit.encoding.views import parse_layers, parse_view
+from embedkit.errors import MismatchError, UsageError, first_line
 from embedkit.types import Float32
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _TEXTS_AT_ONCE = 4_096
+_MOST_LAYERS = 10_000
 _SHAPING = (
     "unicode", "special_tokens", "normalize", "max_length", "on_long", "stride", "prefix",
     "precision", "storage",
@@ -45,6 +47,10 @@ class ModelSettings:
     n_layers: int
     width: int
     sha256: dict[str, str]
+
+    def problem(self) -> str:
+        """What cannot be: a model without layers or width."""
+        return "" if self.n_layers and self.width else "n_layers or width is 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,22 @@ class VectorOptions:
     prefix: str
     precision: str
     batch_tokens: int
+
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {
+        "words": SUBTOKENS, "on_long": ON_LONG, "precision": PRECISIONS,
+    }  # fmt: skip
+
+    def problem(self) -> str:
+        """What cannot be: a name that is no view or layer, or a width of nothing."""
+        names = [*((n, "views", parse_view) for n in self.views),
+                 *((n, "token_layers", parse_layers) for n in self.token_layers)]  # fmt: skip
+        for name, field, parse in names:
+            try:
+                parse(name, n_layers=_MOST_LAYERS)
+            except UsageError as error:
+                return f"{field}: {first_line(error)}"
+        widths = [*self.views.values(), *self.token_layers.values()]
+        return "" if all(widths) else "views: a width is 0"
 
     @property
     def tokenizer(self) -> TokenizerSettings:

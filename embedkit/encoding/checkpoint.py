@@ -10,7 +10,6 @@ run. Weights are read from safetensors; a checkpoint that has only
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.decoding import read_json
 from embedkit.encoding import multilingual
 from embedkit.encoding.families import FAMILIES
 from embedkit.errors import ModelError, did_you_mean, first_line
@@ -359,10 +359,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
+    value = read_json(path, error=ModelError, advice="Fetch it again.")
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object.")
     return value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from embedkit.choices import FEATURES, STORAGES, TASKS, UNICODE_FORMS
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.display import without_nan
 from embedkit.runs.metrics import Score
@@ -46,6 +48,8 @@ __all__ = [
 
 FORMAT_VERSION = 3
 
+Choices = Mapping[str, Sequence[str]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
@@ -85,6 +89,8 @@ class DatasetContent:
     storage: str | None = None
     reading: dict[str, Any] | None = None
     rejected: dict[str, int] | None = None
+
+    CHOICES: ClassVar[Choices] = {"unicode": UNICODE_FORMS, "storage": STORAGES}
 
     @property
     def vector_settings(self) -> VectorSettings:
@@ -171,6 +177,8 @@ class EstimatorChoice:
     scaling: str
     parameters: dict[str, Any]
     at_edge: bool
+
+    CHOICES: ClassVar[Choices] = {"scaling": ("common", "rows", "columns", "none")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +304,8 @@ class _FittedRun(Run):
     dataset: DatasetContent
     split: SplitContent
 
+    CHOICES: ClassVar[Choices] = {"task": TASKS, "features": (*FEATURES, "text")}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRun(_FittedRun):
@@ -322,6 +332,26 @@ class PredictionRun(_FittedRun):
     scores: dict[str, dict[str, ReportedScore]]
     per_class: dict[str, tuple[ClassScore, ...]] = field(default_factory=dict)
     threshold_metric: str | None = None
+
+    def problem(self) -> str:
+        """What cannot be between the fields."""
+        of_classes, vectors = self.task == "classification", self.dataset.vectors
+        listed = [tuple(one.label for one in rows) for rows in self.per_class.values()]
+        stored = vectors is not None and self.dataset.storage is not None
+        limits = [self.threshold, *getattr(self, "thresholds", ())]
+        found = {
+            "classes": len(set(self.classes)) == len(self.classes) and "" not in self.classes
+                       and (len(self.classes) > 1) == of_classes,
+            "per_class": all(labels == self.classes for labels in listed),
+            "threshold": all(one is None or 0 <= one <= 1 for one in limits),
+            "views": bool(self.views) == (self.features == "vectors")
+                     and (stored or not self.views)
+                     and (vectors is None or set(self.views) <= set(vectors.views)),
+            "models": all(re.fullmatch(r"[\w-]+", name) for name in getattr(self, "models", ())),
+            "scores": set(self.scores) | set(self.per_class) <= {"cross_validation", "test"},
+        }  # fmt: skip
+        wrong = [name for name, holds in found.items() if not holds]
+        return f"{wrong[0]} does not agree with the other fields" if wrong else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,8 @@ from embedkit._version import __version__
 from embedkit.artefacts import UNFINISHED, finish_swap, incomplete, new_folder
 from embedkit.checksums import check_files
 from embedkit.dataset.jobs import difference
-from embedkit.decoding import decode
+from embedkit.decoding import decode, read_json
 from embedkit.errors import (
-    DamagedError,
     EncodeError,
     MismatchError,
     OutputExistsError,
@@ -188,14 +187,12 @@ def read_run(path: Path) -> Run:
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
     check_files(path, ["run.json"], advice="Make the run again.")
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}. Make the run again.") from error
-    head = decode(_Head, content, file=file)
+    advice = "Make the run again."
+    content = read_json(file, advice=advice)
+    head = decode(_Head, content, file=file, advice=advice)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
         raise UsageError(f"{path} was made by another version of embedkit. Make the run again.")
-    return decode(KINDS[head.kind], content, file=file)
+    return decode(KINDS[head.kind], content, file=file, advice=advice)
 
 
 @dataclass(frozen=True, slots=True)

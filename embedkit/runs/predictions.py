@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedkit import fsio
 from embedkit.checksums import check_files
+from embedkit.decoding import check_columns, read_table
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.content import ClassScore, ReportedScore
 from embedkit.runs.metrics import Metric, beta_of, classification_metrics, regression_metrics
@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
+_COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "repeat": pa.int16(),
+            "fold": pa.string()}  # fmt: skip
+_ADVICE = "Make the run again."
+_ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred")
 
 
@@ -350,27 +354,46 @@ def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
 
 
 def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
-    check_files(file.parent, [file.name], advice="Make the run again.")
+    check_files(file.parent, [file.name], advice=_ADVICE)
+    answers = pa.string() if classes else pa.float64()
+    proba = [f"proba_{name}" for name in classes]
+    columns = _COLUMNS | {"y_true": answers, "y_pred": answers} | dict.fromkeys(proba, pa.float64())
+    table = read_table(file, advice=_ADVICE)
+    check_columns(table, columns, file=file, nullable=["y_true"], advice=_ADVICE)
+    number = {"test": TEST} | {str(fold): fold for fold in range(len(table) + 1)}
     try:
-        table = pq.read_table(file, page_checksum_verification=True)
-        fold = [TEST if f == "test" else int(f) for f in table["fold"].to_pylist()]
         y, y_pred = (_numbers(table[n], classes) for n in ("y_true", "y_pred"))
-        proba = y_pred
-        if classes:
-            proba = np.stack([table[f"proba_{c}"].to_numpy() for c in classes], axis=1)
-        return Predictions(
-            row=table["row"].to_numpy().astype(np.int64),
-            ids=tuple(map(str, table["id"].to_pylist())),
-            group=table["group"].to_numpy().astype(np.int64),
-            fold=np.array(fold, np.int64),
+        found = Predictions(
+            row=table["row"].to_numpy(),
+            ids=tuple(table["id"].to_pylist()),
+            group=table["group"].to_numpy(),
+            fold=np.array([number[fold] for fold in table["fold"].to_pylist()], np.int64),
             repeat=table["repeat"].to_numpy().astype(np.int64),
             y=y,
-            proba=proba.astype(np.float64),
+            proba=np.stack([table[n].to_numpy() for n in proba], axis=1) if classes else y_pred,
             y_pred=y_pred,
             classes=classes,
-        )._ordered()
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise DamagedError(f"{file} cannot be read: {error}. Make the run again.") from error
+        )
+    except KeyError as error:
+        raise DamagedError(
+            f"{file} is damaged: {error} is no fold or class of the run. {_ADVICE}"
+        ) from error
+    if problem := _problem(found):
+        raise DamagedError(f"{file} is damaged: {problem}. {_ADVICE}")
+    return found._ordered()
+
+
+def _problem(found: Predictions) -> str:
+    """What cannot be in predictions: numbers that no model gives."""
+    if len(found.row) and min(found.row.min(), found.repeat.min()) < 0:
+        return "row or repeat is negative"
+    if not found.classes:
+        return "" if np.isfinite(found.y_pred).all() else "y_pred is not finite"
+    wrong = ~((found.proba >= 0) & (found.proba <= 1)).all(axis=1)  # NaN too
+    wrong |= np.abs(found.proba.sum(axis=1) - 1) > _ROUNDING
+    if wrong.any():
+        return f"the probabilities of row {found.row[wrong][0]} are none: {found.proba[wrong][0]}"
+    return "" if (found.y_pred >= 0).all() else "y_pred holds null"
 
 
 def _numbers(column: pa.ChunkedArray, classes: tuple[str, ...]) -> NDArray[Any]:

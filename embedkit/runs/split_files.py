@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedkit import fsio
 from embedkit.dataset.store import VectorData
-from embedkit.decoding import decode
+from embedkit.decoding import check_columns, decode, parse_json, read_table
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.types import Int64
 
@@ -40,6 +41,9 @@ TRAIN = -2
 """Fold number of records that are never held out, where there is one fold."""
 
 _KEY = b"embedkit.split"
+_MOST_REPEATS = 10_000
+_UNITS = {"record": "records", "text": "distinct texts", "group": "groups",
+          "group and text": "groups of records, equal texts together"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +75,18 @@ class SplitSettings:
     column: str | None = None
     unit: str = "record"
 
+    CHOICES: ClassVar[Mapping[str, Collection[str]]] = {"unit": _UNITS}
+
+    def problem(self) -> str:
+        """What cannot be: no fold, no repeat, or more than a whole test set."""
+        if not self.folds or not 0 < self.repeats <= _MOST_REPEATS:
+            return f"folds={self.folds}, repeats={self.repeats}: expected one or more"
+        return "" if 0 <= self.test < 1 else f"test={self.test}: expected a fraction"
+
     @property
     def unit_text(self) -> str:
         """The units in the plural, for a sentence."""
-        return {"record": "records", "text": "distinct texts", "group": "groups",
-                "group and text": "groups of records, equal texts together"}[self.unit]  # fmt: skip
+        return _UNITS[self.unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,24 +160,29 @@ def read_split(path: Path) -> Split:
     """
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit split.")
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        settings = json.loads((table.schema.metadata or {})[_KEY])
-        expected = settings["fingerprint"]
-    except (pa.ArrowException, OSError) as error:
-        raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error
-    except (KeyError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} was not written by embedkit split.") from error
-    columns = [n for n in table.column_names if n == "fold" or n.startswith("fold_")]
+    table = read_table(path)
+    stored = (table.schema.metadata or {}).get(_KEY)
+    if stored is None:
+        raise UsageError(f"{path} was not written by embedkit split.")
+    settings = decode(_Stored, parse_json(stored, file=path), file=path)
+    names = ["fold", *(f"fold_{i}" for i in range(1, settings.repeats))]
+    folds = dict.fromkeys(names, pa.int16())
+    check_columns(table, {"row": pa.int64(), "group": pa.int64(), **folds}, file=path)
+    own = {f.name: getattr(settings, f.name) for f in fields(SplitSettings)}
     found = Split(
         row=table["row"].to_numpy(),
         group=table["group"].to_numpy(),
-        folds=np.stack([table[n].to_numpy().astype(np.int64) for n in columns], axis=1),
-        settings=decode(SplitSettings, settings, file=path),
+        folds=np.stack([table[n].to_numpy().astype(np.int64) for n in names], axis=1),
+        settings=SplitSettings(**own),
     )
-    if found.fingerprint != expected:
+    if found.fingerprint != settings.fingerprint:
         raise DamagedError(f"{path} is not what was written. Make it again.")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored(SplitSettings):
+    fingerprint: str
 
 
 def split_of_run(data: VectorData) -> Path:

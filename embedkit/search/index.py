@@ -28,7 +28,7 @@ from embedkit.artefacts import finish_swap, new_folder
 from embedkit.checksums import check_files, is_sealed
 from embedkit.choices import INDEX_KINDS, SEARCH_METRICS, WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData, load
-from embedkit.decoding import decode
+from embedkit.decoding import decode, read_json
 from embedkit.errors import (
     DamagedError,
     MismatchError,
@@ -362,14 +362,9 @@ def _read_info(folder: Path, data: VectorData, again: str) -> IndexInfo:
                        if p.parent.suffix != ".incomplete")  # fmt: skip
         have = f"it has {', '.join(there)}" if there else "it has none"
         raise UsageError(f"{data.path} has no index {folder.name}; {have}. Build it: {again}.")
-    check_files(folder, advice=f"Build it again: {again} --overwrite.")
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise DamagedError(
-            f"{file} is damaged: {error}. Build it again: {again} --overwrite."
-        ) from error
-    info = decode(IndexInfo, content, file=file)
+    advice = f"Build it again: {again} --overwrite."
+    check_files(folder, advice=advice)
+    info = decode(IndexInfo, read_json(file, advice=advice), file=file, advice=advice)
     state = info.fingerprint, info.format_version
     if state != (data.manifest.fingerprint, _FORMAT_VERSION):
         raise MismatchError(
