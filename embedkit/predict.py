@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embedkit.dataset.store import VectorData, load
 from embedkit.dataset.vector_settings import DatasetEncoder, encode_as, normal_form
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import decide
@@ -129,7 +129,7 @@ class Predictor:
         form = "none" if self.content is None else self.content.dataset.unicode
         first = [normal_form(text, form) for text in texts]
         second = None if pairs is None else [normal_form(text, form) for text in pairs]
-        return np.asarray(self._model.predict_proba(first, second), np.float64)
+        return self._checked(self._model.predict_proba(first, second))
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
         """Return the prediction for each text; arguments and errors as for `predict_proba`."""
@@ -158,8 +158,18 @@ class Predictor:
         pairs = [str(text) for text in data.column("text_pair")] if paired else None
         return data, self._predictions(self._model.predict_proba(data.text, pairs))
 
+    def _checked(self, values: Any) -> Float64:
+        """What a model gave: a finite number for each class, or a value."""
+        found = np.asarray(values, np.float64)
+        if found.shape[1:] != (len(self.names),) * bool(self.names) or not np.isfinite(found).all():
+            raise DamagedError(
+                f"the model in {self.run} gives {found.shape[1:] or 'values'} or no finite numbers "
+                f"for the classes {', '.join(self.names) or '(none)'}. Make it again."
+            )
+        return found
+
     def _predictions(self, values: Any) -> list[Prediction]:
-        proba = np.asarray(values, np.float64)
+        proba = self._checked(values)
         threshold = None if self.content is None else self.content.threshold
         y_pred = decide(proba, threshold=threshold)
         return list(predictions_of(proba, y_pred, self.names))

@@ -68,7 +68,8 @@ def write_fake_run(
     (folder / "model").mkdir()
     (folder / "model" / "weights").write_bytes(b"x" * 1_000)
     fields: dict[str, Any] = {
-        "estimator": "logreg", "features": "vectors", "task": "classification", "settings": {},
+        "estimator": "logreg", "features": "vectors", "settings": {},
+        "task": "classification" if len(classes) else "regression",
         "choices": (), "threshold": None, "test_set": None, "scores": {},
         "views": ("mean_2",), "classes": tuple(classes),
         "records": RecordCounts(folds=n, test=0),

@@ -589,7 +589,7 @@ def test_names_and_measures(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"baseline='c': expected one of a, b, majority"):
         compare(paths, baseline="c")
     assert compare(paths, baseline=str(paths[1])).table.baseline == "b"
-    edit_run(paths[1], features="tfidf")
+    edit_run(paths[1], features="tfidf", views=[])
     assert compare(paths).table.baseline == "b"
     reserved, _, _ = random_runs(tmp_path / "z", ["majority"], n=50)
     with pytest.raises(UsageError, match="Rename its folder"):

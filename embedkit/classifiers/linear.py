@@ -94,5 +94,5 @@ def read_linear(file: Path) -> LinearModel:
         with safe_open(file, "numpy") as stored:
             arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
             return LinearModel(arrays, unit_rows=stored.metadata()[_ROWS] == "True")
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise DamagedError(f"{file} cannot be read: {first_line(error)}.") from error

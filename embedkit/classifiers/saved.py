@@ -19,7 +19,7 @@ from typing import Any
 from embedkit import fsio
 from embedkit.checksums import check_files
 from embedkit.classifiers import linear
-from embedkit.errors import DamagedError, UsageError
+from embedkit.errors import DamagedError, UsageError, first_line
 
 __all__ = ["load_model", "save_model"]
 
@@ -67,8 +67,9 @@ def load_model(run: Path) -> Callable[[Any], Any]:
         UsageError: it holds types that are never built.
     """
     check_files(run, ["model"], advice="Make the run again.")
-    if (run / "model" / linear.FILE).is_file():
-        return linear.read_linear(run / "model" / linear.FILE)
+    arrays = run / "model" / linear.FILE
+    if arrays.is_file():
+        return _fitting(linear.read_linear(arrays), arrays)
     return _load_pipeline(run / "model" / "pipeline.skops")
 
 
@@ -92,11 +93,28 @@ def _load_pipeline(file: Path) -> Callable[[Any], Any]:
     except Exception as error:  # skops raises what its nodes raise
         raise DamagedError(f"{file} cannot be read: {error}.") from error
     booster = file.with_name("booster.txt")
+    apply: Callable[[Any], Any] | None = getattr(pipeline, "predict", None)
     if booster.is_file():
-        return _boosted(pipeline, booster)
-    if hasattr(pipeline, "predict_proba"):
-        return lambda features: pipeline.predict_proba(features)
-    return lambda features: pipeline.predict(features)
+        apply = _boosted(pipeline, booster)
+    elif hasattr(pipeline, "predict_proba"):
+        apply = pipeline.predict_proba
+    if apply is None:
+        raise DamagedError(f"{file} holds {type(pipeline).__name__}, which predicts nothing.")
+    return _fitting(apply, file)
+
+
+def _fitting(apply: Callable[[Any], Any], file: Path) -> Callable[[Any], Any]:
+    """The function, whose errors say that the file holds a model of something else."""
+
+    def call(features: Any) -> Any:
+        try:
+            return apply(features)
+        except Exception as error:  # a model raises what its parts raise
+            raise DamagedError(
+                f"{file} does not fit the run: {first_line(error)}. Make the run again."
+            ) from error
+
+    return call
 
 
 def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:

@@ -58,7 +58,9 @@ def run_info_text(path: Path, content: Run) -> str:
         path: its folder.
         content: the content of its ``run.json``.
     """
-    lines = [f"{path}: a {content.kind} run of embedkit {content.versions['embedkit']}"]
+    lines = [
+        f"{path}: a {content.kind} run of embedkit {content.versions.get('embedkit', '(unknown)')}"
+    ]
     lines += [f"  {name:9}  {visible(text)}" for name, text in _facts(path, content) if text]
     lines += [*_results(content), "open it:"]
     for name in ("predictions.parquet", "pairs.parquet"):

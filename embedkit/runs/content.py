@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from embedkit.choices import FEATURES, STORAGES, TASKS, UNICODE_FORMS
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.display import without_nan
+from embedkit.errors import DamagedError
 from embedkit.runs.metrics import Score
 from embedkit.runs.split_files import Split, SplitSettings
 from embedkit.runs.training_content import (
@@ -95,8 +96,8 @@ class DatasetContent:
     @property
     def vector_settings(self) -> VectorSettings:
         """Everything that shaped a vector, of a run on vectors."""
-        assert self.vectors is not None
-        assert self.storage is not None
+        if self.vectors is None or self.storage is None:
+            raise DamagedError("run.json does not say how its vectors were made. Make it again.")
         return VectorSettings.of(
             self.vectors, model=self.model, unicode=self.unicode, storage=self.storage
         )
@@ -337,7 +338,8 @@ class PredictionRun(_FittedRun):
         """What cannot be between the fields."""
         of_classes, vectors = self.task == "classification", self.dataset.vectors
         listed = [tuple(one.label for one in rows) for rows in self.per_class.values()]
-        stored = vectors is not None and self.dataset.storage is not None
+        models = getattr(self, "models", ("pipeline",))
+        main, loss = ("accuracy", "log_loss") if of_classes else ("r2", "rmse")
         limits = [self.threshold, *getattr(self, "thresholds", ())]
         found = {
             "classes": len(set(self.classes)) == len(self.classes) and "" not in self.classes
@@ -345,10 +347,10 @@ class PredictionRun(_FittedRun):
             "per_class": all(labels == self.classes for labels in listed),
             "threshold": all(one is None or 0 <= one <= 1 for one in limits),
             "views": bool(self.views) == (self.features == "vectors")
-                     and (stored or not self.views)
                      and (vectors is None or set(self.views) <= set(vectors.views)),
-            "models": all(re.fullmatch(r"[\w-]+", name) for name in getattr(self, "models", ())),
-            "scores": set(self.scores) | set(self.per_class) <= {"cross_validation", "test"},
+            "models": bool(models) and all(re.fullmatch(r"[\w-]+", name) for name in models),
+            "scores": set(self.scores) | set(self.per_class) <= {"cross_validation", "test"}
+                      and all({main, loss} <= set(of) for of in self.scores.values()),
         }  # fmt: skip
         wrong = [name for name, holds in found.items() if not holds]
         return f"{wrong[0]} does not agree with the other fields" if wrong else ""
