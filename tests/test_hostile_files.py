@@ -5,17 +5,22 @@ Checksums do not tell such a file: who writes one can seal it too.
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import embedkit
 from embedkit.checksums import seal
+from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, Reject, plan_corpus
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
 from embedkit.runs.folder import read_run
@@ -136,3 +141,183 @@ def test_a_field_of_run_json(here: Path, kind: str, field: str) -> None:
                 assert done.returncode in (0, 2, 4, 5), done
         file.write_bytes(original)
     assert refusals >= 3
+
+
+CHECKPOINTS: list[tuple[str, dict[str, Any] | str, str]] = [
+    ("config.json", {"num_attention_heads": -2}, "num_attention_heads in .* is -2, expected 1"),
+    ("config.json", {"num_hidden_layers": -1}, "num_hidden_layers in .* is -1, expected 1"),
+    ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers in .* is 0, expected 1"),
+    ("config.json", {"num_hidden_layers": 2**31}, "num_hidden_layers in .*, expected 1 to 1,000"),
+    ("config.json", {"hidden_size": 2**40}, "hidden_size in .*, expected 1 to 65,536"),
+    ("config.json", {"vocab_size": "x"}, "vocab_size in .* is 'x', not a number"),
+    ("config.json", {"layer_norm_eps": "x"}, "layer_norm_eps"),
+    ("config.json", {"layer_norm_eps": float("inf")}, "Infinity is no number of JSON"),
+    ("config.json", '{"a":' + 100_000 * "[" + 100_000 * "]" + "}", "config.json .*nested too deep"),
+    ("tokenizer_config.json", 100_000 * "[", "tokenizer_config.json .*nested too deep"),
+    ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length in .* is 'x', not a"),
+    ("tokenizer.json", 100_000 * "[", "no tokenizer can be loaded"),
+    ("tokenizer.json", '{"normalizer":' + 5_000 * '{"type":"Sequence","normalizers":['
+     + 5_000 * "]}" + "}", "no tokenizer can be loaded"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "content", "message"), CHECKPOINTS)
+def test_a_file_of_a_checkpoint(
+    tmp_path: Path, file: str, content: dict[str, Any] | str, message: str
+) -> None:
+    copy = Path(shutil.copytree(tiny_model(), tmp_path / "m"))
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((copy / file).read_text("utf-8")) | content)
+    (copy / file).write_text(content, "utf-8")
+    for use in (["info", "m"], ["tokenize", "a bus", "--model", "m"]):
+        assert re.search(message, refused(*use, cwd=tmp_path, code=2))
+
+
+@pytest.mark.parametrize("changed", [{"chunk_size_feed_forward": 7}, {"architectures": 3}])
+def test_what_a_checkpoint_may_say(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """Neither decides a number."""
+    copy = Path(shutil.copytree(tiny_model(), tmp_path / "m"))
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    (copy / "config.json").write_text(json.dumps(config | changed), "utf-8")
+    assert command("info", "m", cwd=tmp_path).returncode == 0
+    texts = ["the movie was good", "a bus"]
+    both = [Encoder.load(folder, device="cpu").encode(texts) for folder in (copy, tiny_model())]
+    assert np.array_equal(*both)
+
+
+def test_a_panic_of_the_tokenizer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Rust library that gives up raises what no ``except Exception`` catches."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_: Any, **__: Any) -> None:
+        raise PanicException("retry-limit-in-match over")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
+    line = refused("tokenize", "a bus", "--model", str(tiny_model()), cwd=tmp_path, code=2)
+    assert "the tokenizer gives up (retry-limit-in-match over)" in line
+
+
+def column(name: str, change: Callable[[list[Any]], Any]) -> Callable[[pa.Table], pa.Table]:
+    """A table with one column changed."""
+
+    def edited(table: pa.Table) -> pa.Table:
+        values = change(table[name].to_pylist())
+        made = values if isinstance(values, pa.Array) else pa.array(values, table[name].type)
+        return table.set_column(table.column_names.index(name), name, made)
+
+    return edited
+
+
+PREDICTIONS: list[tuple[str, Callable[[pa.Table], pa.Table], str]] = [
+    ("inf", column("proba_1", lambda v: [float("inf"), *v[1:]]), "the probabilities of row"),
+    ("-1", column("proba_1", lambda v: [-1.0, *v[1:]]), "the probabilities of row"),
+    ("10", column("proba_1", lambda v: [10.0, *v[1:]]), "the probabilities of row"),
+    ("nan", column("proba_1", lambda v: [float("nan"), *v[1:]]), "the probabilities of row"),
+    ("no sum", column("proba_1", lambda v: [0.5 * x for x in v]), "the probabilities of row"),
+    ("null", column("proba_1", lambda v: [None, *v[1:]]), "'proba_1' holds null"),
+    ("text", column("proba_1", lambda v: pa.array(map(str, v))), "'proba_1' holds string"),
+    ("missing", lambda t: t.drop_columns(["proba_1"]), "'proba_1' is missing"),
+    ("swapped", lambda t: t.select([*t.column_names[:-2], *t.column_names[:-3:-1]]), "is moved"),
+    ("fold null", column("fold", lambda v: [None, *v[1:]]), "'fold' holds null"),
+    ("fold 2^63", column("fold", lambda v: [str(2**63), *v[1:]]), "is no fold or class"),
+    ("fold word", column("fold", lambda v: ["x", *v[1:]]), "is no fold or class"),
+    ("row text", column("row", lambda v: pa.array(map(str, v))), "'row' holds string"),
+    ("row -1", column("row", lambda v: [-1, *v[1:]]), "row or repeat is negative"),
+    ("class", column("y_true", lambda v: ["x", *v[1:]]), "'x' is no fold or class"),
+    ("no class", column("y_pred", lambda v: [None, *v[1:]]), "'y_pred' holds null"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"), PREDICTIONS, ids=[n for n, *_ in PREDICTIONS]
+)
+def test_a_column_of_predictions(
+    here: Path, name: str, change: Callable[[pa.Table], pa.Table], message: str
+) -> None:
+    file = here / "frozen" / "predictions.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+    seal(file.parent)
+    line = refused("compare", "frozen", cwd=here)
+    assert re.search(rf"frozen/predictions\.parquet is damaged: .*{message}", line)
+
+
+def test_swapped_classes(here: Path) -> None:
+    """Everything in ``run.json`` agrees, but the predictions do not."""
+    edit(here / "frozen" / "run.json", lambda c: c | {
+        "classes": c["classes"][::-1],
+        "per_class": {name: rows[::-1] for name, rows in c["per_class"].items()},
+    })  # fmt: skip
+    assert "predictions.parquet is damaged: the column 'proba_1' is moved" in refused(
+        "compare", "frozen", cwd=here
+    )
+
+
+def test_a_model_of_another_run(here: Path) -> None:
+    """One that predicts other classes, or reads other vectors, does not answer."""
+    import skops.io
+    from safetensors.numpy import save
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    random = np.random.default_rng(0)
+    X, y = random.normal(size=(30, 16)), np.arange(30) % 3
+    file = here / "frozen" / "model" / "pipeline.skops"
+    arrays = file.with_name("linear.safetensors")
+    arrays.write_bytes(save({"mean": X[0]}))
+    seal(here / "frozen")
+    assert "linear.safetensors cannot be read" in refused("predict", "frozen", "data", cwd=here)
+    arrays.unlink()
+    for made, message in (
+        (LogisticRegression().fit(X, y), r"gives \(3,\) .* for the classes 0, 1"),
+        (LogisticRegression().fit(X[:, :5], y % 2), "does not fit the run: X has 16 features"),
+        (StandardScaler().fit(X), "holds StandardScaler, which predicts nothing"),
+    ):
+        skops.io.dump(made, file)
+        seal(here / "frozen")
+        assert re.search(message, refused("predict", "frozen", "data", cwd=here))
+
+
+FOREIGN = {
+    "a PDF": b"%PDF-1.4\nfoo\tbar\n", "a PNG image": b"\x89PNG\r\n\x1a\n" + 200 * b"abc",
+    "a SQLite database": b"SQLite format 3\x00" + 200 * b"abc",
+    "a tar archive": 257 * b"a" + b"ustar" + 2_000 * b"hello\tx\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("name", ["c.tsv", "c.csv", "c.jsonl", "c.tsv.gz"])
+def test_a_file_that_is_no_text(tmp_path: Path, kind: str, name: str) -> None:
+    content = FOREIGN[kind]
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    line = refused("extract", name, "--text", "x", "--model", str(tiny_model()), cwd=tmp_path,
+                   code=2)  # fmt: skip
+    assert line.startswith(f"embedkit: {name} is {kind}, and a text file was expected.")
+
+
+def test_a_delimiter_inside_a_character(tmp_path: Path) -> None:
+    r"""The second byte of ポ in Shift-JIS is 0x7C, which alone is ``|``."""
+    rows = [("1", "ポ"), ("2", "ポスト"), ("3", "a")]
+    text = "".join(f"{a}|{b}\n" for a, b in [("id", "text"), *rows])
+    file = tmp_path / "c.csv"
+    file.write_bytes(text.encode("shift_jis") + b"4|\x81\n")
+    options = CorpusOptions(encoding="shift_jis", quoting="none")
+    items = list(CorpusReader(plan_corpus([InputFile.of(file)], options)))
+    assert [(r.id, r.text) for r in items if isinstance(r, Record)] == rows
+    (reject,) = (item for item in items if isinstance(item, Reject))
+    assert (reject.row, reject.line, reject.reason) == (3, 5, "invalid_encoding")
+
+
+def test_the_line_of_a_reject_after_line_breaks_in_fields(tmp_path: Path) -> None:
+    file = tmp_path / "c.csv"
+    file.write_bytes(
+        b'id,"te\nxt"\r\n1,"a\nb"\r\n2,\r\n3,"x\r\n\r\ny"\r\n4,a,b\r\n\r\n5,"a"b\r\n6,\n'
+    )
+    items = CorpusReader(plan_corpus([InputFile.of(file)], CorpusOptions(text="te\nxt")))
+    rejects = [(item.line, item.reason) for item in items if isinstance(item, Reject)]
+    assert rejects == [
+        (5, "empty_text"), (9, "too_many_cells"), (11, "bad_quoting"), (12, "empty_text")
+    ]  # fmt: skip

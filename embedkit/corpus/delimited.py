@@ -44,8 +44,12 @@ class DelimitedTable(TextTable):
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
             return _csv_records(self._lines, self._dialect.delimiter)
-        delimiter = self._dialect.delimiter.encode()
-        return _plain_records(self._lines, lambda data: data.split(delimiter))
+        mark, encoding = self._dialect.delimiter, self._lines.encoding
+        if mark == "\t":  # no other character of any encoding has its byte
+            return _plain_records(self._lines, lambda data: data.split(b"\t"))
+        return _plain_records(
+            self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
+        )
 
     def _row(self, parsed: _Parsed, indexes: list[int], width: int) -> Row | BadRow:
         lines, cells = parsed
@@ -104,7 +108,7 @@ class LinesTable(DelimitedTable):
         return ["text"]
 
 
-def _plain_records(lines: Source, split: Callable[[bytes], list[bytes]]) -> _Records:
+def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
     """One record a line, quotes literal."""
     for line in lines:
         if line.too_long:
@@ -112,7 +116,12 @@ def _plain_records(lines: Source, split: Callable[[bytes], list[bytes]]) -> _Rec
         elif not line.data:
             yield None
         else:
-            yield [line], split(line.data)
+            try:
+                cells = split(line.data)
+            except UnicodeDecodeError as error:
+                yield bad_row([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
+            else:
+                yield [line], cells
 
 
 def _csv_records(lines: Source, delimiter: str) -> _Records:

@@ -43,6 +43,20 @@ _MAGIC = {
     b"\xfd7zXZ\x00": "xz",
     b"PK\x03\x04": "zip",
 }
+_FOREIGN = {
+    "a PDF": (0, b"%PDF-"),
+    "a PNG image": (0, b"\x89PNG\r\n"),
+    "a JPEG image": (0, b"\xff\xd8\xff"),
+    "a SQLite database": (0, b"SQLite format 3\x00"),
+    "a tar archive": (257, b"ustar"),
+    "a 7z archive": (0, b"7z\xbc\xaf\x27\x1c"),
+    "a RAR archive": (0, b"Rar!\x1a\x07"),
+    "an old Office document": (0, b"\xd0\xcf\x11\xe0\xa1\xb1"),
+    "an HDF5 file": (0, b"\x89HDF\r\n"),
+    "a Parquet file": (0, b"PAR1"),
+    "an Arrow file": (0, b"ARROW1"),
+}
+"""Kinds of files that are no text, whatever they are called: place and content of their mark."""
 _WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -201,6 +215,12 @@ class Source:
 
     def _check_head(self, encoding: str) -> None:
         head = self.head()
+        for kind, (at, mark) in _FOREIGN.items():
+            if head.startswith(mark, at):
+                raise CorpusError(
+                    f"{self.path} is {kind}, and a text file was expected. Give the file that "
+                    "holds the texts, or name its kind with format=."
+                )
         if head.startswith(codecs.BOM_UTF8):
             self._stream.read(len(codecs.BOM_UTF8))
             self._offset = len(codecs.BOM_UTF8)

@@ -144,11 +144,15 @@ def _class_of(checkpoint: Checkpoint) -> str:
     import transformers
 
     config = type(transformers.AutoConfig.for_model(**checkpoint.config))
-    for name in map(str, checkpoint.config.get("architectures") or ()):
+    for name in _names(checkpoint.config.get("architectures")):
         kind = getattr(transformers, name, None)
         if isinstance(kind, type) and getattr(kind, "config_class", None) is config:
             return name
     return str(transformers.AutoModel._model_mapping[config].__name__)
+
+
+def _names(value: Any) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, list) else []
 
 
 def _labels(model: Any) -> tuple[str, ...]:

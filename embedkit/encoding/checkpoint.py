@@ -39,8 +39,14 @@ _PACKAGED_SHA256 = {
 }
 _SIDE_FILES = (".json", ".txt", ".model")
 _LFS = b"version https://git-lfs"
-_WHOLE_NUMBERS = ("max_position_embeddings", "pad_token_id", "type_vocab_size", "vocab_size",
-                  "intermediate_size")  # fmt: skip
+_RANGES = {
+    "num_hidden_layers": (1, 1_000), "n_layers": (1, 1_000), "hidden_size": (1, 1 << 16),
+    "dim": (1, 1 << 16), "num_attention_heads": (1, 1 << 12), "n_heads": (1, 1 << 12),
+    "intermediate_size": (1, 1 << 20), "hidden_dim": (1, 1 << 20), "vocab_size": (1, 1 << 24),
+    "type_vocab_size": (0, 1 << 16), "max_position_embeddings": (0, 1 << 24),
+    "pad_token_id": (-1, 1 << 24), "chunk_size_feed_forward": (0, 1 << 24),
+}  # fmt: skip
+"""Whole numbers of ``config.json``, and what they can be; a wrong one may take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +176,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     for keys in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")):
         if not any(isinstance(config.get(key), int) for key in keys):
             raise ModelError(f"{name}: {config_path} does not state {keys[0]}.")
-    for key in _WHOLE_NUMBERS:
-        if not isinstance(config.get(key), int | None):
-            raise ModelError(f"{name}: {key} in {config_path} is {config[key]!r}, not a number.")
+    _check_numbers(config, config_path, name)
     weights = _weight_files(folder, name)
     for file in weights:
         with (folder / file).open("rb") as stream:
@@ -201,10 +205,23 @@ def _hashed(file: Path, *_identity: int) -> str:
     return file_sha256(file)
 
 
+def _check_numbers(config: dict[str, Any], config_path: Path, name: str) -> None:
+    for key, (low, high) in _RANGES.items():
+        value = config.get(key)
+        if value is not None and type(value) is not int:
+            raise ModelError(f"{name}: {key} in {config_path} is {value!r:.60}, not a number.")
+        if value is not None and not low <= value <= high:
+            raise ModelError(
+                f"{name}: {key} in {config_path} is {value}, expected {low} to {high:,}."
+            )
+    config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
+
+
 def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     kind = config.get("model_type")
     if not kind:  # configurations of 2019 do not state it
-        stem = str((config.get("architectures") or [""])[0]).lower()
+        stated = config.get("architectures")
+        stem = str(stated[0]).lower() if isinstance(stated, list) and stated else ""
         known = sorted(FAMILIES, key=len, reverse=True)
         kind = next((t for t in known if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():

@@ -9,7 +9,8 @@ is compared with the tokenizer's own on a few texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.alignment import align
-from embedkit.errors import ModelError, UsageError
+from embedkit.errors import ModelError, UsageError, first_line
 from embedkit.types import Int64
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "TokenizedText",
     "TokenizerSettings",
     "Window",
+    "no_panic",
     "window_owner",
     "window_starts",
     "word_spans",
@@ -124,6 +126,20 @@ class _Template:
     @property
     def added(self) -> int:
         return sum(map(len, self.special))
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn a panic of the Rust library, which is no ``Exception``, into a :class:`ModelError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"the tokenizer gives up ({first_line(error)}): its tokenizer.json is damaged, or "
+            "holds a regular expression that has too many ways to match. Use another checkpoint."
+        ) from error
 
 
 class TextTokenizer:
@@ -241,7 +257,8 @@ class TextTokenizer:
         backend = self.hf.backend_tokenizer
         encode = backend.encode_batch if offsets else backend.encode_batch_fast
         try:
-            found = encode(cut, add_special_tokens=False)
+            with no_panic():
+                found = encode(cut, add_special_tokens=False)
         except TypeError as error:  # its message does not name the cause
             raise _no_unicode(cut) or error from error
         return [(_ints(e.ids), _spans(e.offsets, len(prefix)) if offsets else None) for e in found]

@@ -13,7 +13,12 @@ from embedkit.encoding.checkpoint import (
 )
 from embedkit.encoding.families import FAMILIES
 from embedkit.encoding.tables import token_vectors
-from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
+from embedkit.encoding.tokenization import (
+    TextTokenizer,
+    TokenizedText,
+    TokenizerSettings,
+    no_panic,
+)
 from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
 __all__ = ["check_max_length", "choose_max_length", "load_tokenizer", "tokenize"]
@@ -40,14 +45,21 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             "vocab.txt or a SentencePiece model."
         )
     options = _casing(checkpoint)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(checkpoint.folder),
-            config=AutoConfig.for_model(**checkpoint.config),
-            local_files_only=True,
-            trust_remote_code=False,
-            **options,
+    limit = checkpoint.side_json("tokenizer_config.json").get("model_max_length")
+    if not isinstance(limit, int | float | None):
+        raise ModelError(
+            f"{checkpoint.name}: model_max_length in {checkpoint.folder / 'tokenizer_config.json'} "
+            f"is {limit!r:.60}, not a number."
         )
+    try:
+        with no_panic():
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(checkpoint.folder),
+                config=AutoConfig.for_model(**checkpoint.config),
+                local_files_only=True,
+                trust_remote_code=False,
+                **options,
+            )
     except ImportError as error:
         raise ModelError(
             f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
@@ -66,11 +78,17 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             "embedkit tokenize"
         )
     pad = tokenizer.pad_token_id
-    return TextTokenizer(
-        tokenizer,
-        pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
-        type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
-    )
+    try:
+        return TextTokenizer(
+            tokenizer,
+            pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
+            type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
+        )
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ModelError(
+            f"{checkpoint.name}: the tokenizer in {checkpoint.folder} cannot be used "
+            f"({first_line(error)})."
+        ) from error
 
 
 def check_max_length(checkpoint: Checkpoint, asked: int | None) -> None:
