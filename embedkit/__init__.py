@@ -19,7 +19,7 @@ from embedkit._version import __version__
 __all__ = [
     "CorpusOptions", "Encoder", "Predictor", "Searcher", "TrainingOptions", "__version__",
     "build_index", "compare", "errors", "export", "extract", "finetune", "load", "probe",
-    "similarity", "split", "tokenize", "train", "verify",
+    "repair", "similarity", "split", "tokenize", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from embedkit.comparison.compare import compare
     from embedkit.corpus import CorpusOptions
     from embedkit.dataset.extraction import extract
+    from embedkit.dataset.repair import repair
     from embedkit.dataset.store import load
     from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
@@ -55,6 +56,7 @@ _HOMES = {
     "finetune": "embedkit.finetuning.folds",
     "load": "embedkit.dataset.store",
     "probe": "embedkit.classifiers.probe",
+    "repair": "embedkit.dataset.repair",
     "similarity": "embedkit.sts",
     "split": "embedkit.runs.splits",
     "tokenize": "embedkit.encoding.vocabulary",

@@ -1,4 +1,4 @@
-"""Damage of a shard: found before anything is made of it."""
+"""Damage of a shard: found before anything is made of it, and made good."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import embedkit
+from embedkit.dataset.repair import Repair
+from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import DamagedError
-from tests.processes import exit_code_of
-from tests.store_fixtures import load_quickly, run, write_tsv
+from embedkit.errors import DamagedError, OutputExistsError, UsageError
+from tests.processes import command, exit_code_of
+from tests.store_fixtures import (
+    load_quickly,
+    quick,  # noqa: F401 - a fixture
+    run,
+    tree,
+    write_tsv,
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +111,95 @@ def test_a_dataset_of_an_earlier_version_has_no_sums_of_footers(out: Path) -> No
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(DamagedError, match="Parquet magic bytes not found in footer"):
         content(out)
+
+
+def flip(at: float) -> Callable[[Path], None]:
+    """Change a bit at a fraction of a file."""
+
+    def damage(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[int(at * len(content))] ^= 4
+        file.write_bytes(content)
+
+    return damage
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, list[tuple[str, Callable[[Path], None]]]] = {
+    "a data page": [("sentences/part-00001.parquet", flip(0.05))],
+    "a footer": [("sentences/part-00001.parquet", flip(0.9))],
+    "a missing file": [("sentences/part-00000.parquet", Path.unlink)],
+    "a truncated file": [("sentences/part-00003.parquet", cut)],
+    "words": [("words/part-00002.parquet", flip(0.1))],
+    "several": [("sentences/part-00000.parquet", cut), ("words/part-00000.parquet", Path.unlink),
+                ("words/part-00003.parquet", flip(0.5))],
+    "a file too many": [("sentences/part-00009.parquet", lambda file: file.write_bytes(b"x"))],
+    "rejects": [("_embedkit/rejects.jsonl", Path.unlink)],
+    "the job": [("sentences/part-00001.parquet", flip(0.9)), ("_embedkit/job.json", flip(0.3))],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_repaired_dataset_is_the_undamaged_one(made: Path, out: Path, name: str) -> None:
+    """``extract`` makes the damaged shards and no others, and what was damaged is kept."""
+    damaged = {}
+    for file, damage in DAMAGE[name]:
+        damage(out / file)
+        if (out / file).exists() and file != "_embedkit/job.json":
+            damaged[file] = (out / file).read_bytes()
+    shards = {int(f[-13:-8]) for f, _ in DAMAGE[name] if f.endswith(".parquet") and "9" not in f}
+    assert not verify(out).ok
+    found = embedkit.repair(out)
+    assert not out.exists()
+    assert found.unfinished == out.with_name("out.incomplete")
+    assert set(found.shards) == shards
+    assert set(found.files) == set(damaged)
+    assert {f: (found.aside / f).read_bytes() for f in found.files if found.aside} == damaged
+    again = run(made.with_name("c.tsv"), out, layers="0,1", words="mean")
+    assert again.resumed_shards == 4 - len(shards)
+    assert tree(out) == tree(made)
+    assert verify(out).ok
+
+
+def test_a_dataset_that_is_whole_needs_no_repair(out: Path) -> None:
+    assert embedkit.repair(out) == Repair()
+    assert command("repair", out, cwd=out).stdout == f"{out}: as written, nothing to repair\n"
+    assert sorted(p.name for p in out.parent.iterdir()) == ["out"]
+
+
+def test_what_cannot_be_repaired(out: Path) -> None:
+    cut(out / "sentences" / "part-00001.parquet")
+    in_the_way = out.with_name("out.incomplete")
+    in_the_way.mkdir()
+    with pytest.raises(OutputExistsError, match=r"out\.incomplete is in the way"):
+        embedkit.repair(out)
+    assert len(list((out / "sentences").iterdir())) == 4  # nothing was set aside
+    in_the_way.rmdir()
+    manifest = out / "_embedkit" / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"shard_rows": 3', '"shard_rows": 4'))
+    with pytest.raises(DamagedError, match=r"manifest\.json was edited"):
+        embedkit.repair(out)
+    with pytest.raises(UsageError, match="is not a dataset"):
+        embedkit.repair(out.parent)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command_says_what_to_do(made: Path, out: Path) -> None:
+    """A second repair finds another folder to set aside in; a damaged index goes alone."""
+    embedkit.build_index(out, kind="flat")
+    index = next((out / "_embedkit" / "index").iterdir())
+    flip(0.5)(index / "index.faiss")
+    done = command("repair", out, cwd=out.parent)
+    assert "index.faiss is damaged: its SHA-256 is" in done.stdout
+    assert "build the index again: embedkit index" in done.stdout
+    assert verify(out).ok
+    cut(out / "sentences" / "part-00001.parquet")
+    done = command("repair", out, cwd=out.parent)
+    assert f"set aside: 1 file in {out}.damaged-2\nto make 1 shard again, run" in done.stdout
+    shutil.rmtree(out.with_name("out.incomplete") / "_embedkit" / "index")
+    run(made.with_name("c.tsv"), out, layers="0,1", words="mean")
+    assert tree(out) == tree(made)

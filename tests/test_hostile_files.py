@@ -181,8 +181,8 @@ def test_what_a_checkpoint_may_say(tmp_path: Path, changed: dict[str, Any]) -> N
     (copy / "config.json").write_text(json.dumps(config | changed), "utf-8")
     assert command("info", "m", cwd=tmp_path).returncode == 0
     texts = ["the movie was good", "a bus"]
-    both = [Encoder.load(folder, device="cpu").encode(texts) for folder in (copy, tiny_model())]
-    assert np.array_equal(*both)
+    wanted = Encoder.load(tiny_model(), device="cpu").encode(texts)
+    assert np.array_equal(Encoder.load(copy, device="cpu").encode(texts), wanted)
 
 
 def test_a_panic_of_the_tokenizer_is_an_error(

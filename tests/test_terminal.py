@@ -46,7 +46,7 @@ def commands(corpus: Path) -> dict[str, list[str]]:
     corpus.with_name("recipe.toml").write_text(recipe, "utf-8")
     return {
         "extract": [corpus.name, *texts, "--keep", kept, "--words", "-v", "--out", made, *model],
-        "info": [made], "verify": [made], "tokenize": [EVIL, *model],
+        "info": [made], "verify": [made], "repair": [made], "tokenize": [EVIL, *model],
         "split": [made, "--folds", "2", "--out", f"s{EVIL}.parquet"],
         "train": [made, *fit, "--out", run], "probe": [made, *fit, "--out", f"probe{EVIL}"],
         "finetune": [corpus.name, *texts, *model, "--folds", "2", "--epochs", "1",

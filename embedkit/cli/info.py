@@ -1,4 +1,4 @@
-"""Commands that look at what is there: info, verify, tokenize."""
+"""Commands that look at what is there: info, verify, repair, tokenize."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from embedkit.dataset.inspection import DatasetInfo
+    from embedkit.dataset.repair import Repair
     from embedkit.dataset.verification import Verification
     from embedkit.encoding.architecture import ModelInfo, ModuleInfo
 
-__all__ = ["info", "tokenize", "verify"]
+__all__ = ["info", "repair", "tokenize", "verify"]
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +203,36 @@ def _verification_text(found: Verification, out: Path) -> str:
             f"largest relative difference {found.worst:.1e}"
         )
     return text
+
+
+@command("embedkit repair corpus.vectors")
+@click.argument("dataset", type=FILE)
+def repair(dataset: Path) -> Result:
+    """Set damaged files of a dataset aside.
+
+    They are kept in DATASET.damaged. The extract command that made the dataset then makes just
+    the damaged shards again.
+    """
+    from embedkit.dataset.repair import repair as run
+
+    found = run(dataset)
+    return Result(found, lambda: _repair_text(found, dataset))
+
+
+def _repair_text(found: Repair, dataset: Path) -> str:
+    if not found.problems:
+        return f"{dataset}: as written, nothing to repair"
+    lines = list(found.problems)
+    if found.aside is not None:
+        lines.append(f"set aside: {count_text(len(found.files), 'file')} in {found.aside}")
+    if found.unfinished is None:
+        lines.append("the vectors are as written; build the index again: embedkit index")
+    else:
+        lines.append(
+            f"to make {count_text(len(found.shards), 'shard')} again, run the extract command that "
+            f"made {dataset}; until then the others are in {found.unfinished}"
+        )
+    return "\n".join(lines)
 
 
 @command(

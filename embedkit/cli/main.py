@@ -21,7 +21,7 @@ from embedkit.cli.explore import explore
 from embedkit.cli.export import export
 from embedkit.cli.extract import extract
 from embedkit.cli.finetune import finetune
-from embedkit.cli.info import info, tokenize, verify
+from embedkit.cli.info import info, repair, tokenize, verify
 from embedkit.cli.messages import Commands
 from embedkit.cli.predict import predict
 from embedkit.cli.search import index, search
@@ -95,7 +95,7 @@ def cli() -> None:
 
 
 for _command in (
-    extract, info, verify, tokenize, split, train, probe, finetune, predict, export, compare, run,
-    fetch, search, index, similarity, words, explore, doctor,
+    extract, info, verify, repair, tokenize, split, train, probe, finetune, predict, export,
+    compare, run, fetch, search, index, similarity, words, explore, doctor,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -40,7 +40,7 @@ from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 
 __all__ = [
     "Job", "JobFolder", "already_complete", "difference", "open_job", "recorded_precision",
-    "what_is_there",
+    "unfinished", "what_is_there",
 ]  # fmt: skip
 
 
@@ -64,6 +64,10 @@ class Job:
     def as_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         return {"settings": self.settings.as_dict(), "environment": self.environment}
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return _canonical(self.as_dict())
 
 
 def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
@@ -89,7 +93,7 @@ def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
 
 def what_is_there(out: Path, job: Job, *, overwrite: bool) -> str:
     """What a run would meet where its output goes, for people; empty if nothing. Writes nothing."""
-    layout = _unfinished(out)
+    layout = unfinished(out)
     try:
         free = _is_free(out)
         _refuse_foreign(layout.root)
@@ -115,7 +119,7 @@ def recorded_precision(out: Path) -> str | None:
     A precision chosen by timing may come out otherwise the next time; the job that is there
     decides.
     """
-    for path, key in ((Layout(out).manifest, "job"), (_unfinished(out).job, "settings")):
+    for path, key in ((Layout(out).manifest, "job"), (unfinished(out).job, "settings")):
         try:
             precision = json.loads(path.read_text("utf-8"))[key]["vectors"]["precision"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -136,7 +140,7 @@ def open_job(
         MismatchError: an unfinished job with other input, model, settings or environment is there.
         StorageError: the file system refused.
     """
-    layout = _unfinished(out)
+    layout = unfinished(out)
     _refuse_foreign(layout.root)
     fsio.make_folder(layout.root)
     with fsio.exclusive(layout.root):
@@ -147,7 +151,7 @@ def open_job(
         for leftover in layout.scratch.iterdir():
             fsio.remove_file(leftover)
         if not layout.job.is_file():
-            fsio.write_durably(layout.job, _canonical(job.as_dict()), scratch=layout.scratch)
+            fsio.write_durably(layout.job, job.to_bytes(), scratch=layout.scratch)
         yield JobFolder(layout, out, job, overwrite=overwrite)
 
 
@@ -309,7 +313,8 @@ def _discard(layout: Layout) -> None:
         fsio.remove_file(file)
 
 
-def _unfinished(out: Path) -> Layout:
+def unfinished(out: Path) -> Layout:
+    """Where the dataset is until it is complete."""
     return Layout(incomplete(out))
 
 

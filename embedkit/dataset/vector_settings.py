@@ -84,13 +84,13 @@ class VectorOptions:
 
     def problem(self) -> str:
         """What cannot be: a name that is no view or layer, or a width of nothing."""
-        names = [*((n, "views", parse_view) for n in self.views),
-                 *((n, "token_layers", parse_layers) for n in self.token_layers)]  # fmt: skip
-        for name, field, parse in names:
-            try:
-                parse(name, n_layers=_MOST_LAYERS)
-            except UsageError as error:
-                return f"{field}: {first_line(error)}"
+        try:
+            for name in self.views:
+                parse_view(name, n_layers=_MOST_LAYERS)
+            for name in self.token_layers:
+                parse_layers(name, n_layers=_MOST_LAYERS)
+        except UsageError as error:
+            return f"views or token_layers: {first_line(error)}"
         widths = [*self.views.values(), *self.token_layers.values()]
         return "" if all(widths) else "views: a width is 0"
 

@@ -92,7 +92,9 @@ def verify(
     manifest = read_manifest(folder)
     if Job(manifest.job, {}).fingerprint != manifest.fingerprint:
         found.problems.append("manifest.json was edited: its settings have another fingerprint")
-    _check_files(folder, manifest, found)
+    problems = file_problems(folder, manifest)
+    found.files = sum((folder / name).is_file() for name in manifest.files)
+    found.problems += filter(None, problems.values())
     for index in sorted((Layout(folder).private / "index").glob("*")):
         if is_sealed(index):
             _check_sealed(index, found)
@@ -123,23 +125,23 @@ def _check_sealed(folder: Path, found: Verification) -> None:
             found.problems.append(str(error).rstrip(". "))
 
 
-def _check_files(folder: Path, manifest: Manifest, found: Verification) -> None:
+def file_problems(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """What is wrong with each file of shards; an empty string for one that is as written."""
     layout = Layout(folder)
     present = {f"{name}/{file}" for name in TABLES for file in layout.content(name)}
-    for name in sorted(present - set(manifest.files)):
-        found.problems.append(f"{name} is not in the manifest")
+    problems = {name: f"{name} is not in the manifest" for name in sorted(present)}
     for name, expected in manifest.files.items():
-        if name not in present:
-            found.problems.append(f"{name} is missing")
-            continue
-        found.files += 1
+        problems[name] = ""
         file = folder / name
-        if (size := file.stat().st_size) != expected.bytes:
-            found.problems.append(f"{name} has {size} bytes, {expected.bytes} were written")
+        if name not in present:
+            problems[name] = f"{name} is missing"
+        elif (size := file.stat().st_size) != expected.bytes:
+            problems[name] = f"{name} has {size} bytes, {expected.bytes} were written"
         elif fsio.file_sha256(file) != expected.sha256:
-            found.problems.append(f"{name} has another SHA-256 than was written")
+            problems[name] = f"{name} has another SHA-256 than was written"
         elif problem := _footer_problem(file, manifest, expected.rows):
-            found.problems.append(f"{name}: {problem}")
+            problems[name] = f"{name}: {problem}"
+    return problems
 
 
 def _footer_problem(file: Path, manifest: Manifest, rows: int) -> str:
