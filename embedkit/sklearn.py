@@ -256,6 +256,27 @@ def _cache(file: Path) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
+def check_cache(file: Path) -> tuple[int, int]:
+    """Compare the vectors of a cache of :class:`TextEncoder` with their checksums.
+
+    A damaged one is not used: its text is encoded again.
+
+    Returns:
+        Number of vectors, and of damaged ones.
+
+    Raises:
+        DamagedError: it is no database, or holds no vectors.
+    """
+    with _cache(file) as database:
+        if database.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+            raise DamagedError(f"the cache {file} is damaged. Delete it; it is made again.")
+        count = damaged = 0
+        for key, stored in database.execute("SELECT k, x FROM v"):
+            count += 1
+            damaged += stored != _sealed(key, stored[_DIGEST:])
+    return count, damaged
+
+
 def _sealed(key: bytes, vector: bytes) -> bytes:
     """A vector behind its checksum, so that a bit that changed on disk is no other vector."""
     return hashlib.sha256(key + vector).digest()[:_DIGEST] + vector

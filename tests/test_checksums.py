@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from embedkit.predict import Predictor
 from embedkit.search.index import open_index
 from embedkit.search.whitening import load_whitening
 from embedkit.sklearn import TextEncoder
+from tests.processes import command
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
@@ -155,6 +157,54 @@ def test_a_bit_of_a_cached_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with closing(sqlite3.connect(next(tmp_path.glob("*.sqlite")))) as database:
         assert database.execute("SELECT count(*) FROM v").fetchone() == (3,)
     assert np.array_equal(encoder.transform(texts), wanted)
+
+
+def test_an_index_is_not_read_whole_where_that_is_asked_for(made: Path, tmp_path: Path) -> None:
+    """What says what it is stays compared."""
+    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
+    folder = next((Layout(data).private / "index").iterdir())
+    wanted: dict[str, Any] = {"kind": "flat", "whitening": "center"}
+    content = bytearray((folder / "index.faiss").read_bytes())
+    content[-5] ^= 1
+    (folder / "index.faiss").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"index\.faiss is damaged"):
+        open_index(embedkit.load(data), **wanted)
+    assert open_index(embedkit.load(data), verify=False, **wanted).info.records == 300
+    (folder / "index.json").write_bytes((folder / "index.json").read_bytes() + b" ")
+    with pytest.raises(DamagedError, match=r"index\.json is damaged"):
+        open_index(embedkit.load(data), verify=False, **wanted)
+
+
+def test_verify_takes_a_split_a_cache_and_an_index(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+    split = tmp_path / "split.parquet"
+    embedkit.split(made / "data", out=split, folds=3)
+    encoder = TextEncoder(model=str(tiny_model()), device="cpu", cache=tmp_path / "cache").fit([])
+    encoder.transform(["the movie", "a bus"])
+    cache = next((tmp_path / "cache").glob("*.sqlite"))
+    index = next((Layout(made / "data").private / "index").iterdir())
+    for path, text in ((split, "300 records"), (cache, "2 vectors"), (index, "2 files")):
+        done = command("verify", path, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{path}: {text}: as written\n")
+    random = np.random.default_rng(0)
+    with closing(sqlite3.connect(cache)) as database, database:
+        database.execute("UPDATE v SET x = zeroblob(length(x)) WHERE k IN (SELECT min(k) FROM v)")
+    flip_page(split, random)
+    for path, text in ((cache, "1 of 2 vectors are not what was written"), (split, "split.parq")):
+        done = command("verify", path, cwd=tmp_path)
+        assert done.returncode == 5
+        assert text in done.stderr
+    cache.write_bytes(cache.read_bytes()[:5_000])
+    assert command("verify", cache, cwd=tmp_path).returncode == 5
+
+
+def flip_page(file: Path, random: np.random.Generator) -> None:
+    """Change a bit of the first data pages."""
+    content = bytearray(file.read_bytes())
+    content[60 + random.integers(40)] ^= 1 << int(random.integers(8))
+    file.write_bytes(content)
 
 
 @pytest.mark.figures

@@ -128,7 +128,7 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-DAMAGE: dict[str, list[tuple[str, Callable[[Path], None]]]] = {
+DAMAGE: dict[str, list[tuple[str, Callable[[Path], object]]]] = {
     "a data page": [("sentences/part-00001.parquet", flip(0.05))],
     "a footer": [("sentences/part-00001.parquet", flip(0.9))],
     "a missing file": [("sentences/part-00000.parquet", Path.unlink)],

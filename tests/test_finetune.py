@@ -50,6 +50,7 @@ from embedkit.predict import Predictor
 from embedkit.runs.content import FinetuneRun, TrainRun, as_json
 from embedkit.runs.folder import read_run, resumable_run
 from embedkit.runs.metrics import Threshold, classification_scores
+from embedkit.runs.predictions import read_predictions
 from embedkit.runs.split_files import TEST, Split, SplitSettings, read_split, write_split
 from embedkit.runs.splits import assign_folds, split
 from tests.finetune_fixtures import N, corpus_of, finetuned, log_of, predictions, tuned
@@ -584,6 +585,11 @@ def test_killed_in_the_third_fold_it_goes_on_there(
     before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (work / "model").rglob("*.*")}
     with pytest.raises(UsageError, match=r"is unfinished .*: run the same command again"):
         read_run(tmp_path / "run")
+    damaged = Path(shutil.copytree(work, tmp_path / "damaged.incomplete"))
+    for file in ("unfinished/folds/fold-0.json", "model/fold-1/head.json"):
+        content = bytearray((damaged / file).read_bytes())
+        content[len(content) // 2] ^= 1
+        (damaged / file).write_bytes(content)
 
     again = command(*arguments, "--progress", "--resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -598,6 +604,15 @@ def test_killed_in_the_third_fold_it_goes_on_there(
 
     whole = command(*map(str, options), "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
+    made = command(*map(str, options), "--out", "damaged", cwd=tmp_path)
+    assert made.stderr.count("is trained again") == 2
+    assert all(f"fold {number} of 4, epoch 1" in made.stderr for number in (1, 2))
+    assert "fold 3 of 4, epoch 1" not in made.stderr
+    proba = [
+        read_predictions(out, read_run(out).classes).proba.tolist()  # type: ignore[attr-defined]
+        for out in (tmp_path / "whole", tmp_path / "damaged")
+    ]
+    assert proba[0] == proba[1]
     for name in ("predictions.parquet", "training.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert len(predictions(tmp_path / "run")) == N

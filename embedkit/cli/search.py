@@ -60,6 +60,8 @@ _COMPARED = (
            help="Search an index instead of all records."),
     option("--recall", type=float,
            help="With --index: minimum recall@10, according to the tuning of the index."),
+    option("--no-verify", is_flag=True,
+           help="With --index: do not read the whole index to compare it with its checksum."),
     option("--prefix", help='Text to put before the query, such as "query: ". '
            "[that of the dataset]"),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
@@ -69,7 +71,7 @@ _COMPARED = (
 def search(
     dataset: Path, query: str | None, k: int, queries: Path | None, like: tuple[int, ...],
     vector: Path | None, center: bool, whiten: bool, kind: str | None, recall: float | None,
-    as_tsv: bool, **settings: Any,
+    no_verify: bool, as_tsv: bool, **settings: Any,
 ) -> Result:  # fmt: skip
     """Find the nearest texts of a dataset.
 
@@ -90,7 +92,9 @@ def search(
 
         shared = {name: settings[name] for name in ("metric", "whitening", "threads")}
         data = load(dataset, settings["view"])
-        settings["finder"] = open_index(data, kind=kind, recall=recall, **shared)
+        settings["finder"] = open_index(
+            data, kind=kind, recall=recall, verify=not no_verify, **shared
+        )
     with progress_bar() as progress:
         searcher = Searcher(dataset, progress=progress, **settings)
         if like:

@@ -6,6 +6,7 @@ call resumes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -162,13 +163,15 @@ class FoldsOfRun:
         for number, index in product(range(self.options.seeds), range(len(folds))):
             name = model_name(folds[index].repeat, folds[index].fold, number)
             file = folder / UNFINISHED / "folds" / f"{name}.json"
-            if not file.is_file():
+            result = _read_result(file, folder / "model" / name)
+            if result is None:
                 work = folder / UNFINISHED / "checkpoints" / name
-                content = json.dumps(asdict(self._one_model(folder, work, index, number))).encode()
+                result = self._one_model(folder, work, index, number)
                 fsio.make_folder(file.parent)
+                content = json.dumps(_sealed(result, folder / "model" / name)).encode()
                 fsio.write_durably(file, content, scratch=file.parent)
                 fsio.remove_tree(work)
-            results.append(ModelResult(**json.loads(file.read_text("utf-8"))))
+            results.append(result)
         return RunSummary(
             self.records, self.division, self.checkpoint, self.tokenizer, self.options, self.device,
             tuple(self._texts), self.identity(),
@@ -238,6 +241,29 @@ class FoldsOfRun:
             )  # fmt: skip
         fsio.sync_tree(ready)
         fsio.publish_folder(ready, final)
+
+
+def _read_result(file: Path, model: Path) -> ModelResult | None:
+    """What an earlier attempt kept of a model; ``None`` if it is nothing, or a bit changed."""
+    if not file.is_file():
+        return None
+    try:
+        content = file.read_text("utf-8")
+        result = ModelResult(**json.loads(content)["result"])
+        if content == json.dumps(_sealed(result, model)):
+            return result
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    logger.warning("%s is damaged: the model %s is trained again", model.parent.parent, model.name)
+    return None
+
+
+def _sealed(result: ModelResult, model: Path) -> dict[str, Any]:
+    """A result with its hash, and those of the files of its model."""
+    fields = asdict(result)
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    files = {p.name: fsio.file_sha256(p) for p in sorted(model.iterdir()) if p.is_file()}
+    return {"result": fields, "sha256": digest, "files": files}
 
 
 def _proba(model: EncoderWithHead, logits: torch.Tensor) -> list[Any]:
