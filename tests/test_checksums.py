@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import embedkit
@@ -21,6 +24,7 @@ from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
 from embedkit.predict import Predictor
+from embedkit.runs.split_files import read_split, write_split
 from embedkit.search.index import open_index
 from embedkit.search.whitening import load_whitening
 from embedkit.sklearn import TextEncoder
@@ -198,6 +202,32 @@ def test_verify_takes_a_split_a_cache_and_an_index(
         assert text in done.stderr
     cache.write_bytes(cache.read_bytes()[:5_000])
     assert command("verify", cache, cwd=tmp_path).returncode == 5
+
+
+def test_every_part_of_a_split_is_compared(made: Path, tmp_path: Path) -> None:
+    """Groups and settings too; a split in a run as all of its files."""
+    file = tmp_path / "split.parquet"
+    whole = embedkit.split(made / "data", out=file, folds=3)
+    content = file.read_bytes()
+    for changed in (
+        replace(whole, group=whole.group[::-1]),
+        replace(whole, settings=replace(whole.settings, seed=1)),
+    ):
+        table = pq.read_table(file)
+        write_split(changed, tmp_path / "other.parquet")
+        other = pq.read_table(tmp_path / "other.parquet")
+        stored = json.loads(table.schema.metadata[b"embedkit.split"])
+        stored |= {"seed": changed.settings.seed}
+        pq.write_table(other.replace_schema_metadata(
+            {b"embedkit.split": json.dumps(stored).encode()}), file)  # fmt: skip
+        with pytest.raises(DamagedError, match="is not what was written"):
+            read_split(file)
+        file.write_bytes(content)
+    assert read_split(file).checksum == whole.checksum
+    seal(tmp_path)
+    file.write_bytes(content + b" ")
+    with pytest.raises(DamagedError, match=r"split\.parquet is damaged: its SHA-256 is"):
+        read_split(file)
 
 
 def flip_page(file: Path, random: np.random.Generator) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -109,7 +109,9 @@ def test_every_column_and_key_is_described(made: Path) -> None:
 
 def _field_names(kind: type) -> Iterator[str]:
     """Names of a dataclass and of the dataclasses in it."""
-    for name, hint in get_type_hints(kind).items():
+    hints = get_type_hints(kind)
+    for name in (field.name for field in fields(kind)):
+        hint = hints[name]
         yield name
         for inner in (hint, *get_args(hint), *(a for g in get_args(hint) for a in get_args(g))):
             if isinstance(inner, type) and is_dataclass(inner):

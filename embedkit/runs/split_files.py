@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedkit import fsio
+from embedkit.checksums import check_files, is_sealed
 from embedkit.dataset.store import VectorData
 from embedkit.decoding import check_columns, decode, parse_json, read_table
 from embedkit.errors import DamagedError, MismatchError, UsageError
@@ -115,6 +116,14 @@ class Split:
         return digest.hexdigest()
 
     @property
+    def checksum(self) -> str:
+        """SHA-256 of all of it: the fingerprint, the groups and the settings."""
+        settings = json.dumps(asdict(self.settings), sort_keys=True)
+        digest = hashlib.sha256(f"{self.fingerprint} {settings}".encode())
+        digest.update(np.ascontiguousarray(self.group, "<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
     def n_folds(self) -> int:
         """Number of folds."""
         return int(self.folds.max()) + 1
@@ -144,7 +153,8 @@ def write_split(made: Split, path: Path) -> None:
     """Write a split durably; the same split gives the same bytes."""
     names = ["fold", *(f"fold_{i}" for i in range(1, made.repeats))]
     columns = {name: made.folds[:, i].astype(np.int16) for i, name in enumerate(names)}
-    content = {**asdict(made.settings), "fingerprint": made.fingerprint}
+    content = {**asdict(made.settings), "fingerprint": made.fingerprint,
+               "sha256": made.checksum}  # fmt: skip
     table = pa.table({"row": made.row, "group": made.group, **columns})
     table = table.replace_schema_metadata({_KEY: json.dumps(content, sort_keys=True).encode()})
     fsio.make_folder(path.parent)
@@ -160,6 +170,8 @@ def read_split(path: Path) -> Split:
     """
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit split.")
+    if is_sealed(path.parent):  # of a run
+        check_files(path.parent, [path.name])
     table = read_table(path)
     stored = (table.schema.metadata or {}).get(_KEY)
     if stored is None:
@@ -175,7 +187,8 @@ def read_split(path: Path) -> Split:
         folds=np.stack([table[n].to_numpy().astype(np.int64) for n in names], axis=1),
         settings=SplitSettings(**own),
     )
-    if found.fingerprint != settings.fingerprint:
+    sums = found.fingerprint, settings.sha256 and found.checksum
+    if sums != (settings.fingerprint, settings.sha256):
         raise DamagedError(f"{path} is not what was written. Make it again.")
     return found
 
@@ -183,6 +196,7 @@ def read_split(path: Path) -> Split:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored(SplitSettings):
     fingerprint: str
+    sha256: str | None = None  # earlier versions wrote none
 
 
 def split_of_run(data: VectorData) -> Path:
