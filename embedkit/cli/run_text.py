@@ -155,8 +155,9 @@ def _verdicts(content: PredictionRun) -> Iterator[str]:
     for subset, scores in content.scores.items():
         held_out = f"held-out records ({_SUBSETS[subset]})"
         main, loss = ("accuracy", "log_loss") if content.classes else ("r2", "rmse")
-        yield _verdict(main, scores[main], scores[main].majority, held_out)
-        if scores[loss].value > scores[loss].majority:
+        if main in scores:
+            yield _verdict(main, scores[main], scores[main].majority, held_out)
+        if loss in scores and scores[loss].value > scores[loss].majority:
             yield (
                 f"warning: {loss} is worse than that of guessing by the frequencies of the labels "
                 f"({number_text(scores[loss].value)} against {number_text(scores[loss].majority)}, "

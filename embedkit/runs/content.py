@@ -339,7 +339,6 @@ class PredictionRun(_FittedRun):
         of_classes, vectors = self.task == "classification", self.dataset.vectors
         listed = [tuple(one.label for one in rows) for rows in self.per_class.values()]
         models = getattr(self, "models", ("pipeline",))
-        main, loss = ("accuracy", "log_loss") if of_classes else ("r2", "rmse")
         limits = [self.threshold, *getattr(self, "thresholds", ())]
         found = {
             "classes": len(set(self.classes)) == len(self.classes) and "" not in self.classes
@@ -349,8 +348,7 @@ class PredictionRun(_FittedRun):
             "views": bool(self.views) == (self.features == "vectors")
                      and (vectors is None or set(self.views) <= set(vectors.views)),
             "models": bool(models) and all(re.fullmatch(r"[\w-]+", name) for name in models),
-            "scores": set(self.scores) | set(self.per_class) <= {"cross_validation", "test"}
-                      and all({main, loss} <= set(of) for of in self.scores.values()),
+            "scores": set(self.scores) | set(self.per_class) <= {"cross_validation", "test"},
         }  # fmt: skip
         wrong = [name for name, holds in found.items() if not holds]
         return f"{wrong[0]} does not agree with the other fields" if wrong else ""
