@@ -18,7 +18,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -249,14 +249,13 @@ class Trace:
         A file has the content of its last ``fsync``, half of what was written since, or all of it.
         Changes of names whose folder was not synced are lost, all, all but one, or one is kept.
         """
-        rng, seen = random.Random(seed), set()
-        for state in self._all_states(rng):
-            digest = hashlib.sha256(repr(sorted(state.items())).encode()).digest()
-            if digest not in seen:
-                seen.add(digest)
-                yield state
+        return _each_once(tree for trees in self._all_states(random.Random(seed)) for tree in trees)
 
-    def _all_states(self, rng: random.Random) -> Iterator[Tree]:
+    def last_states(self, seed: int = 0) -> Iterator[Tree]:
+        """What may be found after the last moment."""
+        return _each_once(list(self._all_states(random.Random(seed)))[-1])
+
+    def _all_states(self, rng: random.Random) -> Iterator[list[Tree]]:
         first = self.moments[0]
         stored, names, pending = dict(first.contents), dict(first.entries), list[_Change]()
         data = dict(first.contents)  # of files that are gone too, whose names may still be there
@@ -270,17 +269,28 @@ class Trace:
                 for kept in [p for p in pending if now.synced in p.folders]:
                     kept.apply(names)
                     pending.remove(kept)
+                    for earlier in pending:  # a name that was taken away since does not come back
+                        for key in kept.gone.keys() & earlier.new.keys():
+                            del earlier.new[key]
             data.update(now.contents)
             torn = {one: _torn(stored.get(one, b""), content) for one, content in data.items()}
             old = {one: stored.get(one, b"") for one in data}
             some = {one: rng.choice((old, torn, data))[one] for one in data}
-            yield _tree(names, pending, data)
-            yield _tree(names, [], old)
-            for contents in (old, torn):
-                yield _tree(names, pending, contents)
+            trees = [_tree(names, pending, contents) for contents in (data, old, torn)]
+            trees.append(_tree(names, [], old))
             for one in pending[-6:]:
-                yield _tree(names, [p for p in pending if p is not one], some)
-                yield _tree(names, [one], some)
+                trees.append(_tree(names, [p for p in pending if p is not one], some))
+                trees.append(_tree(names, [one], some))
+            yield trees
+
+
+def _each_once(trees: Iterable[Tree]) -> Iterator[Tree]:
+    seen = set()
+    for state in trees:
+        digest = hashlib.sha256(repr(sorted(state.items())).encode()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield state
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import importlib
 import json
 import os
+import pickle
 import pkgutil
 import random
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +53,7 @@ class Scenario:
         output: what it makes.
         before: a command whose output it replaces.
         other: a command with other settings and the same output.
+        read: what is answered from its output; raises or is the same after any damage.
     """
 
     command: str
@@ -56,6 +61,36 @@ class Scenario:
     output: str
     before: str = ""
     other: str = ""
+    read: Callable[[Path], Any] | None = None
+
+
+def _read_dataset(folder: Path) -> Any:
+    import embedkit
+
+    found = []
+    for level in ("sentence", "word"):
+        data = embedkit.load(folder / "out", level=level)
+        found += [data.X.tobytes().hex(), data.ids.tolist(), data.y.tolist(), data.row.tolist()]
+    return found
+
+
+def _read_run(folder: Path) -> Any:
+    from embedkit.comparison.load import read_runs
+    from embedkit.predict import Predictor
+
+    run = read_runs([folder / "out"]).runs[0]
+    answers = Predictor(folder / "out", device="cpu").predict(["the movie was good", "a bus"])
+    return [str(answers), str(run.content), repr(run.predictions)]
+
+
+def _read_index(folder: Path) -> Any:
+    import embedkit
+    from embedkit.search.index import open_index
+
+    data = embedkit.load(folder / "data")
+    index = open_index(data, kind="flat", whitening="center")
+    found = index(data.X[:3], 4)
+    return [found.scores.tolist(), found.indices.tolist()]
 
 
 EXTRACT = "extract corpus.tsv --out out --model {model} --shard-rows 12 --words --tokens"
@@ -65,19 +100,22 @@ FINETUNE = (
     "--max-length 12 --limit 12"
 )
 INDEX = "index data --kind flat --center"
+_INDEX = "data/_embedkit/index/mean_2.flat.cosine.center"
 COMPARE = "compare a b --report out/page.html --figures svg"
 
 SCENARIOS = {
-    "extract": Scenario(EXTRACT, ("corpus.tsv",), "out", other=f"{EXTRACT} --layers 0"),
+    "extract": Scenario(
+        EXTRACT, ("corpus.tsv",), "out", other=f"{EXTRACT} --layers 0", read=_read_dataset),
     "extract --overwrite": Scenario(
         f"{EXTRACT} --overwrite", ("corpus.tsv",), "out", before=f"{EXTRACT} --layers 0"),
-    "train": Scenario(TRAIN, ("data",), "out", other=f"{TRAIN} --seed 1"),
+    "train": Scenario(TRAIN, ("data",), "out", read=_read_run),
     "train --overwrite": Scenario(
         f"{TRAIN} --overwrite", ("data",), "out", before=f"{TRAIN} --seed 1"),
-    "finetune": Scenario(FINETUNE, ("corpus.tsv",), "out", other=f"{FINETUNE} --seed 1"),
-    "index": Scenario(INDEX, ("data",), "data/_embedkit/index"),
+    "finetune": Scenario(
+        FINETUNE, ("corpus.tsv",), "out", other=f"{FINETUNE} --seed 1", read=_read_run),
+    "index": Scenario(INDEX, ("data",), _INDEX, read=_read_index),
     "index --overwrite": Scenario(
-        f"{INDEX} --overwrite", ("data",), "data/_embedkit/index", before=f"{INDEX} --seed 1"),
+        f"{INDEX} --overwrite", ("data",), _INDEX, before=f"{INDEX} --seed 1"),
     "compare": Scenario(COMPARE, ("data", "a", "b"), "out"),
     "compare --overwrite": Scenario(
         f"{COMPARE} --overwrite", ("data", "a", "b"), "out",
@@ -126,6 +164,13 @@ class Counts:
         self.wrong[what] += 1
         self.lines.append(f"{what}: {where} {detail}".rstrip())
 
+    @classmethod
+    def of(cls, content: dict[str, Any] | None) -> Counts:
+        """Those of a worker."""
+        if content is None:
+            return cls(wrong=Counter(stuck=1), lines=["stuck: a worker ended"])
+        return cls(Counter(content["inputs"]), Counter(content["wrong"]), content["lines"])
+
     def __iadd__(self, other: Counts) -> Counts:
         self.inputs += other.inputs
         self.wrong += other.wrong
@@ -149,30 +194,46 @@ class Ended:
     done: tuple[str, ...] = ()
 
 
-def forked(action: Callable[[], Any], *, kill_after: float | None = None) -> Any:
+class Child:
+    """A child that does something and sends what it returned."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        reading, writing = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            os.close(reading)
+            with suppress(BaseException):
+                signal.alarm(600)  # nothing waits for what hangs
+                null = os.open(os.devnull, os.O_RDWR)
+                for number in (0, 1, 2):
+                    os.dup2(null, number)
+                answer = json.dumps(action()).encode()
+                with os.fdopen(writing, "wb") as pipe:
+                    pipe.write(answer)
+            os._exit(0)
+        os.close(writing)
+        self._pipe = os.fdopen(reading, "rb")
+
+    def kill(self) -> None:
+        """Kill it."""
+        os.kill(self._process, signal.SIGKILL)
+
+    def stopped(self) -> bool:
+        """Wait until it stops itself; false if it ended instead."""
+        return os.WIFSTOPPED(os.waitpid(self._process, os.WUNTRACED)[1])
+
+    def result(self, *, reaped: bool = False) -> Any:
+        """What it returned; ``None`` if it did not come to its end."""
+        with self._pipe:
+            answer = self._pipe.read()
+        if not reaped:
+            os.waitpid(self._process, 0)
+        return json.loads(answer) if answer else None
+
+
+def forked(action: Callable[[], Any]) -> Any:
     """Do something in a child; what it returned, or ``None`` where it was killed."""
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(reading)
-        os.setsid()
-        with suppress(BaseException):
-            null = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1, 2):
-                os.dup2(null, number)
-            answer = json.dumps(action()).encode()
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(answer)
-        os._exit(0)
-    os.close(writing)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(process, 0)
-    return json.loads(answer) if answer else None
+    return Child(action).result()
 
 
 def call(line: str, folder: Path, before: Callable[[], Any] = lambda: None) -> dict[str, Any]:
@@ -183,19 +244,32 @@ def call(line: str, folder: Path, before: Callable[[], Any] = lambda: None) -> d
         before()
         done = command(*line.format(model=_model()).split(), cwd=folder)
     except Exception:
-        return {"code": 1, "traceback": traceback.format_exc()[-3_000:]}
+        return {"code": 1, "traceback": traceback.format_exc()[-1_000:]}
     return {"code": done.returncode, "error": done.stderr[-500:]}
 
 
-def run(line: str, folder: Path, disk: Disk | None = None, **options: Any) -> Ended:
+def run(
+    line: str, folder: Path, disk: Disk | None = None, *,
+    before: Callable[[], Any] = lambda: None, kill_after: float | None = None,
+) -> Ended:  # fmt: skip
     """Run a command in a child."""
+    child = Child(_action(line, folder, disk, before))
+    if kill_after is not None:
+        time.sleep(kill_after)
+        child.kill()
+    found = child.result()
+    return Ended(-9) if found is None else Ended(**{**found, "done": tuple(found["done"])})
 
+
+def _action(
+    line: str, folder: Path, disk: Disk | None, before: Callable[[], Any] = lambda: None
+) -> Callable[[], dict[str, Any]]:
     def action() -> dict[str, Any]:
+        before()
         found = call(line, folder, disk.install if disk else lambda: None)
         return {**found, "done": disk.done if disk else []}
 
-    found = forked(action, **options)
-    return Ended(-9) if found is None else Ended(**{**found, "done": tuple(found["done"])})
+    return action
 
 
 def _call_for_imports(line: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -279,11 +353,16 @@ _PRIVATE = ("replacing", "unfinished")
 
 
 def tree(folder: Path) -> Tree:
-    """Content of all files below a folder but of logs; ``None`` for folders."""
-    return {
+    """Content of all files below a folder but of logs and caches; ``None`` for folders."""
+    return without_logs({
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*")) if path.name not in _LOGS
-    }  # fmt: skip
+        for path in sorted(folder.rglob("*"))
+    })  # fmt: skip
+
+
+def without_logs(found: Tree) -> Tree:
+    """A tree without logs and caches."""
+    return {name: content for name, content in found.items() if Path(name).name not in _LOGS}
 
 
 def below(found: Tree, output: str) -> Tree:
@@ -343,49 +422,162 @@ class Harness:
         where = f"{self.name}: {kind} at {at} {what}:"
         if kind == "short write" and ended.code not in FINE:
             self.counts.bad("rows lost", where, f"exit code {ended.code}: {ended.error}")
-        if ended.traceback:
+        if ended.traceback or (ended.code == -9 and not kind.startswith("killed")):
             self.counts.bad("tracebacks", where, ended.traceback)
         self.check(work, where)
 
-    def kill(self, seconds: float) -> None:
-        """Kill the command after some time."""
-        work = self.workspace()
-        self.counts.inputs["kills"] += 1
-        run(self.scenario.command, work, kill_after=seconds)
-        self.check(work, f"{self.name}: killed after {seconds:.4f} s:")
+    def kills(self, count: int, *, seed: int = 0) -> None:
+        """Kill the command at random moments."""
+        rng, started, work = random.Random(seed), time.time(), self.workspace()
+        run(self.scenario.command, work)
+        whole = time.time() - started
+        self._remove(work)
+        for _ in range(count):
+            seconds = rng.uniform(0, whole)
+            work = self.workspace()
+            self.counts.inputs["random kills"] += 1
+            run(self.scenario.command, work, kill_after=seconds)
+            self.check(work, f"{self.name}: killed after {seconds:.4f} s:")
 
-    def power_cuts(self, *, most: int | None = None, seed: int = 0) -> None:
-        """Cut the power at every moment of an undisturbed command."""
-        for number, state in enumerate(self.states(most=most, seed=seed)):
+    def limits(self, sizes: Iterable[int]) -> None:
+        """No file may become larger: what libraries write outside of Python fails too."""
+        for size in sizes:
+            work = self.workspace()
+            self.counts.inputs["file size limits"] += 1
+            self._no_space(work, partial(_limit, size), f"files of at most {size} bytes")
+            self.check(work, f"{self.name}: files of at most {size} bytes:")
+
+    def small_disks(self, mount: Path, sizes: Iterable[int]) -> None:
+        """A file system of its own that fills up, and then has room again."""
+        for size in sizes:
+            mount.mkdir(exist_ok=True)
+            _mount(mount, size + sum(len(c or b"") + 8_192 for c in self.before.values()))
+            try:
+                work = mount / "work"
+                shutil.copytree(self._start, work)
+                self.counts.inputs["full disks"] += 1
+                self._no_space(work, lambda: None, f"a disk with {size} bytes free")
+                _mount(mount, 1 << 28, again=True)
+                self.check(work, f"{self.name}: a disk with {size} bytes free:")
+            finally:
+                subprocess.run(["umount", mount], check=True)
+
+    def _no_space(self, work: Path, before: Callable[[], Any], what: str) -> None:
+        ended = run(self.scenario.command, work, before=before)
+        if ended.code not in (*FINE, 6):
+            detail = ended.traceback or f"exit code {ended.code}: {ended.error}"
+            self.counts.bad("tracebacks", f"{self.name}: {what}:", detail)
+
+    def locks(self, operations: Sequence[str], count: int = 3) -> None:
+        """A second command is refused while the first stands still in its work."""
+        inside = [at for at, what in enumerate(operations)
+                  if ".incomplete/" in what and what.startswith("write")]  # fmt: skip
+        for at in inside[:: max(len(inside) // count, 1)][:count]:
+            work = self.workspace()
+            self.counts.inputs["locks"] += 1
+            first = Child(_action(self.scenario.command, work, Disk(work, at=at, kind="stopped")))
+            where = f"{self.name}: a second command while the first is at {operations[at]}:"
+            if not first.stopped():
+                self.counts.bad("stuck", where, "the first did not stop")
+                first.result(reaped=True)
+                self._remove(work)
+                continue
+            second = run(self.scenario.command, work)
+            if second.code != 7:
+                self.counts.bad("rows lost", where, f"exit code {second.code}: {second.error}")
+            first.kill()
+            first.result()
+            self.check(work, where)
+
+    def others(self, operations: Sequence[str], count: int = 4) -> None:
+        """A command of other settings after a kill is refused, or makes what is its own."""
+        work = self.workspace()
+        assert run(self.scenario.other, work).code in FINE
+        own = below(tree(work), self.scenario.output)
+        self._remove(work)
+        for at in range(len(operations) // 3, len(operations), max(len(operations) // count, 1)):
+            work = self.workspace()
+            self.counts.inputs["changed settings"] += 1
+            run(self.scenario.command, work, Disk(work, at=at, kind="killed before"))
+            where = f"{self.name}: other settings after {operations[at]}:"
+            ended = run(self.scenario.other, work)
+            if ended.code in FINE and below(tree(work), self.scenario.output) != own:
+                self.counts.bad("rows lost", where)
+            elif ended.code not in (*FINE, 4, 8):
+                self.counts.bad("tracebacks", where, ended.traceback or ended.error)
+            elif ended.code in (4, 8):
+                self.check(work, where)
+                continue
+            self._remove(work)
+
+    def flips(self, count: int, *, seed: int = 0) -> None:
+        """One bit of a file of the output changes: readers refuse it, or answer as before."""
+        rng, work = random.Random(seed), self.workspace()
+        assert run(self.scenario.command, work).code in FINE
+        right = forked(partial(self._answer, work))
+        assert "answer" in right, right
+        for name in sorted(below(self.golden, self.scenario.output)):
+            content = self.golden[name]
+            for bit in [rng.randrange(len(content) * 8) for _ in range(count)] if content else ():
+                assert content is not None
+                self.counts.inputs["bit flips"] += 1
+                changed = bytearray(content)
+                changed[bit // 8] ^= 1 << bit % 8
+                (work / name).write_bytes(changed)
+                found = forked(partial(self._answer, work))
+                where = f"{self.name}: bit {bit} of {name}:"
+                if found is None or "traceback" in found:
+                    self.counts.bad("tracebacks", where, str(found and found["traceback"][-400:]))
+                elif found.get("answer", right["answer"]) != right["answer"]:
+                    self.counts.bad("wrong answers", where)
+                (work / name).write_bytes(content)
+        self._remove(work)
+
+    def _answer(self, work: Path) -> dict[str, Any]:
+        from embedkit.errors import EmbedkitError
+
+        assert self.scenario.read is not None
+        try:
+            found = json.dumps(self.scenario.read(work)).encode()
+        except EmbedkitError as error:
+            return {"refused": str(error)}
+        except Exception:
+            return {"traceback": traceback.format_exc()[-2_000:]}
+        return {"answer": hashlib.sha256(found).hexdigest()}
+
+    def power_cuts(self, some: slice = slice(None), *, seed: int = 0) -> None:
+        """Cut the power at every moment of an undisturbed command; of the states some."""
+        states, last = self.states(seed)
+        new = below(self.golden, self.scenario.output)
+        for state in last:
+            self.counts.inputs["power cuts after the end"] += 1
+            if below(state, self.scenario.output) != new:
+                where = f"{self.name}: power cut after the end:"
+                self.counts.bad("rows lost", where, _difference(self.golden, state))
+        for number, state in list(enumerate(states))[some]:
             self._number += 1
             work = self._folder / str(self._number)
             materialize(state, work)
             self.counts.inputs["power cuts"] += 1
             self.check(work, f"{self.name}: power cut {number}:")
 
-    def states(self, *, most: int | None = None, seed: int = 0) -> list[Tree]:
-        """States that a power cut may leave; of more than ``most`` a sample."""
+    def states(self, seed: int = 0) -> tuple[list[Tree], list[Tree]]:
+        """States that a power cut may leave, and those after the command has ended."""
         work = self.workspace()
         stored = self._folder / "states"
 
         def action() -> int:
             trace = Trace(work)
             call(self.scenario.command, work, Disk(work, trace=trace).install)
-            import pickle
-
-            sys.setrecursionlimit(10_000)
             with stored.open("wb") as sink:
-                pickle.dump(list(trace.states(seed)), sink)
+                found = list(trace.states(seed)), list(trace.last_states(seed))
+                pickle.dump([[without_logs(tree) for tree in trees] for trees in found], sink)
             return 0
 
         assert forked(action) == 0
-        import pickle
-
-        states: list[Tree] = pickle.loads(stored.read_bytes())
+        found: list[list[Tree]] = pickle.loads(stored.read_bytes())
         self._remove(work)
-        if most is not None and len(states) > most:
-            states = random.Random(seed).sample(states, most)
-        return states
+        return found[0], found[1]
 
     def check(self, work: Path, where: str) -> None:
         """What is visible is the old or the new; the command given again makes the new."""
@@ -411,7 +603,7 @@ class Harness:
 
     def _is_prefix(self, visible: Tree, old: Tree, new: Tree) -> bool:
         """Whether each file of an output of several files is the old, the new or none."""
-        return self.name.partition(" ")[0] in ("compare", "run", "index") and all(
+        return self.name.partition(" ")[0] in ("compare", "run") and all(
             content in (new.get(name, b""), old.get(name, b"")) for name, content in visible.items()
         )
 
@@ -447,17 +639,56 @@ def _difference(expected: Tree, found: Tree) -> str:
     return " ".join(sorted(names)[:6])
 
 
-def faults_of(
-    harness: Harness, *, part: int = 0, parts: int = 1, kinds: Iterable[str] = KINDS
-) -> None:
-    """Each operation fails in each way; of ``parts`` equal parts one."""
+def everything(
+    name: str, prepared: Path, folder: Path, *, part: int, parts: int, sample: int
+) -> Counts:
+    """All that can happen to a command, or every ``sample``-th of it; of ``parts`` parts one."""
+    harness = Harness(name, prepared, folder)
     operations = harness.operations()
     cases = [
-        (at, kind) for at, what in enumerate(operations) for kind in kinds
+        (at, kind) for at, what in enumerate(operations) for kind in KINDS
         if kind != "short write" or what.startswith("write ")
     ]  # fmt: skip
-    for at, kind in cases[part::parts]:
+    mine = slice(part * sample + sample // 2, None, parts * sample)
+    for at, kind in cases[mine]:
         harness.fault(at, kind, operations[at])
+    harness.power_cuts(mine)
+    if sample == 1:
+        harness.kills(24 // parts, seed=part)
+        sizes = sorted({len(content) - 1 for content in harness.golden.values() if content})
+        harness.limits(sizes[part::parts])
+        if can_mount():
+            most = sum(len(content or b"") + 4_096 for content in harness.golden.values())
+            harness.small_disks(folder / "small", range(4_096 * (1 + part), most, most // 6))
+    if harness.scenario.other and part == 0:
+        harness.locks(operations, 1 if sample > 1 else 4)
+        harness.others(operations, 1 if sample > 1 else 6)
+    if harness.scenario.read is not None and (sample == 1 or part == 0):
+        harness.flips(max(60 // parts // sample, 1), seed=part)
+    return harness.counts
+
+
+def _limit(size: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _mount(folder: Path, size: int, *, again: bool = False) -> None:
+    options = f"size={size}" + ",remount" * again
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True,
+                   capture_output=True)  # fmt: skip
+
+
+@cache
+def can_mount() -> bool:
+    """Whether this process may mount a file system."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _mount(Path(folder), 1 << 16)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        subprocess.run(["umount", folder], check=True)
+        return True
 
 
 def summary(counts: Counts) -> str:
@@ -470,24 +701,43 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("names", nargs="*", help="of commands; all by default")
     options.add_argument("--sample", type=int, default=1, help="only every N-th fault")
+    options.add_argument("--workers", type=int, default=1, help="faults at the same time")
     given = options.parse_args()
     names = given.names or list(SCENARIOS)
+    options_of = {"parts": given.workers, "sample": given.sample}
     total = Counts()
     prepare()
+    if given.sample == 1 and not can_mount():
+        print("full disks are left out: this process may not mount a file system", flush=True)
     with tempfile.TemporaryDirectory(prefix="embedkit-faults-") as top:
         needs = {"data", *(need for name in names for need in SCENARIOS[name].needs)}
         prepared = base(Path(top) / "prepared", needs)
         for name in names:
-            started = time.time()
-            harness = Harness(name, prepared, Path(top) / name.replace(" ", "-"))
-            faults_of(harness, part=given.sample // 2, parts=given.sample)
-            harness.power_cuts(most=None if given.sample == 1 else 200 // given.sample)
-            print(f"{name}: {summary(harness.counts)} ({time.time() - started:.0f} s)", flush=True)
-            for line in harness.counts.lines[:20]:
-                print("    ", line[:1_000], flush=True)
-            total += harness.counts
+            started, counts = time.time(), Counts()
+            workers = [
+                Child(
+                    partial(_work, name, prepared, Path(top) / f"{name}-{part}", part, options_of)
+                )
+                for part in range(given.workers)
+            ]
+            for worker in workers:
+                counts += Counts.of(worker.result())
+            print(f"{name}: {summary(counts)} ({time.time() - started:.0f} s)", flush=True)
+            for line in counts.lines[:20]:
+                print("    ", line[:1_200], flush=True)
+            total += counts
     print(f"all: {summary(total)}")
     return int(any(total.wrong.values()))
+
+
+def _work(name: str, prepared: Path, folder: Path, part: int, options: dict[str, int]) -> Any:
+    signal.alarm(0)
+    try:
+        return vars(everything(name, prepared, folder, part=part, **options))
+    except Exception:
+        return {"inputs": {}, "wrong": {"stuck": 1}, "lines": [traceback.format_exc()[-1_000:]]}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

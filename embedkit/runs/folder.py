@@ -164,11 +164,11 @@ def path_from(folder: Path, target: Path) -> str:
 
 
 def _command() -> str | None:
-    """The command line that this process was started by; ``None`` if it was not embedkit's."""
+    """The command that makes the run again; ``None`` if this process is not embedkit's."""
     program = Path(sys.argv[0])
     if "embedkit" not in (program.name, program.parent.name):
         return None
-    return shlex.join(["embedkit", *sys.argv[1:]])
+    return shlex.join(["embedkit", *(word for word in sys.argv[1:] if word != "--overwrite")])
 
 
 def read_run(path: Path) -> Run:
