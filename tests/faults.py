@@ -642,7 +642,11 @@ def _difference(expected: Tree, found: Tree) -> str:
 def everything(
     name: str, prepared: Path, folder: Path, *, part: int, parts: int, sample: int
 ) -> Counts:
-    """All that can happen to a command, or every ``sample``-th of it; of ``parts`` parts one."""
+    """All that can happen to a command, or every ``sample``-th of it; of ``parts`` parts one.
+
+    Of commands that take long every few of the faults and power cuts.
+    """
+    thorough, sample = sample == 1, max(sample, _EVERY.get(name, 1))
     harness = Harness(name, prepared, folder)
     operations = harness.operations()
     cases = [
@@ -653,7 +657,7 @@ def everything(
     for at, kind in cases[mine]:
         harness.fault(at, kind, operations[at])
     harness.power_cuts(mine)
-    if sample == 1:
+    if thorough:
         harness.kills(24 // parts, seed=part)
         sizes = sorted({len(content) - 1 for content in harness.golden.values() if content})
         harness.limits(sizes[part::parts])
@@ -661,11 +665,14 @@ def everything(
             most = sum(len(content or b"") + 4_096 for content in harness.golden.values())
             harness.small_disks(folder / "small", range(4_096 * (1 + part), most, most // 6))
     if harness.scenario.other and part == 0:
-        harness.locks(operations, 1 if sample > 1 else 4)
-        harness.others(operations, 1 if sample > 1 else 6)
-    if harness.scenario.read is not None and (sample == 1 or part == 0):
-        harness.flips(max(60 // parts // sample, 1), seed=part)
+        harness.locks(operations, 4 if thorough else 1)
+        harness.others(operations, 6 if thorough else 1)
+    if harness.scenario.read is not None and (thorough or part == 0):
+        harness.flips(24 // parts if thorough else 1, seed=part)
     return harness.counts
+
+
+_EVERY = {"finetune": 6, "run": 5, "train": 2, "train --overwrite": 3, "extract --overwrite": 2}
 
 
 def _limit(size: int) -> None:
