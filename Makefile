@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    := outputs
 
-.PHONY: help install run test test-all test-oldest test-faults check format bench simulate clean
+.PHONY: help install run test test-all test-oldest test-faults fuzz check format bench simulate clean
 
 help:
 	@echo "make run       install into $(VENV), then a first run: search, classify and compare in two languages"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  install into $(VENV), then run the slow tests too"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
 	@echo "make test-faults  every command under disk errors, kills and power cuts (30 minutes)"
+	@echo "make fuzz      files that nobody wrote, through the readers (7 minutes)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
 	@echo "make simulate  error rates of verdicts and intervals where the truth is known (20 minutes)"
@@ -57,7 +58,13 @@ test-oldest: $(OLDEST)/.installed
 	    -m "not network and not gpu and not slow" $(CORE)
 
 test-faults: install
-	$(BIN)/python -m tests.faults
+	$(BIN)/python -m tests.faults --workers 2
+	$(BIN)/python -m tests.mutants
+
+# atheris has no wheel for every Python and system: hypothesis alone then
+fuzz: install
+	-$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz
+	$(BIN)/python -m tests.fuzz --seconds 30
 
 check: install
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ of its own, whose end by anything else is a finding too, and the input is kept i
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -188,7 +189,6 @@ def _by_atheris(attempt: _Try, seconds: float, folder: Path) -> None:
     seeds.mkdir()
     for number, data in enumerate(attempt.seeds):
         (seeds / str(number)).write_bytes(data)
-    atheris.instrument_all()
     atheris.Setup([sys.argv[0], f"-max_total_time={int(seconds)}", "-seed=1", "-verbosity=0",
                    f"-artifact_prefix={folder}/", str(seeds)], attempt)  # fmt: skip
     atheris.Fuzz()
@@ -196,6 +196,12 @@ def _by_atheris(attempt: _Try, seconds: float, folder: Path) -> None:
 
 def _one(name: str, engine: str, seconds: float, kept: Path) -> None:
     """Fuzz one target in this process, and print how many files were tried."""
+    if engine == "atheris":
+        import atheris
+
+        with atheris.instrument_imports(include=["embedkit"], enable_loader_override=False):
+            for module in ("cli.main", "dataset.store", "dataset.verification", "corpus.plan"):
+                importlib.import_module(f"embedkit.{module}")
     from embedkit.encoding.encoder import Encoder
     from tests.store_fixtures import load_quickly
 
