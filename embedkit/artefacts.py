@@ -56,6 +56,8 @@ def new_folder(
     work = incomplete(out)
     fsio.make_folder(work)
     with fsio.exclusive(work):  # first of all: what is in it may be another process at work
+        for left in list(work.rglob("*.partial")):  # else it would be among the checksums
+            fsio.remove_file(left)
         (begin or fsio.empty_folder)(work)
         yield work
         if sealed:

@@ -25,6 +25,10 @@ from embedkit.runs import folder as run_folder
 from tests.faults import Child, Harness, base, prepare
 
 
+def _plant(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
 def _no_fsync(of_folders: bool, of_files: bool) -> None:
     real = fsio._sync
 
@@ -99,12 +103,12 @@ def _no_job_of_a_run() -> None:
 
 
 def _no_lock() -> None:
-    fsio.exclusive = lambda _: nullcontext()  # type: ignore[assignment]
+    _plant(fsio, "exclusive", lambda _: nullcontext())
 
 
 def _no_checksum_of_files() -> None:
     checksums._compare = lambda *_: 0
-    fsio.file_sha256 = lambda _: "0" * 64
+    _plant(fsio, "file_sha256", lambda _: "0" * 64)
 
 
 def _no_checksum_of_pages() -> None:
@@ -112,7 +116,7 @@ def _no_checksum_of_pages() -> None:
         def __ne__(self, _: object) -> bool:
             return False
 
-    parquet_pages.isal_zlib = SimpleNamespace(crc32=lambda *_: Equal())
+    _plant(parquet_pages, "isal_zlib", SimpleNamespace(crc32=lambda *_: Equal()))
 
 
 def _old_one_deleted_first() -> None:
@@ -121,7 +125,8 @@ def _old_one_deleted_first() -> None:
         fsio.publish_folder(work, out)
         fsio.remove_tree(out / private)
 
-    artefacts.publish = jobs.publish = publish
+    for module in (artefacts, jobs):
+        _plant(module, "publish", publish)
 
 
 Check = Callable[[Harness], object]

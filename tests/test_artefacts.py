@@ -76,6 +76,17 @@ def test_what_was_cut_short_is_completed(
     assert (out / "file").read_text() == "newer"
 
 
+def test_a_file_of_an_earlier_attempt_is_not_among_the_checksums(tmp_path: Path) -> None:
+    left = tmp_path / "out.incomplete/out.incomplete-SHA256SUMS.partial"
+    left.parent.mkdir()
+    left.write_bytes(b"torn")
+    with new_folder(tmp_path / "out", begin=lambda work: None) as work:
+        assert not left.exists()
+        (work / "file").write_text("x")
+    assert check_files(tmp_path / "out") == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["SHA256SUMS", "file"]
+
+
 def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     notes = tmp_path / "out" / UNFINISHED / "notes.txt"
     notes.parent.mkdir(parents=True)
