@@ -567,5 +567,6 @@ def test_the_documentation_names_what_exists() -> None:
         name = line.split()[1]
         known = {option for parameter in cli.commands[name].params for option in parameter.opts}
         assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= known, line
-    known = {o for c in cli.commands.values() for p in c.params for o in p.opts}
+    known = {o for c in cli.commands.values() for p in c.params
+             for o in (*p.opts, *p.secondary_opts)}  # fmt: skip
     assert set(re.findall(r"(?<=`)--[a-z][a-z-]+", text)) <= known
