@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs.splits import split
+from tests import page_checks
 from tests.page_checks import axe_findings, pasted
 from tests.run_fixtures import many_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
@@ -57,28 +59,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
     """Open a page; at the end nothing was said on the console, and nothing else was asked for."""
-    contexts, seen = [], []
-
-    def open_page(name: str, *, width: int = 1_280, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        page = context.new_page()
-        messages: list[str] = []
-        asked: list[str] = []
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(pages[name].as_uri())
-        page.wait_for_selector(READY)
-        contexts.append(context)
-        seen.append((messages, asked, pages[name].as_uri()))
-        return page
-
-    yield open_page
-    for messages, asked, uri in seen:
-        assert messages == []
-        assert asked == [uri]
-    for context in contexts:
-        context.close()
+    with ExitStack() as stack:
+        yield lambda name, **how: stack.enter_context(
+            page_checks.opened(browser, pages[name], ready=READY, **how)
+        )
 
 
 @pytest.mark.parametrize("name", ["vectors", "many", "values"])
