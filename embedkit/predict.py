@@ -50,8 +50,8 @@ class Predictor:
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
         model: another location of the checkpoint of a run on vectors, if it was moved.
-        forward: of the encoder of such a run, as for :meth:`~embedkit.Encoder.load`; ``quick`` is
-            ready first, for a few texts.
+        few_texts: be ready soon, where the encoder of such a run can do without torch; many texts
+            take longer.
 
     Attributes:
         content: the content of ``run.json``; ``None`` for a checkpoint.
@@ -76,7 +76,7 @@ class Predictor:
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
         model: str | None = None,
-        forward: str = "auto",
+        few_texts: bool = False,
     ) -> None:
         self.run = Path(run)
         self.content: PredictionRun | None = None
@@ -93,7 +93,7 @@ class Predictor:
             self.content, classes = content, content.classes
             _readable(classes, label_names or {})  # before a model is loaded
             self._model = _MODELS[type(content)](
-                self.run, content, device=device, model=model, forward=forward
+                self.run, content, device=device, model=model, few_texts=few_texts
             )
         self.names = _readable(classes, label_names or {})
 
@@ -191,7 +191,7 @@ class _Trained:
     """A scikit-learn pipeline on vectors or on texts."""
 
     def __init__(
-        self, run: Path, content: TrainRun, *, device: str, model: str | None, forward: str
+        self, run: Path, content: TrainRun, *, device: str, model: str | None, few_texts: bool
     ) -> None:
         from embedkit.classifiers.saved import load_model
 
@@ -200,7 +200,7 @@ class _Trained:
         if content.views:
             self._encoder = encode_as(
                 content.dataset, content.views, owner=str(run), device=device, model=model,
-                forward=forward,
+                few_texts=few_texts,
             )  # fmt: skip
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
@@ -210,7 +210,7 @@ class _Trained:
 
 
 def _finetuned(
-    run: Path, content: FinetuneRun, *, device: str, model: str | None, forward: str
+    run: Path, content: FinetuneRun, *, device: str, model: str | None, few_texts: bool
 ) -> Any:
     from embedkit.finetuning.inference import FinetunedRun
 

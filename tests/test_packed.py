@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from embedkit.encoding import attention as attention_module
-from embedkit.encoding import encoder as encoder_module
 from embedkit.encoding import packed as packed_module
 from embedkit.encoding.attention import KERNELS, attention_kinds, key_length, length_runs
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.from_file import model_from_file
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import PackedModel, can_pack, fastest
+from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.errors import ModelError
@@ -309,7 +305,7 @@ def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_are_packed(family: str, encoder_of: Callable[[str], Encoder]) -> None:
     encoder = encoder_of(family)
-    known = can_pack(encoder.checkpoint)
+    known = encoder.checkpoint.is_plain_bert
     assert encoder.model.name == ("packed" if known else "transformers")
     assert encoder.model.pads is not known
     if family in PACKED:
@@ -337,8 +333,8 @@ def test_what_is_not_plain_bert_keeps_the_plain_forward(
     import dataclasses
 
     checkpoint = minilm.checkpoint
-    assert can_pack(checkpoint)
-    assert not can_pack(dataclasses.replace(checkpoint, config={**checkpoint.config, **change}))
+    assert checkpoint.is_plain_bert
+    assert not dataclasses.replace(checkpoint, config={**checkpoint.config, **change}).is_plain_bert
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh"])
@@ -548,7 +544,6 @@ def test_attention_is_chosen_by_what_the_device_supports(
 def test_a_model_that_transformers_cannot_run_in_half_precision_is_named(
     tiny: Callable[[str], Path],
 ) -> None:
-    from embedkit.errors import ModelError
 
     with pytest.raises(ModelError, match=r"cannot run in half precision .*Use precision='fp32'\.$"):
         both(str(tiny("deberta")), "bf16")
@@ -610,35 +605,3 @@ def test_keys_read_are_few_more_than_there_are(length: int) -> None:
     keys = key_length(length)
     assert length <= keys < length + 14
     assert keys == length or keys % 16 == 0
-
-
-@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
-def test_straight_from_the_file_it_has_the_same_bits(
-    tiny: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    views = ["mean_-1", "cls_1", "mean_0"]
-    expected = Encoder.load(tiny(family), device="cpu").encode_views(TEXTS, views)
-    with monkeypatch.context() as patch:
-        patch.setattr(encoder_module, "load_model", None)  # not called
-        quick = Encoder.load(tiny(family), device="cpu", forward="quick")
-    found = quick.encode_views(TEXTS, views)
-    assert all(np.array_equal(found[name], value) for name, value in expected.items())
-
-
-def test_a_file_that_is_not_plain_is_left_to_transformers(
-    tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "bert"))
-    assert model_from_file(find_checkpoint(str(folder))) is not None
-    weights = load_file(folder / "model.safetensors")
-    name = next(n for n in weights if n.endswith("layer.0.output.dense.bias"))
-    for changed in (weights[name][:-1].clone(), None):
-        others = {n: w for n, w in weights.items() if n != name}
-        save_file(others if changed is None else {**others, name: changed},
-                  folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
-        assert model_from_file(find_checkpoint(str(folder))) is None
-        with pytest.raises(ModelError, match=r"weights are missing or of another shape"):
-            Encoder.load(folder, device="cpu", forward="quick")
-    (folder / "model.safetensors").write_bytes(b"no weights")
-    assert model_from_file(find_checkpoint(str(folder))) is None
-    assert model_from_file(find_checkpoint(str(tiny("distilbert")))) is None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import astuple, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -607,33 +604,6 @@ def test_the_linear_form_is_the_pipeline(shared: Path, tmp_path: Path) -> None:
     seal(run)
     assert np.allclose(found, load_model(run)(X), atol=1e-6)
     assert found.std(0).min() > 1e-3
-
-
-IMPORTED = """
-import sys
-from embedkit.cli.main import main
-try:
-    main()
-finally:
-    print(*sorted(sys.modules), file=sys.stderr)
-"""
-
-
-def test_a_single_prediction_imports_little(shared: Path) -> None:
-    """What would take longer to import than a text takes: estimators, model classes, tables."""
-    ran = subprocess.run(
-        [sys.executable, "-c", IMPORTED, "predict", str(shared / "run"), "--text", "a good movie"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    loaded = set(ran.stderr.split())
-    assert {"torch", "embedkit.encoding.from_file"} <= loaded
-    heavy = {"skops", "pandas", "matplotlib", "lightgbm", "rich", "pyarrow.dataset",
-             "transformers.modeling_utils", "transformers.models.bert.modeling_bert"}  # fmt: skip
-    if int(version("transformers").partition(".")[0]) >= 5:  # earlier ones import them themselves
-        heavy |= {"scipy.stats", "sklearn", "sympy", "torch._dynamo", "accelerate"}
-    assert loaded & heavy == set()
-    found = Predictor(shared / "run", device="cpu").predict(["a good movie"])[0]
-    assert ran.stdout.startswith(f"{found.label}\t{found.label} {max(found.proba.values()):.3f}")
 
 
 def test_of_many_labels_the_likeliest_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def predict(
     corpus_plan = None if corpus in (None, "-") else _planned(Path(str(corpus)), settings)
     predictor = Predictor(
         run, label_names=parse_label_names(label_names), device=device, model=model,
-        forward="auto" if single is None else "quick",
+        few_texts=single is not None,
     )  # fmt: skip
     if single is not None:
         _show(predictor.predict([single], None if pair is None else [pair]), as_json)

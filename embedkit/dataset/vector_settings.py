@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from embedkit.choices import ON_LONG, PRECISIONS, SUBTOKENS
 from embedkit.corpus.records import normal_form
 from embedkit.dataset.schema import cast_for_storage
-from embedkit.encoding.views import parse_layers, parse_view
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoding.few_texts import FewTextsEncoder
+from embedkit.encoding.views import l2_normalize, parse_layers, parse_view
+from embedkit.encoding.vocabulary import open_tokenizer
 from embedkit.errors import MismatchError, UsageError, first_line
 from embedkit.types import Float32
 
@@ -135,8 +138,6 @@ class VectorSettings(VectorOptions):
         Raises:
             EncodeError: a value is NaN or infinite after the rounding.
         """
-        from embedkit.encoding.encoder import l2_normalize
-
         if self.normalize:
             vectors = l2_normalize(vectors)
         return cast_for_storage(vectors, self.storage, name=name, rows=rows)
@@ -188,7 +189,7 @@ class DatasetEncoder:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | FewTextsEncoder,
         settings: VectorSettings,
         views: Sequence[str],
         seen: SeenRecords | None = None,
@@ -252,7 +253,7 @@ def encode_as(
     owner: str = "the dataset",
     device: str = "auto",
     model: str | None = None,
-    forward: str = "auto",
+    few_texts: bool = False,
 ) -> DatasetEncoder:
     """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
 
@@ -262,7 +263,8 @@ def encode_as(
         owner: of the vectors, for messages.
         device: where to encode.
         model: hub id or folder of the checkpoint, if it is not under the name it had.
-        forward: as for :meth:`~embedkit.encoding.encoder.Encoder.load`.
+        few_texts: be ready soon, where numpy alone can do it
+            (:class:`~embedkit.encoding.few_texts.FewTextsEncoder`); later texts take longer.
 
     Raises:
         MismatchError: the checkpoint is not the one that made the dataset.
@@ -276,17 +278,31 @@ def encode_as(
     from embedkit.dataset.fold_models import find_fold_models, load_encoder
 
     settings, name = made.vector_settings, model or made.names.model
-    encoder = load_encoder(
-        name, revision=None if model else made.names.revision, device=device,
-        precision=settings.precision, max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens, forward=forward,
-    )  # fmt: skip
+    revision = None if model else made.names.revision
+    seen = find_fold_models(name)
+    encoder: Encoder | FewTextsEncoder | None = None
+    if few_texts and seen is None and device in ("auto", "cpu"):
+        encoder = _encoder_of_few(find_checkpoint(name, revision=revision), settings, views)
+    if encoder is None:
+        encoder = load_encoder(
+            name, revision=revision, device=device, precision=settings.precision,
+            max_length=settings.max_length, batch_tokens=settings.batch_tokens,
+        )  # fmt: skip
     if files := _different_files(settings.model.sha256, encoder.checkpoint.sha256):
         raise MismatchError(
             f"{encoder.checkpoint.name} is not the checkpoint that {owner} was made with: {files} "
             "differ. Pass the right one as model=."
         )
-    return DatasetEncoder(encoder, settings, views, find_fold_models(name))
+    return DatasetEncoder(encoder, settings, views, seen)
+
+
+def _encoder_of_few(
+    checkpoint: Checkpoint, settings: VectorSettings, views: Sequence[str]
+) -> FewTextsEncoder | None:
+    """What encodes a few texts without torch; ``None`` where that is not possible."""
+    parsed = [parse_view(name, n_layers=checkpoint.n_layers) for name in views]
+    simple = settings.precision == "fp32" and FewTextsEncoder.can_make(parsed, settings.on_long)
+    return FewTextsEncoder.load(checkpoint, open_tokenizer) if simple else None
 
 
 def _different_files(one: dict[str, str], two: dict[str, str]) -> str:

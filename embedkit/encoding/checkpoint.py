@@ -20,7 +20,7 @@ from typing import Any
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.decoding import read_json
 from embedkit.encoding import multilingual
-from embedkit.encoding.families import FAMILIES
+from embedkit.encoding.families import FAMILIES, GELU
 from embedkit.errors import ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
@@ -97,9 +97,26 @@ class Checkpoint:
     def positions(self) -> int:
         """Longest sequence in tokens that the position embeddings allow, special tokens counted."""
         positions = int(self.config.get("max_position_embeddings") or 512)
-        if FAMILIES[self.model_type].positions_from_padding:
+        if self.counts_from_padding:
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
         return positions
+
+    @property
+    def counts_from_padding(self) -> bool:
+        """Whether the first position is the one after that of the padding token."""
+        return FAMILIES[self.model_type].positions_from_padding
+
+    @property
+    def is_plain_bert(self) -> bool:
+        """Whether it is a plain BERT encoder, which the padding-free forward computes."""
+        config = self.config
+        return (
+            FAMILIES[self.model_type].packed
+            and config.get("position_embedding_type") in (None, "absolute")
+            and config.get("hidden_act", "gelu") in GELU
+            and not config.get("is_decoder")
+            and not config.get("add_cross_attention")
+        )
 
     @property
     def is_pickle(self) -> bool:

@@ -17,14 +17,21 @@ import numpy as np
 from embedkit.choices import SUBTOKENS, check_choice
 from embedkit.encoding.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
 from embedkit.encoding.device import BATCH_TOKENS, Link, choose_device
-from embedkit.encoding.from_file import model_from_file
 from embedkit.encoding.model import PRECISIONS, PlainModel, load_model
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.precision import choose_precision
-from embedkit.encoding.shard import PendingShard, ShardVectors
+from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
-from embedkit.encoding.views import LayerSpec, Pooling, View, parse_layers, parse_view
+from embedkit.encoding.views import (
+    LayerSpec,
+    Pooling,
+    ShardVectors,
+    View,
+    l2_normalize,
+    parse_layers,
+    parse_view,
+)
 from embedkit.encoding.vocabulary import check_max_length, choose_max_length, load_tokenizer
 from embedkit.errors import ModelError, UsageError, check_counts
 from embedkit.types import Float32
@@ -87,9 +94,7 @@ class Encoder:
                 by device.
             offline: never ask the hub.
             forward: ``auto``, the padding-free forward where it applies and agrees with the
-                plain one; ``transformers``, always the plain one; or ``quick``, on CPU in fp32
-                the padding-free one of a BERT's file without loading the plain one to compare,
-                for a few texts.
+                plain one; or ``transformers``, always the plain one.
 
         Raises:
             ModelError: the checkpoint cannot be found or used.
@@ -100,7 +105,7 @@ class Encoder:
             Encoder('sentence-transformers/all-MiniLM-L6-v2', n_layers=6, width=384,
             device='cpu', precision='fp32', max_length=64)
         """
-        check_choice(("auto", "transformers", "quick"), forward=forward)
+        check_choice(("auto", "transformers"), forward=forward)
         check_counts(batch_tokens=batch_tokens)
         checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
@@ -108,12 +113,9 @@ class Encoder:
         check_max_length(checkpoint, max_length)
         tokenizer = load_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, tokenizer, max_length)
-        quick = forward == "quick" and (where.type, chosen) == ("cpu", "fp32")
-        ready: PlainModel | PackedModel | None = model_from_file(checkpoint) if quick else None
-        if ready is None:
-            dtype = PRECISIONS[chosen]
-            plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=dtype)
-            ready = plain if forward == "transformers" else fastest(plain, checkpoint)
+        dtype = PRECISIONS[chosen]
+        plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=dtype)
+        ready = plain if forward == "transformers" else fastest(plain, checkpoint)
         return cls(
             checkpoint, tokenizer, ready, precision=chosen, max_length=length,
             batch_tokens=batch_tokens or BATCH_TOKENS[where.type],
@@ -440,12 +442,6 @@ class Encoder:
                     start, part, pending = begun.popleft()
                     yield start, part, pending.result()
                     advance(len(part))
-
-
-def l2_normalize(vectors: Float32) -> Float32:
-    """Scale each row to length 1; rows of zeros stay. As sentence-transformers does."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
 
 
 def _strings(name: str, values: Iterable[str]) -> list[str]:

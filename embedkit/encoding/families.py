@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "GELU", "Family"]
+
+GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+"""Activations that the padding-free forward understands, with the name of their form in torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

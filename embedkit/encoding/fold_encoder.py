@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.shard import PendingShard, ShardVectors
+from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tokenization import TokenizedText
-from embedkit.encoding.views import LayerSpec, View
+from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.types import Float32, Int64
 
 __all__ = ["FoldEncoder"]

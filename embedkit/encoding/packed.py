@@ -26,18 +26,15 @@ from torch.nn.functional import gelu, layer_norm, linear
 from embedkit.encoding.attention import KERNELS, Attend, AttendFirst, Spans, attention_kinds
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.device import is_out_of_memory
-from embedkit.encoding.families import FAMILIES
+from embedkit.encoding.families import GELU
 from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
 from embedkit.errors import first_line
 
-__all__ = ["ROWS", "PackedModel", "can_pack", "fastest", "packed_linear"]
+__all__ = ["ROWS", "PackedModel", "fastest", "packed_linear"]
 
 logger = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], Tensor]
-
-_GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-"""Activations that are understood, with the name of their form in torch."""
 
 ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
@@ -47,18 +44,6 @@ _AGREE = 1e-5
 _AGREE_IN_HALF = 5e-2
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
 differently in every operation; only gross disagreement is detectable beyond that."""
-
-
-def can_pack(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is a plain BERT encoder, which this forward computes."""
-    config = checkpoint.config
-    return (
-        FAMILIES[checkpoint.model_type].packed
-        and config.get("position_embedding_type") in (None, "absolute")
-        and config.get("hidden_act", "gelu") in _GELU
-        and not config.get("is_decoder")
-        and not config.get("add_cross_attention")
-    )
 
 
 def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedModel:
@@ -72,7 +57,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
         plain: the loaded model.
         checkpoint: its configuration.
     """
-    if not can_pack(checkpoint):
+    if not checkpoint.is_plain_bert:
         return plain
     limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
     refused: list[tuple[str, str]] = []
@@ -135,9 +120,9 @@ class PackedModel:
         self._eps = float(config.get("layer_norm_eps", 1e-12))
         self._embeddings = plain.module.embeddings
         self._projection: Linear | None = getattr(plain.module, "embeddings_project", None)
-        counts = FAMILIES[checkpoint.model_type].positions_from_padding
+        counts = checkpoint.counts_from_padding
         self._padding = self._embeddings.word_embeddings.padding_idx if counts else None
-        form = _GELU[str(config.get("hidden_act", "gelu"))]
+        form = GELU[str(config.get("hidden_act", "gelu"))]
         self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
         self.attention = attention or attention_kinds(self.device, self.dtype)[0]
         self._together = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,32 +20,11 @@ from embedkit.encoding.model import PackedBatch, PlainModel
 from embedkit.encoding.packed import ROWS, PackedModel
 from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
 from embedkit.encoding.tokenization import TokenizedText
-from embedkit.encoding.views import LayerSpec, View
+from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.errors import EncodeError
-from embedkit.types import Float32, Int64
+from embedkit.types import Int64
 
-__all__ = ["PendingShard", "ShardVectors", "cut_batches"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardVectors:
-    """Vectors of the texts of one shard, in their order.
-
-    Attributes:
-        views: ``(texts, width)`` float32 for every view, by column name.
-        tokens: ``(all kept tokens, width)`` float32 for every token layer, by layer name;
-            text after text, in the order of :class:`~embedkit.encoding.tokenization.TokenizedText`.
-        encoded: texts or windows that went through the model, repeated ones once.
-        splits: batches that were halved because memory ran out.
-        seconds: working time of the host that gives out the batches or of the device that runs
-            them, whichever is longer.
-    """
-
-    views: dict[str, Float32]
-    tokens: dict[str, Float32]
-    encoded: int
-    splits: int
-    seconds: float
+__all__ = ["PendingShard", "cut_batches"]
 
 
 class _Wanted:

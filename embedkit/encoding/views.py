@@ -13,13 +13,18 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from embedkit.choices import POOLINGS, Pooling, check_choice
 from embedkit.errors import UsageError, did_you_mean
+from embedkit.types import Float32
 
 __all__ = [
     "LayerSpec",
     "Pooling",
+    "ShardVectors",
     "View",
+    "l2_normalize",
     "parse_layers",
     "parse_poolings",
     "parse_view",
@@ -80,6 +85,33 @@ class View:
     def name(self) -> str:
         """The column name, such as ``mean_12``, ``cls_sum_9to12`` or ``pooler``."""
         return "pooler" if self.pooling is Pooling.POOLER else f"{self.pooling}_{self.layer.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardVectors:
+    """Vectors of the texts of one shard, in their order.
+
+    Attributes:
+        views: ``(texts, width)`` float32 for every view, by column name.
+        tokens: ``(all kept tokens, width)`` float32 for every token layer, by layer name;
+            text after text, in the order of :class:`~embedkit.encoding.tokenization.TokenizedText`.
+        encoded: texts or windows that went through the model, repeated ones once.
+        splits: batches that were halved because memory ran out.
+        seconds: working time of the host that gives out the batches or of the device that runs
+            them, whichever is longer.
+    """
+
+    views: dict[str, Float32]
+    tokens: dict[str, Float32]
+    encoded: int
+    splits: int
+    seconds: float
+
+
+def l2_normalize(vectors: Float32) -> Float32:
+    """Scale each row to length 1; rows of zeros stay. As sentence-transformers does."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
 
 
 def parse_layers(

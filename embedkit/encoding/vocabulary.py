@@ -12,7 +12,6 @@ from embedkit.encoding.checkpoint import (
     quiet_transformers,
 )
 from embedkit.encoding.families import FAMILIES
-from embedkit.encoding.tables import token_vectors
 from embedkit.encoding.tokenization import (
     TextTokenizer,
     TokenizedText,
@@ -21,7 +20,13 @@ from embedkit.encoding.tokenization import (
 )
 from embedkit.errors import ModelError, UsageError, check_counts, first_line
 
-__all__ = ["check_max_length", "choose_max_length", "load_tokenizer", "tokenize"]
+__all__ = [
+    "check_max_length",
+    "choose_max_length",
+    "load_tokenizer",
+    "open_tokenizer",
+    "tokenize",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +94,44 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             f"{checkpoint.name}: the tokenizer in {checkpoint.folder} cannot be used "
             f"({first_line(error)})."
         ) from error
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
+    """As :func:`load_tokenizer`, without transformers where that makes no difference.
+
+    That is known of the checkpoints that come as packages, whose files have known hashes. Of any
+    other, transformers may read ``tokenizer.json`` otherwise than the file states.
+    """
+    if checkpoint.source != "package":
+        return load_tokenizer(checkpoint)
+    return TextTokenizer(
+        _FileTokenizer(checkpoint),
+        pad_id=int(checkpoint.config["pad_token_id"]),
+        type_vocab=int(checkpoint.config["type_vocab_size"]),
+    )
+
+
+class _FileTokenizer:
+    """What :class:`TextTokenizer` needs of a tokenizer of transformers, from ``tokenizer.json``."""
+
+    is_fast, truncation_side = True, "right"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        from tokenizers import Tokenizer
+
+        stated = checkpoint.side_json("tokenizer_config.json")
+        self.backend_tokenizer = Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
+        self.model_max_length = stated["model_max_length"]
+        self.unk_token_id = self.backend_tokenizer.token_to_id(stated["unk_token"])
+        self._types = FAMILIES[checkpoint.model_type].wordpiece
+
+    def __call__(
+        self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
+    ) -> dict[str, list[int]]:
+        """Token ids, and segment ids where the family has them."""
+        found = self.backend_tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+        types = {"token_type_ids": found.type_ids} if self._types else {}
+        return {"input_ids": found.ids, **types}
 
 
 def check_max_length(checkpoint: Checkpoint, asked: int | None) -> None:
@@ -170,6 +213,8 @@ def _rows(
     found: TokenizedText, text: str, pair: str, tokenizer: TextTokenizer
 ) -> list[dict[str, Any]]:
     """One record per token of a text that was not divided."""
+    from embedkit.encoding.tables import token_vectors  # which loads torch
+
     table, types = token_vectors([found], {}, tokenizer), found.windows[0].type_ids
     sources = {0: text, 1: pair, -1: ""}
     return [

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import expit, logit, ndtri, stdtr, stdtrit
 
 from embedkit.types import Bool, Float64, Int64
 
@@ -42,7 +42,7 @@ FLIPS = 5_000
 """Random signs of a test."""
 
 _AT_ONCE = 1 << 20
-_Z = float(ndtri(0.975))
+_Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,16 @@ class _Scale:
     bounds: tuple[float, float]
 
 
+def _special(name: str, *values: float) -> float:
+    """A function of scipy.special, which takes longer to import than a prediction."""
+    from scipy import special
+
+    return float(getattr(special, name)(*values))
+
+
 _SCALES = {
-    "fraction": _Scale(lambda v: float(logit(v)), lambda v: 1 / (v * (1 - v)),
-                       lambda g: float(expit(g)), (0, 1)),
+    "fraction": _Scale(lambda v: _special("logit", v), lambda v: 1 / (v * (1 - v)),
+                       lambda g: _special("expit", g), (0, 1)),
     "correlation": _Scale(lambda v: float(np.arctanh(v)), lambda v: 1 / (1 - v**2),
                           lambda g: float(np.tanh(g)), (-1, 1)),
     "error": _Scale(lambda v: float(np.log(v)), lambda v: 1 / v, _exp, (0, np.inf)),
@@ -304,7 +311,7 @@ def corrected_resampled_t(differences: Float64, *, test_fraction: float) -> floa
     variance = known.var(ddof=1) * (1 / len(known) + test_fraction / (1 - test_fraction))
     if variance <= 1e-24:
         return 1.0 if abs(known.mean()) <= 1e-12 else 0.0
-    return float(2 * stdtr(len(known) - 1, -abs(known.mean()) / np.sqrt(variance)))
+    return 2 * _special("stdtr", len(known) - 1, -abs(known.mean()) / np.sqrt(variance))
 
 
 def mcnemar(only_this: int, only_other: int) -> float:
@@ -345,4 +352,4 @@ def _degrees_of_freedom(influence: Float64) -> float:
 def _margin(influence: Float64) -> float:
     """Half of the interval on the scale of the influences; NaN where they are."""
     error = float(np.sqrt((influence**2).sum()))
-    return float(stdtrit(_degrees_of_freedom(influence), 0.975)) * error if error else 0.0
+    return _special("stdtrit", _degrees_of_freedom(influence), 0.975) * error if error else 0.0
