@@ -19,6 +19,7 @@ from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.dataset.fold_models import ALL_FOLDS
 from embedkit.dataset.record_keys import text_key
+from embedkit.dataset.store import VectorData
 from embedkit.errors import DamagedError, MismatchError, ModelError, UsageError
 from embedkit.predict import Predictor
 from embedkit.runs.split_files import read_split
@@ -110,6 +111,28 @@ def test_another_corpus_is_encoded_by_all_models_but_for_known_texts(
     checked = embedkit.verify(tmp_path / "new", recompute=1, device="cpu")
     assert checked.ok
     assert checked.recomputed_rows == checked.identical_rows == 3
+
+
+def test_long_texts_are_treated_as_in_training(shared: Path, tmp_path: Path) -> None:
+    windows: dict[str, Any] = {"on_long": "window", "stride": 3, "max_length": 9}
+    run = tuned(shared / "corpus.tsv", tmp_path / "run", epochs=1, folds=2, **windows).out
+    lines = ["text", " ".join(f"bus {i}" for i in range(30)), "good"]
+    (tmp_path / "new.tsv").write_text("\n".join([*lines, ""]), "utf-8")
+
+    def made(**settings: Any) -> VectorData:
+        embedkit.extract(tmp_path / "new.tsv", out=tmp_path / "new", model=str(run),
+                         overwrite=True, device="cpu", **settings)  # fmt: skip
+        return embedkit.load(tmp_path / "new", "mean_-1")
+
+    alike = made()
+    vectors = alike.manifest.job.vectors
+    assert {name: getattr(vectors, name) for name in windows} == windows
+    encoders = [embedkit.Encoder.load(run / f"model/fold-{i}", device="cpu") for i in (0, 1)]
+    cut = np.mean([e.encode(alike.text, max_length=9) for e in encoders], axis=0)
+    assert not np.allclose(alike.X[0], cut[0], atol=1e-3)
+    assert np.allclose(made(on_long="truncate").X, cut, atol=1e-5)
+    with pytest.raises(UsageError, match=r"stride=2 is for on_long='window'"):
+        made(on_long="truncate", stride=2)
 
 
 def test_labels_by_chance_stay_unknown(tmp_path: Path) -> None:

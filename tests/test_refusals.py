@@ -11,7 +11,7 @@ import transformers
 
 import embedkit
 from embedkit.classifiers import folds, train
-from embedkit.encoding import encoder, from_file, model
+from embedkit.encoding import encoder, few_texts, model
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.processes import command
 from tests.store_fixtures import tiny_model
@@ -148,7 +148,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
         patch.setattr(model, "load_module", loaded)
         patch.setattr(encoder, "load_tokenizer", loaded)
-        patch.setattr(from_file, "safe_open", loaded)
+        patch.setattr(few_texts, "_read", loaded)
         for name in ("AutoTokenizer", "AutoModel"):
             patch.setattr(getattr(transformers, name), "from_pretrained", loaded)
         patch.setattr(folds, "cross_validate", loaded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.choices import STORAGES
+from embedkit.choices import ON_LONG, STORAGES
 from embedkit.cli.command import Result, command
 from embedkit.cli.messages import in_options, seconds_so_far
 from embedkit.cli.options import FILE, LAYERS, option, options, reading_of
@@ -56,7 +56,10 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
            help="Also write word vectors, formed from these sub-tokens. [mean]"),
     option("--tokens", is_flag=True, help="Also write token vectors."),
     "--max-length",
-    "--on-long", "--stride",
+    option("--on-long", type=click.Choice(ON_LONG),
+           help="How to treat texts of more than --max-length tokens. "
+           "[truncate; with a run as --model, as it was trained]"),
+    "--stride",
     "--special-tokens",
     option("--normalize", is_flag=True, help="Scale sentence vectors to unit length (L2)."),
     "--prefix",

@@ -71,7 +71,7 @@ def extract(
     words: str | None = None,
     tokens: bool = False,
     max_length: int | None = None,
-    on_long: str = "truncate",
+    on_long: str | None = None,
     stride: int | None = None,
     special_tokens: bool = True,
     normalize: bool = False,
@@ -124,7 +124,8 @@ def extract(
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
         tokens: write token vectors.
         max_length: tokens per sequence, special ones counted.
-        on_long: ``truncate``, ``window`` or ``error``.
+        on_long: ``truncate``, ``window`` or ``error``; by default ``truncate``, and of a fine-tuned
+            run what it was trained with.
         stride: tokens common to neighbouring windows; by default a quarter of ``max_length``.
         special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
         normalize: scale sentence vectors to length 1 (L2).

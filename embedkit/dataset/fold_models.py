@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from embedkit import fsio
 from embedkit.checksums import check_files
+from embedkit.choices import ON_LONG
 from embedkit.decoding import check_columns, decode, parse_json, read_table
 from embedkit.errors import UsageError
 from embedkit.types import Int64
@@ -72,12 +73,18 @@ class FoldModels(FoldSettings):
         repeats: number of times that the run's records were shuffled into folds.
         prefix: put before every text in training.
         max_length: tokens at which texts were cut in training.
+        on_long: how longer texts were treated in training.
+        stride: tokens that neighbouring windows had in common.
     """
 
     source: tuple[str, ...]
     repeats: int
     prefix: str
     max_length: int
+    on_long: str = "truncate"
+    stride: int = 0
+
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"on_long": ON_LONG}
 
     @property
     def settings(self) -> FoldSettings:

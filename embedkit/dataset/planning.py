@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class ExtractSettings:
     words: str | None = None
     tokens: bool = False
     max_length: int | None = None
-    on_long: str = "truncate"
+    on_long: str | None = None
     stride: int | None = None
     special_tokens: bool = True
     normalize: bool = False
@@ -100,7 +100,8 @@ class ExtractSettings:
     store_text: bool = True
 
     def __post_init__(self) -> None:
-        check_choice(ON_LONG, on_long=self.on_long)
+        if self.on_long is not None:
+            check_choice(ON_LONG, on_long=self.on_long)
         check_choice(STORAGES, storage=self.storage)
         if self.words is not None:
             check_choice(SUBTOKENS, words=self.words)
@@ -108,8 +109,6 @@ class ExtractSettings:
             shard_rows=self.shard_rows, batch_tokens=self.batch_tokens, stride=self.stride,
             max_length=self.max_length,
         )  # fmt: skip
-        if self.stride is not None and self.on_long != "window":
-            raise UsageError(f"stride={self.stride} is for on_long='window'.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +227,7 @@ def _with_model(
     precision = settings.precision
     if precision == "auto":
         precision = recorded_precision(target) or precision
+    settings = _with_long_texts(settings, find_fold_models(settings.model))
     _check_layers(settings)
     corpus = hash_inputs(corpus)
     seen = _seen_records(settings.model, corpus)
@@ -262,6 +262,18 @@ def _with_model(
         folds=None if seen is None else seen.models.settings,
     )  # fmt: skip
     return ExtractPlan(corpus, encoder, target, views, token_layers, job, seen)
+
+
+def _with_long_texts(settings: ExtractSettings, seen: SeenRecords | None) -> ExtractSettings:
+    """How long texts are treated: as asked, else as a run's models were trained, else cut."""
+    on_long, stride = settings.on_long, settings.stride
+    if on_long is None:
+        on_long = "truncate" if seen is None else seen.models.on_long
+        if seen is not None and on_long == "window" and settings.max_length is None:
+            stride = seen.models.stride if stride is None else stride
+    if stride is not None and on_long != "window":
+        raise UsageError(f"stride={stride} is for on_long='window'.")
+    return replace(settings, on_long=on_long, stride=stride)
 
 
 def _check_layers(settings: ExtractSettings) -> None:
@@ -312,6 +324,7 @@ def _vectors(
     settings: ExtractSettings,
 ) -> VectorOptions:
     stride = encoder.max_length // 4 if settings.stride is None else settings.stride
+    assert settings.on_long is not None
     return VectorOptions(
         views={view.name: view.layer.width(encoder.width) for view in views},
         token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},

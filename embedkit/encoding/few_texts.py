@@ -176,9 +176,7 @@ def _read(
     parts: dict[str, Any] = {}
     try:
         for file in checkpoint.weights:
-            stored: Any = safe_open(
-                checkpoint.folder / file, "numpy"
-            )
+            stored: Any = safe_open(checkpoint.folder / file, "numpy")
             parts |= {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
         start = next((n for n in parts if n.endswith(_WORDS)), _WORDS).removesuffix(_WORDS)
         shapes = _shapes(checkpoint.config)

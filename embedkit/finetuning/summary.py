@@ -119,7 +119,8 @@ class RunSummary:
             models=tuple(self._name(result) for result in first),
             fold_of_model=tuple(result.fold for result in first), split=split.fingerprint,
             source=data.source, repeats=split.repeats, prefix=self.options.prefix or "",
-            max_length=int(self.options.max_length or 0),
+            max_length=int(self.options.max_length or 0), on_long=self.options.on_long,
+            stride=self.options.stride or 0,
         )  # fmt: skip
         keys = np.array(data.text_keys(), np.int64)
         SeenRecords(folder, models, split.row, keys, split.folds[:, 0]).write()
