@@ -21,6 +21,7 @@ from embedkit.experiments import pipeline
 from embedkit.experiments.fetch import fetch
 from embedkit.experiments.pipeline import Done, content_hash, run_recipe, shell_lines
 from embedkit.experiments.recipe import Stage, read_recipe
+from embedkit.runs.folder import read_run
 from tests.processes import ROOT, Process, command, environment
 from tests.store_fixtures import tiny_model
 from tests.test_results import corpus_of
@@ -439,8 +440,10 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
         "two_languages": [*tiny, f"english-{tiny[0]}", "label=label",
                           *(f"{name}={folder / 'corpus.tsv'}" for name in ("labelled", "asked"))],
         "reviews": [*small, *corpus],
-        "nsmc": [*small, f"url={address}/ratings_train.txt", "sample=60",
-                 f"sha256={hashlib.sha256(NSMC).hexdigest()}", f"corpus={folder / 'nsmc.txt'}"],
+        "nsmc": [*small, f"url={address}", "sample=60", "test-sample=30", "folds=1",
+                 f"corpus={folder / 'nsmc.txt'}", f"test={folder / 'nsmc_test.txt'}",
+                 *(f"{name}={hashlib.sha256(NSMC).hexdigest()}"
+                   for name in ("sha256", "test-sha256"))],
         "medical_papers": [*small, "validation=0.4", f"corpus={folder / 'papers.csv'}",
                            f"test={folder / 'test.csv'}"],
         "semantic_search": [*tiny, *corpus, "device=cpu"],
@@ -480,6 +483,9 @@ def test_every_recipe_runs_on_a_stand_in(
         runs = [p.name for p in (tmp_path / "out/runs").iterdir() if not p.name.startswith(".")]
         assert len(runs) >= 3
         assert all(f">{name}" in html or f" {name}" in html for name in runs)
+    if recipe.stem == "nsmc":  # 500 of the test file for all, however they were read
+        found = [read_run(tmp_path / "out/runs" / name) for name in runs]
+        assert [(one.records.folds, one.records.test) for one in found] == [(12, 30)] * 3
     if recipe.stem == "medical_papers":
         lines = (tmp_path / "out/submission.csv").read_text("utf-8").splitlines()
         assert lines[0] == "id,judgement"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import embedkit
 from embedkit.cli import extract as extract_module
 from embedkit.cli import info as info_module
 from embedkit.cli import predict as predict_module
+from embedkit.cli.main import cli
+from embedkit.cli.progress import progress_bar
 from embedkit.cli.search import _index_text
+from embedkit.cli.text import say
 from embedkit.dataset import estimate as estimate_module
 from embedkit.dataset.planning import ExtractPlan
 from embedkit.search.index import IndexInfo, build_index
@@ -92,3 +99,23 @@ def test_rates_of_a_small_index_are_not_shown(place: Path, monkeypatch: pytest.M
     assert "no rates: with fewer than 10,000 records" in text
     monkeypatch.setattr("embedkit.cli.search._TIMED_RECORDS", 10)
     assert "queries/s" in _index_text(info, place / "data")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_note_stands_on_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    with click.Context(cli.commands["extract"]) as context, monkeypatch.context() as patch:
+        context.params = {"quiet": False, "progress": None}
+        patch.setattr(sys, "stderr", terminal)
+        with progress_bar() as report:
+            report(Progress("encoding", 1, 4, "tokens"))
+            say("note: [a] :smile: column", err=True)
+            report(Progress("encoding", 2, 4, "tokens"))
+    shown = re.sub(r"\x1b\[[?\d;]*[a-zA-JL-Z]", "", terminal.getvalue())  # all but "clear the line"
+    assert "encoding" in shown
+    assert "\r\x1b[2Knote: [a] :smile: column\n" in shown

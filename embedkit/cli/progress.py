@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import click
 
-from embedkit.cli.text import say
+from embedkit.cli.text import bar_shown, say
 from embedkit.display import duration_text, visible
 from embedkit.types import Progress, ProgressCallback, no_progress
 
@@ -40,7 +40,14 @@ def progress_bar() -> Iterator[ProgressCallback]:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                TextColumn("{task.fields[rest]}"))  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+
+    def print_above(text: str) -> None:
+        console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    # click writes past what rich puts in the place of standard error
+    made = Bar(*columns, console=console, transient=True, redirect_stderr=False)
+    with made as bar, bar_shown(print_above):
         task = bar.add_task("starting", total=None, rest="")
         rate = _Rate()
         yield lambda state: bar.update(

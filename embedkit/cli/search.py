@@ -96,7 +96,7 @@ def search(
             data, kind=kind, recall=recall, verify=not no_verify, **shared
         )
     with progress_bar() as progress:
-        searcher = Searcher(dataset, progress=progress, **settings)
+        searcher = Searcher(dataset, progress=progress, few_texts=query is not None, **settings)
         if like:
             answers = searcher.like(like, k=k)
         elif vector is not None:

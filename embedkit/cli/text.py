@@ -7,7 +7,8 @@ import io
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,23 +18,41 @@ from embedkit.display import HARMLESS, json_line, visible, without_nan
 if TYPE_CHECKING:
     from embedkit.runs.metrics import Score
 
-__all__ = ["count_text", "json_text", "ledger_text", "number_text", "one_line", "reasons_text",
-           "say", "score_text", "table_markdown", "table_text"]  # fmt: skip
+__all__ = ["bar_shown", "count_text", "json_text", "ledger_text", "number_text", "one_line",
+           "reasons_text", "say", "score_text", "table_markdown", "table_text"]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
 _UNLIMITED = 1 << 16
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text; nothing that came from a file controls the terminal.
+    """Print text, above a progress bar if there is one on the terminal.
 
-    Every command prints by this function alone.
+    Nothing that came from a file controls the terminal. Every command prints by this function
+    alone.
 
     Args:
         text: what to print.
         err: on standard error.
     """
-    click.echo(visible(text, keep=HARMLESS), err=err)
+    shown = visible(text, keep=HARMLESS)
+    if _above_bar and (err or sys.stdout.isatty()):
+        _above_bar[-1](shown)
+    else:
+        click.echo(shown, err=err)
+
+
+_above_bar: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def bar_shown(print_above: Callable[[str], None]) -> Iterator[None]:
+    """While a bar is on the terminal, :func:`say` prints by a function that knows of the bar."""
+    _above_bar.append(print_above)
+    try:
+        yield
+    finally:
+        _above_bar.pop()
 
 
 def json_text(value: object, *, indent: int | None = 1) -> str:

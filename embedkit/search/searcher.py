@@ -74,6 +74,7 @@ class QueryEncoder:
         model: folder or hub id of the checkpoint, if it is not under the name it had.
         device: where to encode.
         prefix: put before every query; by default the prefix of the dataset's texts.
+        few_texts: as for :func:`~embedkit.dataset.vector_settings.encode_as`.
 
     Raises:
         MismatchError: the checkpoint is not the one that made the dataset.
@@ -86,10 +87,12 @@ class QueryEncoder:
         model: str | None = None,
         device: str = "auto",
         prefix: str | None = None,
+        few_texts: bool = False,
     ) -> None:
         made = encode_as(
-            data.manifest, data.views, owner=str(data.path), device=device, model=model
-        )
+            data.manifest, data.views, owner=str(data.path), device=device, model=model,
+            few_texts=few_texts,
+        )  # fmt: skip
         settings = made.settings
         self._like_dataset = settings.on_long != "error"
         if prefix is not None:
@@ -144,6 +147,7 @@ class Searcher:
         prefix: put before query texts; by default the prefix of the dataset's texts.
         model: folder or hub id of the checkpoint, if it is not under the name it had.
         device: where to encode queries.
+        few_texts: be ready soon for a few queries, where the encoder can do without torch.
         threads: by default the number of cores that the process may use.
         finder: finds neighbours instead of exact search, see
             :func:`~embedkit.search.index.open_index`.
@@ -171,6 +175,7 @@ class Searcher:
         prefix: str | None = None,
         model: str | None = None,
         device: str = "auto",
+        few_texts: bool = False,
         threads: int | None = None,
         finder: Finder | None = None,
         progress: ProgressCallback = no_progress,
@@ -182,7 +187,9 @@ class Searcher:
         self.data = load(dataset, view)
         if len(self.data) == 0:
             raise UsageError(f"{dataset} has no records, so there is nothing to find.")
-        self._encoding: dict[str, Any] = {"prefix": prefix, "model": model, "device": device}
+        self._encoding: dict[str, Any] = {
+            "prefix": prefix, "model": model, "device": device, "few_texts": few_texts
+        }  # fmt: skip
         self._encoder: QueryEncoder | None = None
         self._chosen = None if where is None else chosen_records(self.data, where)
         if self._chosen is not None and not self._chosen.any():
