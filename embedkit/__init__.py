@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from embedkit.dataset.extraction import extract
     from embedkit.dataset.repair import repair
     from embedkit.dataset.store import load
-    from embedkit.dataset.verification import verify
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.vocabulary import tokenize
     from embedkit.finetuning.export import export
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from embedkit.search.index import build_index
     from embedkit.search.searcher import Searcher
     from embedkit.sts import similarity
+    from embedkit.verification import verify
 
 _HOMES = {
     "CorpusOptions": "embedkit.corpus",
@@ -61,7 +61,7 @@ _HOMES = {
     "split": "embedkit.runs.splits",
     "tokenize": "embedkit.encoding.vocabulary",
     "train": "embedkit.classifiers.train",
-    "verify": "embedkit.dataset.verification",
+    "verify": "embedkit.verification",
 }
 
 

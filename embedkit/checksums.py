@@ -1,25 +1,38 @@
 """Checksums of the files of a finished folder.
 
-    FOLDER/SHA256SUMS    a line "<sha256>  <path>" for every file, as sha256sum writes it
+    FOLDER/SHA256SUMS      a line "<sha256>  <path>" for every file, as sha256sum writes it
+    FOLDER/SHA256BLOCKS    where a file is larger than a block: JSON, the SHA-256 of its blocks
 
 ``sha256sum --check SHA256SUMS`` in the folder reads it too. A run or an index is sealed before it
 gets its final name, and each file is compared when it is opened: a bit that changed on disk is an
-error, never another answer.
+error, never another answer. A large file is compared by its blocks, several at a time, and the
+message says which is damaged.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from embedkit import fsio
+from embedkit.decoding import decode, read_json
 from embedkit.errors import DamagedError
+from embedkit.machine import usable_cores
 
-__all__ = ["check_files", "file_sums", "is_sealed", "seal"]
+__all__ = ["BLOCK", "block_sums", "check_files", "file_sums", "is_sealed", "seal"]
 
-_NAME = "SHA256SUMS"
+BLOCK = 1 << 24
+"""Bytes of a block."""
+
+_NAME, _BLOCKS = "SHA256SUMS", "SHA256BLOCKS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+_PIECE = 1 << 20
 
 
 def seal(folder: Path, *, leave_out: str | None = None) -> None:
@@ -29,11 +42,20 @@ def seal(folder: Path, *, leave_out: str | None = None) -> None:
         folder: with all of its files in place.
         leave_out: a folder in it whose files are not listed.
     """
-    lines = [
-        f"{fsio.file_sha256(file)}  {name}\n"
+    files = {
+        name: file
         for name, file in sorted(_files(folder))
-        if name != _NAME and name.split("/")[0] != leave_out
-    ]
+        if name not in (_NAME, _BLOCKS) and name.split("/")[0] != leave_out
+    }
+    large = {name: file for name, file in files.items() if file.stat().st_size > BLOCK}
+    if large:
+        sums = {name: block_sums(file, file.stat().st_size) for name, file in large.items()}
+        content = json.dumps({"block": BLOCK, "files": sums}, indent=1) + "\n"
+        fsio.write_durably(folder / _BLOCKS, content.encode(), scratch=folder)
+        files[_BLOCKS] = folder / _BLOCKS
+    elif (folder / _BLOCKS).is_file():  # of an earlier attempt
+        fsio.remove_file(folder / _BLOCKS)
+    lines = [f"{fsio.file_sha256(file)}  {name}\n" for name, file in sorted(files.items())]
     fsio.write_durably(folder / _NAME, "".join(lines).encode(), scratch=folder)
 
 
@@ -61,13 +83,14 @@ def check_files(
     size = 0
     try:
         sums = file_sums(folder)
+        blocks = _blocks(folder, sums)
         for wanted in names:
             inside = f"{wanted}/" if wanted else ""
             listed = [name for name in sums if name == wanted or name.startswith(inside)]
             if not listed:
                 raise _DifferenceError(f"{folder / _NAME} does not list {wanted}")
             for name in listed:
-                size += _compare(folder / name, sums[name])
+                size += _compare(folder / name, sums[name], blocks.get(name))
     except _DifferenceError as error:
         raise DamagedError(f"{error}. {advice}") from error
     return size
@@ -96,16 +119,66 @@ def file_sums(folder: Path) -> Mapping[str, str]:
     return {match[2]: match[1] for match in found if match is not None}
 
 
-def _compare(file: Path, expected: str) -> int:
+def block_sums(file: Path, size: int) -> list[str]:
+    """SHA-256 in hex of each block of the first ``size`` bytes of a file, several at a time.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    descriptor = os.open(file, os.O_RDONLY)
+
+    def one(start: int) -> str:
+        digest, stop = hashlib.sha256(), min(start + BLOCK, size)
+        while start < stop and (piece := os.pread(descriptor, min(_PIECE, stop - start), start)):
+            digest.update(piece)
+            start += len(piece)
+        return digest.hexdigest()
+
+    try:
+        with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+            return list(pool.map(one, range(0, size, BLOCK)))
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Content of ``SHA256BLOCKS``."""
+
+    block: int
+    files: dict[str, tuple[str, ...]]
+
+    def problem(self) -> str:
+        """What cannot be: blocks of another size than is read."""
+        return "" if self.block == BLOCK else f"block is {self.block}, expected {BLOCK}"
+
+
+def _blocks(folder: Path, sums: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """The checksums of the blocks of large files; earlier versions wrote none."""
+    if _BLOCKS not in sums:
+        return {}
+    _compare(folder / _BLOCKS, sums[_BLOCKS])
+    return decode(_Blocks, read_json(folder / _BLOCKS), file=folder / _BLOCKS).files
+
+
+def _compare(file: Path, expected: str, blocks: Sequence[str] | None = None) -> int:
     try:
         size = file.stat().st_size
-        actual = fsio.file_sha256(file)
+        found = [fsio.file_sha256(file)] if blocks is None else block_sums(file, size)
     except OSError as error:
         raise _DifferenceError(f"{file} cannot be read: {error.strerror}") from error
-    if actual != expected:
+    wanted = [expected] if blocks is None else list(blocks)
+    if len(found) != len(wanted):
         raise _DifferenceError(
-            f"{file} is damaged: its SHA-256 is {actual[:12]}…, and {expected[:12]}… was written"
+            f"{file} is damaged: it has {size:,} bytes, and another number was written"
         )
+    for number, (actual, written) in enumerate(zip(found, wanted, strict=True)):
+        if actual != written:
+            where = "" if blocks is None else f" of the {BLOCK:,} bytes from {number * BLOCK:,}"
+            raise _DifferenceError(
+                f"{file} is damaged: its SHA-256{where} is {actual[:12]}…, and {written[:12]}… was "
+                "written"
+            )
     return size
 
 

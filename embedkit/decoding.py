@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from embedkit.errors import DamagedError, EmbedkitError, first_line
+from embedkit.parquet_seal import is_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +109,10 @@ def read_table(file: Path, *, advice: str = _ADVICE) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(file, page_checksum_verification=True)
+        content = file.read_bytes()
+        if not is_whole(content):  # else Arrow may end the process
+            raise ValueError("its SHA-256 is another one than was written")
+        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedError(f"{file} cannot be read: {first_line(error)}. {advice}") from error
 

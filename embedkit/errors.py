@@ -5,7 +5,8 @@
     │   ├── CorpusError       2      an input file that cannot be read as asked
     │   └── ModelError        2      a checkpoint that is missing, incomplete or unsuitable
     ├── MismatchError         4      input, model or settings differ from what is on disk
-    ├── DamagedError          5      an output whose bytes are not what was written
+    ├── DamagedError          5      a file whose content is not what was written, or cannot be
+    │   └── DamagedModelError 5      a file of a checkpoint; also a ModelError
     ├── EncodeError           5      a vector that must not be stored (NaN, infinite)
     ├── StorageError          6      no space, no permission, an I/O error
     ├── LockedError           7      another process writes the same output
@@ -28,6 +29,7 @@ __all__ = [
     "EXIT_TERMINATED",
     "CorpusError",
     "DamagedError",
+    "DamagedModelError",
     "EmbedkitError",
     "EncodeError",
     "LockedError",
@@ -81,7 +83,13 @@ class MismatchError(EmbedkitError):
 
 
 class DamagedError(EmbedkitError):
-    """Stored bytes are not those that were written."""
+    """Stored bytes are not those that were written, or are none that could have been."""
+
+    exit_code = 5
+
+
+class DamagedModelError(ModelError, DamagedError):
+    """A file of a checkpoint holds what such a file cannot hold; also a ModelError."""
 
     exit_code = 5
 

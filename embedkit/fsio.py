@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import LockedError, StorageError, first_line
+from embedkit.parquet_seal import sealed
 
 __all__ = [
     "check_place",
@@ -100,7 +101,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
 
 
 def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> None:
-    """Write an Arrow table as Parquet with zstd and page checksums, as :func:`write_durably` does.
+    """Write an Arrow table as Parquet with checksums, as :func:`write_durably` does.
 
     The same table gives the same bytes.
 
@@ -117,7 +118,7 @@ def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> Non
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    write_durably(path, memoryview(sink.getvalue()), scratch=scratch or path.parent)
+    write_durably(path, sealed(memoryview(sink.getvalue())), scratch=scratch or path.parent)
 
 
 def publish_file(source: Path, target: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from embedkit import fsio
+from embedkit.decoding import read_table
 from embedkit.display import HARMLESS, json_line, visible
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.predict import Prediction
@@ -27,6 +28,7 @@ from embedkit.types import Float64
 __all__ = ["PredictedRecord", "Submission", "file_format", "parse_submission",
            "read_prediction_files", "tsv_field", "write_prediction_file"]  # fmt: skip
 
+_ROUNDING = 1e-6
 _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
@@ -176,8 +178,23 @@ def read_prediction_files(
                 f"{path} is about other records than {paths[0]}. Predict the same corpus by every "
                 "run."
             )
-    proba = [np.stack([table[n].to_numpy() for n in columns[2:]], axis=1) for table in tables]
+    proba = [_probabilities(p, t, columns[2:]) for p, t in zip(paths, tables, strict=True)]
     return tables[0]["row"].to_pylist(), tables[0]["id"].to_pylist(), proba
+
+
+def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
+    """``(n, classes)``, each row probabilities as far as six decimals show it."""
+    found = np.stack([table[name].to_numpy() for name in columns], axis=1)
+    if found.dtype.kind in "fi":
+        right = ((found >= 0) & (found <= 1)).all(axis=1)  # NaN is neither
+        right &= np.abs(found.sum(axis=1) - 1) <= len(columns) * _ROUNDING
+        if right.all():
+            return found.astype(np.float64)
+        row = table["row"][int(right.argmin())]
+        problem = f"the probabilities of row {row} are none: {found[right.argmin()]}"
+    else:
+        problem = f"a column of {', '.join(columns):.80} holds something else than numbers"
+    raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
 
 
 def tsv_field(value: object) -> str:
@@ -241,14 +258,13 @@ def _parquet(rows: Iterable[dict[str, Any]], columns: dict[str, str], out: Path)
 
 def _table(path: Path) -> Any:
     import pyarrow as pa
-    import pyarrow.parquet as pq
     from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
 
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
     try:
         if path.suffix == ".parquet":
-            return pq.read_table(path, page_checksum_verification=True)
+            return read_table(path)
         commas = path.suffix == ".csv"
         return read_csv(
             path,

@@ -193,7 +193,7 @@ class TextEncoder(_Vectors):
                 key: row[0]
                 for key in set(keys)
                 if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
-                and row[0] == _sealed(key, row[0][_DIGEST:])
+                and _is_whole(key, row[0])
             }
             missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
             if missing:
@@ -273,13 +273,19 @@ def check_cache(file: Path) -> tuple[int, int]:
         count = damaged = 0
         for key, stored in database.execute("SELECT k, x FROM v"):
             count += 1
-            damaged += stored != _sealed(key, stored[_DIGEST:])
+            damaged += not _is_whole(key, stored)
     return count, damaged
 
 
 def _sealed(key: bytes, vector: bytes) -> bytes:
     """A vector behind its checksum, so that a bit that changed on disk is no other vector."""
     return hashlib.sha256(key + vector).digest()[:_DIGEST] + vector
+
+
+def _is_whole(key: Any, stored: Any) -> bool:
+    """Whether a row of a cache is one that was written; a damaged one may have other types too."""
+    blobs = isinstance(key, bytes) and isinstance(stored, bytes)
+    return blobs and stored == _sealed(key, stored[_DIGEST:])
 
 
 def _row(value: Any) -> int:

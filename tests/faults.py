@@ -20,6 +20,7 @@ import random
 import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +56,9 @@ class Scenario:
         before: a command whose output it replaces.
         other: a command with other settings and the same output.
         read: what is answered from its output; raises or is the same after any damage.
+        traced: whether its operations are those of Python; SQLite syncs its files by itself.
+
+    A command that begins with ``@`` is a function of :data:`CALLS`.
     """
 
     command: str
@@ -62,6 +67,7 @@ class Scenario:
     before: str = ""
     other: str = ""
     read: Callable[[Path], Any] | None = None
+    traced: bool = True
 
 
 def _read_dataset(folder: Path) -> Any:
@@ -92,6 +98,29 @@ def _read_index(folder: Path) -> Any:
     found = index(data.X[:3], 4)
     return [found.scores.tolist(), found.indices.tolist()]
 
+
+def _read_split(folder: Path) -> Any:
+    from embedkit.runs.split_files import read_split
+
+    found = read_split(folder / "out.parquet")
+    return [found.checksum, found.row.tolist(), found.folds.tolist()]
+
+
+def _map_vectors(folder: Path) -> Any:
+    import embedkit
+
+    return embedkit.load(folder / "data").mapped(folder / "out").tolist()
+
+
+def _encode_texts(folder: Path) -> Any:
+    from embedkit.sklearn import TextEncoder
+
+    encoder = TextEncoder(model=_model(), device="cpu", cache=folder / "out").fit([])
+    return encoder.transform([row[1] for row in ROWS]).tolist()
+
+
+CALLS = {"@map": _map_vectors, "@encode": _encode_texts}
+"""What is called from Python; a cache is made again where it is damaged."""
 
 EXTRACT = "extract corpus.tsv --out out --model {model} --shard-rows 12 --words --tokens"
 TRAIN = "train data --out out --folds 2 --no-tune"
@@ -124,11 +153,13 @@ SCENARIOS = {
     "run": Scenario("run recipe.toml", ("corpus.tsv", "recipe.toml"), "out"),
     "predict": Scenario("predict a data --out out.tsv", ("data", "a"), "out.tsv"),
     "split": Scenario("split corpus.tsv --folds 2 --out out.parquet", ("corpus.tsv",),
-                      "out.parquet"),
+                      "out.parquet", read=_read_split),
     "similarity": Scenario(
         "similarity pairs.tsv --text a --text-pair b --score score --model {model} --out out",
         ("pairs.tsv",), "out"),
     "export": Scenario("export tuned --fold 0 --out out", ("corpus.tsv", "tuned"), "out"),
+    "cache of mapped vectors": Scenario("@map", ("data",), "out", read=_map_vectors),
+    "cache of encoded texts": Scenario("@encode", (), "out", read=_encode_texts, traced=False),
 }  # fmt: skip
 
 RECIPE = """\
@@ -238,11 +269,17 @@ def forked(action: Callable[[], Any]) -> Any:
 
 def call(line: str, folder: Path, before: Callable[[], Any] = lambda: None) -> dict[str, Any]:
     """Run a command here as its process would; ``before`` is called when it begins."""
+    from embedkit.errors import EmbedkitError
     from tests.processes import command
 
     try:
         before()
+        if line in CALLS:
+            CALLS[line](folder)
+            return {"code": 0}
         done = command(*line.format(model=_model()).split(), cwd=folder)
+    except EmbedkitError as error:
+        return {"code": error.exit_code, "error": str(error)}
     except Exception:
         return {"code": 1, "traceback": traceback.format_exc()[-1_000:]}
     return {"code": done.returncode, "error": done.stderr[-500:]}
@@ -317,6 +354,8 @@ def prepare() -> None:
     gc.freeze()  # pages that a collection would touch are copied for every child
     gc.disable()
     figures.render = lambda _, target, **__: target.write(b"a figure")
+    drawing = figures.canvas()
+    figures.canvas = lambda *_: drawing
     os.fsync = os.fdatasync = lambda _: None  # type: ignore[assignment]
 
     def stage(arguments: Sequence[str], folder: Path, divert: bool) -> int:
@@ -355,9 +394,29 @@ _PRIVATE = ("replacing", "unfinished")
 def tree(folder: Path) -> Tree:
     """Content of all files below a folder but of logs and caches; ``None`` for folders."""
     return without_logs({
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        str(path.relative_to(folder)): _content(path) if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     })  # fmt: skip
+
+
+def _content(file: Path) -> bytes:
+    """Bytes of a file; of a database its rows, which may lie in it in several ways."""
+    if file.suffix == ".sqlite":
+        with suppress(sqlite3.Error), closing(sqlite3.connect(file)) as database:
+            return repr(sorted(database.execute("SELECT * FROM v"))).encode()
+    return file.read_bytes()
+
+
+def _state(folder: Path) -> str:
+    """Digest of all that is below a folder; of logs, which tell the time, their sizes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        if path.name == "log.jsonl":
+            content = str(len(content)).encode()
+        name = f"{path.relative_to(folder)}\0{path.is_file()}\0{len(content)}\0"
+        digest.update(name.encode() + content)
+    return digest.hexdigest()
 
 
 def without_logs(found: Tree) -> Tree:
@@ -382,6 +441,7 @@ class Harness:
         self.name, self.scenario, self._folder = name, SCENARIOS[name], folder
         self.counts = Counts()
         self._number = 0
+        self._seen = set[str]()
         folder.mkdir(parents=True, exist_ok=True)
         self._start = folder / "start"
         self._start.mkdir()
@@ -517,9 +577,8 @@ class Harness:
         right = forked(partial(self._answer, work))
         assert "answer" in right, right
         for name in sorted(below(self.golden, self.scenario.output)):
-            content = self.golden[name]
+            content = (work / name).read_bytes() if self.golden[name] else b""
             for bit in [rng.randrange(len(content) * 8) for _ in range(count)] if content else ():
-                assert content is not None
                 self.counts.inputs["bit flips"] += 1
                 changed = bytearray(content)
                 changed[bit // 8] ^= 1 << bit % 8
@@ -580,11 +639,21 @@ class Harness:
         return found[0], found[1]
 
     def check(self, work: Path, where: str) -> None:
-        """What is visible is the old or the new; the command given again makes the new."""
+        """What is visible is the old or the new; the command given again makes the new.
+
+        Most faults leave what another one has left already: each state is looked at once.
+        """
+        state = _state(work)
+        if state in self._seen:
+            self._remove(work)
+            return
+        self._seen.add(state)
+        self.counts.inputs["different states"] += 1
         found, output = tree(work), self.scenario.output
         visible = below(found, output)
         old, new = below(self.before, output), below(self.golden, output)
-        if visible not in (old, new) and not self._is_prefix(visible, old, new):
+        is_cache = self.scenario.command in CALLS  # of which the answers count
+        if not is_cache and visible not in (old, new) and not self._is_prefix(visible, old, new):
             self._read(work, where, visible)
         again = run(self.scenario.command, work)
         if again.traceback:
@@ -640,23 +709,24 @@ def _difference(expected: Tree, found: Tree) -> str:
 
 
 def everything(
-    name: str, prepared: Path, folder: Path, *, part: int, parts: int, sample: int
+    name: str, prepared: Path, folder: Path, *, part: int, parts: int, sample: int, turn: int
 ) -> Counts:
-    """All that can happen to a command, or every ``sample``-th of it; of ``parts`` parts one.
+    """All that can happen to a command; of ``parts`` parts one.
 
-    Of commands that take long every few of the faults and power cuts.
+    Of the faults and power cuts every ``sample``-th, from number ``turn``.
     """
-    thorough, sample = sample == 1, max(sample, _EVERY.get(name, 1))
+    thorough = sample <= max(_EVERY.values())
     harness = Harness(name, prepared, folder)
     operations = harness.operations()
     cases = [
         (at, kind) for at, what in enumerate(operations) for kind in KINDS
         if kind != "short write" or what.startswith("write ")
     ]  # fmt: skip
-    mine = slice(part * sample + sample // 2, None, parts * sample)
-    for at, kind in cases[mine]:
+    mine = [case for number, case in enumerate(cases) if number // _NEIGHBOURS % parts == part]
+    for at, kind in mine[turn % sample :: sample]:
         harness.fault(at, kind, operations[at])
-    harness.power_cuts(mine)
+    if harness.scenario.traced:
+        harness.power_cuts(slice(part * sample + turn % sample, None, parts * sample))
     if thorough:
         harness.kills(24 // parts, seed=part)
         sizes = sorted({len(content) - 1 for content in harness.golden.values() if content})
@@ -672,7 +742,14 @@ def everything(
     return harness.counts
 
 
-_EVERY = {"finetune": 6, "run": 5, "train": 2, "train --overwrite": 3, "extract --overwrite": 2}
+_EVERY = {
+    "finetune": 4, "run": 3, "train": 2, "train --overwrite": 3, "extract --overwrite": 3,
+    "compare": 2, "compare --overwrite": 2,
+}  # fmt: skip
+"""Of commands that take long every few of the faults and power cuts, each day others."""
+
+_NEIGHBOURS = 40
+"""Faults that follow each other, which leave much the same, are made by one worker."""
 
 
 def _limit(size: int) -> None:
@@ -707,20 +784,23 @@ def summary(counts: Counts) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("names", nargs="*", help="of commands; all by default")
-    options.add_argument("--sample", type=int, default=1, help="only every N-th fault")
+    options.add_argument("--sample", type=int, help="every N-th fault; 1: all [by command]")
+    options.add_argument("--turn", type=int, default=date.today().toordinal(),
+                         help="which of them: from 0 on [another one each day]")  # fmt: skip
     options.add_argument("--workers", type=int, default=1, help="faults at the same time")
     given = options.parse_args()
     names = given.names or list(SCENARIOS)
-    options_of = {"parts": given.workers, "sample": given.sample}
+    samples = {name: given.sample or _EVERY.get(name, 1) for name in names}
     total = Counts()
     prepare()
-    if given.sample == 1 and not can_mount():
+    if not can_mount():
         print("full disks are left out: this process may not mount a file system", flush=True)
     with tempfile.TemporaryDirectory(prefix="embedkit-faults-") as top:
         needs = {"data", *(need for name in names for need in SCENARIOS[name].needs)}
         prepared = base(Path(top) / "prepared", needs)
         for name in names:
-            started, counts = time.time(), Counts()
+            started, counts, sample = time.time(), Counts(), samples[name]
+            options_of = {"parts": given.workers, "sample": sample, "turn": given.turn}
             workers = [
                 Child(
                     partial(_work, name, prepared, Path(top) / f"{name}-{part}", part, options_of)
@@ -729,11 +809,14 @@ def main() -> int:
             ]
             for worker in workers:
                 counts += Counts.of(worker.result())
-            print(f"{name}: {summary(counts)} ({time.time() - started:.0f} s)", flush=True)
+            which = f" (fault {given.turn % sample + 1} of each {sample})" if sample > 1 else ""
+            print(f"{name}{which}: {summary(counts)} ({time.time() - started:.0f} s)", flush=True)
             for line in counts.lines[:20]:
                 print("    ", line[:1_200], flush=True)
             total += counts
     print(f"all: {summary(total)}")
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(f"processor time: {sum(one.ru_utime + one.ru_stime for one in used):.0f} s")
     return int(any(total.wrong.values()))
 
 

@@ -16,7 +16,7 @@ from embedkit.cli.options import FILE, option, options
 from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import count_text, ledger_text, table_text
 from embedkit.display import bytes_text, visible
-from embedkit.errors import DamagedError, ModelError, UsageError, did_you_mean
+from embedkit.errors import ModelError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,14 +178,12 @@ def _names_text(names: Sequence[str]) -> str:
     "--device",
 )  # fmt: skip
 def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
-    """Check the files of a dataset with its indexes, of a run or an index, a split or a cache.
+    """Check a dataset with its indexes, a run, an index, a split, predictions or a cache.
 
     Checksums; of a dataset also counts, order and finite numbers.
     """
-    if out.is_file():
-        return _verify_file(out)
     from embedkit.dataset.verification import require_ok
-    from embedkit.dataset.verification import verify as check
+    from embedkit.verification import verify as check
 
     with progress_bar() as progress:
         found = check(out, recompute=recompute, model=model, device=device, progress=progress)
@@ -194,33 +192,11 @@ def verify(out: Path, recompute: int, model: str | None, device: str) -> Result:
     )
 
 
-def _verify_file(file: Path) -> Result:
-    """A split, or a cache of vectors."""
-    with file.open("rb") as stream:
-        is_cache = stream.read(15) == b"SQLite format 3"
-    if not is_cache:
-        from embedkit.runs.split_files import read_split
-
-        found: dict[str, Any] = {"file": str(file), "records": len(read_split(file).row)}
-        return Result(found, lambda: f"{file}: {found['records']:,} records: as written")
-    from embedkit.sklearn import check_cache
-
-    count, damaged = check_cache(file)
-
-    def check() -> None:
-        if damaged:
-            raise DamagedError(
-                f"{file}: {damaged:,} of {count:,} vectors are not what was written. They are made "
-                "again when they are used."
-            )
-
-    return Result({"file": str(file), "vectors": count, "damaged": damaged},
-                  lambda: f"{file}: {count:,} vectors: as written", check=check)  # fmt: skip
-
-
 def _verification_text(found: Verification, out: Path) -> str:
-    content = f", {found.rows:,} rows, {found.values:,} numbers" if found.rows else ""
-    text = f"{out}: {count_text(found.files, 'file')}{content}: as written"
+    counts = [count_text(found.files, "file")]
+    counts += [f"{found.rows:,} rows"] * bool(found.rows)
+    counts += [f"{found.values:,} numbers"] * bool(found.values)
+    text = f"{out}: {', '.join(counts)}: as written"
     if found.recomputed_shards:
         text += (
             f"\nrecomputed {found.recomputed_rows:,} rows of "

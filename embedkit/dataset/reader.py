@@ -107,6 +107,12 @@ class TableReader:
                 for name, matrix in columns.items():
                     matrix[:] = matrix_of(table.column(name))
 
+    def vectors_of(self, block: Block) -> Float32:
+        """The vectors of a row group, ``(block.rows, width)``."""
+        vectors = np.empty((block.rows, self.width), np.float32)
+        self.read_block(block, vectors)
+        return vectors
+
     def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
         """Columns of one row group."""
         with self._damage(block.shard), self._open(block.shard, block.metadata) as file:
@@ -169,9 +175,7 @@ class TableReader:
         """
         vectors = np.empty((len(indices), self.width), np.float32)
         for block, mine in self._by_block(indices):
-            whole = np.empty((block.rows, self.width), np.float32)
-            self.read_block(block, whole)
-            vectors[mine] = whole[indices[mine] - block.start]
+            vectors[mine] = self.vectors_of(block)[indices[mine] - block.start]
         return vectors
 
     def _by_block(self, indices: Int64) -> Iterator[tuple[Block, NDArray[np.int64]]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from embedkit import fsio
 from embedkit.choices import LEVELS, POOLINGS, check_choice
 from embedkit.dataset.batches import iter_batches
 from embedkit.dataset.manifest import Layout, Manifest, is_dataset, read_manifest
+from embedkit.dataset.matrix_files import matrix_shape, write_matrix
 from embedkit.dataset.reader import TableReader
 from embedkit.encoding.views import parse_layers, parse_view, split_view
 from embedkit.errors import UsageError, did_you_mean
@@ -230,31 +230,30 @@ class VectorData:
             self, batch_size, columns=columns, shuffle_seed=shuffle_seed, worker=worker
         )
 
-    def mapped(self, cache: str | Path) -> Float32:
+    def mapped(self, cache: str | Path, *, verify: bool = True) -> Float32:
         """``X`` as a read-only memory map, for matrices larger than memory.
 
         Args:
             cache: folder for the ``.npy`` file, which is written the first time and named after
-                the dataset's fingerprint and the views.
+                the dataset's fingerprint and the views; a damaged one is written again.
+            verify: compare the file with its checksums, which reads all of it; without, damage
+                goes unnoticed.
+
+        Raises:
+            StorageError: the file cannot be written.
 
         Example:
             >>> data = embedkit.load("vectors")
             >>> np.array_equal(data.mapped("cache"), data.X)
             True
         """
-        folder = Path(cache)
-        fsio.make_folder(folder)
         key = hashlib.sha256(json.dumps(self.views).encode()).hexdigest()[:16]
-        file = folder / f"{self.manifest.fingerprint[:32]}-{key}.npy"
-        if not file.is_file():
-            partial = file.with_suffix(f".{uuid4().hex}.partial")  # others may write it too
-            shape = (len(self), self.width)
-            with fsio.storage_errors(file):
-                target = np.lib.format.open_memmap(partial, "w+", np.float32, shape)
-                self.reader.fill(target)
-                target.flush()
-                del target
-            fsio.publish_file(partial, file)
+        file = Path(cache) / f"{self.manifest.fingerprint[:32]}-{key}.npy"
+        shape = len(self), self.width
+        written = False
+        fsio.make_folder(file.parent)
+        while not written and matrix_shape(file, verify=verify) != shape:
+            written = write_matrix(file, shape, map(self.reader.vectors_of, self.reader.blocks))
         return cast("Float32", np.load(file, mmap_mode="r"))
 
     @cached_property

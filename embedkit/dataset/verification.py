@@ -64,26 +64,7 @@ def verify(
     seed: int = 0,
     progress: ProgressCallback = no_progress,
 ) -> Verification:
-    """Check a dataset against its manifest and against itself, a run or index by its checksums.
-
-    Args:
-        path: a dataset with its indexes, a run, or one index.
-        recompute: number of random shards to embed again from their stored texts.
-        model: where the checkpoint is now, if not under the name it had.
-        device: where to recompute.
-        seed: seed of the choice of shards.
-        progress: called with the shards that were embedded again.
-
-    Raises:
-        UsageError: there is no dataset, or it stores no texts to recompute from.
-        DamagedError: the manifest cannot be read.
-        MismatchError: the checkpoint found has other weights or files.
-
-    Example:
-        >>> found = embedkit.verify("vectors", recompute=1)
-        >>> found.ok, found.rows, found.recomputed_rows
-        (True, 12, 12)
-    """
+    """Check a dataset, or a run or an index; as :func:`embedkit.verification.verify`."""
     folder = Path(path)
     found = Verification()
     if is_sealed(folder):

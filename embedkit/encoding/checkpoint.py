@@ -21,7 +21,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.decoding import read_json
 from embedkit.encoding import multilingual
 from embedkit.encoding.families import FAMILIES, GELU
-from embedkit.errors import ModelError, did_you_mean, first_line
+from embedkit.errors import DamagedModelError, ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
 __all__ = ["DEFAULT_MODEL", "Checkpoint", "find_checkpoint", "quiet_transformers"]
@@ -38,6 +38,7 @@ _PACKAGED_SHA256 = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 _SIDE_FILES = (".json", ".txt", ".model")
+_ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
 _RANGES = {
     "num_hidden_layers": (1, 1_000), "n_layers": (1, 1_000), "hidden_size": (1, 1 << 16),
@@ -192,7 +193,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config["model_type"] = _model_type(config, folder, name)
     for keys in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")):
         if not any(isinstance(config.get(key), int) for key in keys):
-            raise ModelError(f"{name}: {config_path} does not state {keys[0]}.")
+            raise DamagedModelError(f"{name}: {config_path} does not state {keys[0]}. {_ADVICE}")
     _check_numbers(config, config_path, name)
     weights = _weight_files(folder, name)
     for file in weights:
@@ -226,10 +227,12 @@ def _check_numbers(config: dict[str, Any], config_path: Path, name: str) -> None
     for key, (low, high) in _RANGES.items():
         value = config.get(key)
         if value is not None and type(value) is not int:
-            raise ModelError(f"{name}: {key} in {config_path} is {value!r:.60}, not a number.")
+            raise DamagedModelError(
+                f"{name}: {key} in {config_path} is {value!r:.60}, not a number. {_ADVICE}"
+            )
         if value is not None and not low <= value <= high:
-            raise ModelError(
-                f"{name}: {key} in {config_path} is {value}, expected {low} to {high:,}."
+            raise DamagedModelError(
+                f"{name}: {key} in {config_path} is {value}, expected {low} to {high:,}. {_ADVICE}"
             )
     config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
 
@@ -243,6 +246,10 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
         kind = next((t for t in known if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():
             kind = "bert"
+    if not isinstance(kind, str | None):
+        raise DamagedModelError(
+            f"{name}: model_type in {folder / 'config.json'} is {kind!r:.60}, not a name. {_ADVICE}"
+        )
     if kind not in FAMILIES or config.get("is_decoder") or config.get("is_encoder_decoder"):
         raise ModelError(
             f"{name} is a {kind or 'nameless'} model; embedkit reads encoders of the BERT family: "
@@ -261,7 +268,7 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
         if (folder / index).is_file():
             parts = _parts_named_by(folder / index)
             if not parts:
-                raise ModelError(f"{name}: {folder / index} names no weight files.")
+                raise DamagedModelError(f"{name}: {folder / index} names no weight files.")
             missing = [part for part in parts if not (folder / part).is_file()]
             if missing:
                 raise ModelError(f"{name}: the weight file {missing[0]} is missing in {folder}.")
@@ -393,9 +400,9 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    value = read_json(path, error=ModelError, advice="Fetch it again.")
+    value = read_json(path, error=DamagedModelError, advice=_ADVICE)
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object.")
+        raise DamagedModelError(f"{path} is damaged: expected a JSON object. {_ADVICE}")
     return value
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
 from embedkit.encoding.device import Link, is_out_of_memory
 from embedkit.encoding.families import FAMILIES
-from embedkit.errors import ModelError, first_line
+from embedkit.errors import DamagedModelError, ModelError, first_line
 from embedkit.types import Int64
 
 __all__ = [
@@ -295,7 +295,8 @@ def load_module(
                 f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
                 "which could run code"
             )
-        raise ModelError(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
+        kind = ModelError if isinstance(error, ImportError) else DamagedModelError
+        raise kind(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
     return model, report
 
 

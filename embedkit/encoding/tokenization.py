@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.alignment import align
-from embedkit.errors import ModelError, UsageError, first_line
+from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
 from embedkit.types import Int64
 
 __all__ = [
@@ -129,16 +130,21 @@ class _Template:
 
 
 @contextmanager
-def no_panic() -> Iterator[None]:
-    """Turn a panic of the Rust library, which is no ``Exception``, into a :class:`ModelError`."""
+def no_panic(folder: Path) -> Iterator[None]:
+    """Turn what the Rust library raises into a :class:`DamagedModelError`.
+
+    It raises ``Exception`` itself where a file is not what it should be, and panics, which is no
+    ``Exception``.
+    """
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
             raise
-        raise ModelError(
-            f"the tokenizer gives up ({first_line(error)}): its tokenizer.json is damaged, or "
-            "holds a regular expression that has too many ways to match. Use another checkpoint."
+        raise DamagedModelError(
+            f"the tokenizer in {folder} gives up ({first_line(error)}): its tokenizer.json or "
+            "vocab.txt is damaged, or holds a regular expression that has too many ways to match. "
+            "Use another checkpoint."
         ) from error
 
 
@@ -257,7 +263,7 @@ class TextTokenizer:
         backend = self.hf.backend_tokenizer
         encode = backend.encode_batch if offsets else backend.encode_batch_fast
         try:
-            with no_panic():
+            with no_panic(Path(self.hf.name_or_path)):
                 found = encode(cut, add_special_tokens=False)
         except TypeError as error:  # its message does not name the cause
             raise _no_unicode(cut) or error from error

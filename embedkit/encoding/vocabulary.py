@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from embedkit.encoding.checkpoint import (
@@ -18,7 +19,7 @@ from embedkit.encoding.tokenization import (
     TokenizerSettings,
     no_panic,
 )
-from embedkit.errors import ModelError, UsageError, check_counts, first_line
+from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
 
 __all__ = [
     "check_max_length",
@@ -52,12 +53,13 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     options = _casing(checkpoint)
     limit = checkpoint.side_json("tokenizer_config.json").get("model_max_length")
     if not isinstance(limit, int | float | None):
-        raise ModelError(
+        raise DamagedModelError(
             f"{checkpoint.name}: model_max_length in {checkpoint.folder / 'tokenizer_config.json'} "
             f"is {limit!r:.60}, not a number."
         )
+    checkpoint.side_json("tokenizer.json")  # whose damage it names
     try:
-        with no_panic():
+        with no_panic(checkpoint.folder):
             tokenizer = AutoTokenizer.from_pretrained(
                 str(checkpoint.folder),
                 config=AutoConfig.for_model(**checkpoint.config),
@@ -71,8 +73,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
         ) from error
     except Exception as error:  # the loader raises what its many formats raise
-        raise ModelError(
-            f"{checkpoint.name}: no tokenizer can be loaded from {checkpoint.folder} "
+        raise DamagedModelError(
+            f"{checkpoint.name}: no tokenizer can be loaded from {_file(checkpoint)} "
             f"({first_line(error)})."
         ) from error
     _check_vocabulary(tokenizer, checkpoint)
@@ -84,15 +86,15 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         )
     pad = tokenizer.pad_token_id
     try:
-        return TextTokenizer(
-            tokenizer,
-            pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
-            type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
-        )
+        with no_panic(checkpoint.folder):
+            return TextTokenizer(
+                tokenizer,
+                pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
+                type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
+            )
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ModelError(
-            f"{checkpoint.name}: the tokenizer in {checkpoint.folder} cannot be used "
-            f"({first_line(error)})."
+        raise DamagedModelError(
+            f"{checkpoint.name}: {_file(checkpoint)} cannot be used ({first_line(error)})."
         ) from error
 
 
@@ -121,7 +123,7 @@ class _FileTokenizer:
 
         stated = checkpoint.side_json("tokenizer_config.json")
         self.backend_tokenizer = Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
-        self.model_max_length = stated["model_max_length"]
+        self.model_max_length, self.name_or_path = stated["model_max_length"], checkpoint.folder
         self.unk_token_id = self.backend_tokenizer.token_to_id(stated["unk_token"])
         self._types = FAMILIES[checkpoint.model_type].wordpiece
 
@@ -132,6 +134,11 @@ class _FileTokenizer:
         found = self.backend_tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
         types = {"token_type_ids": found.type_ids} if self._types else {}
         return {"input_ids": found.ids, **types}
+
+
+def _file(checkpoint: Checkpoint) -> Path:
+    """The file that holds the vocabulary."""
+    return next(file for name in _FILES for file in sorted(checkpoint.folder.glob(name)))
 
 
 def check_max_length(checkpoint: Checkpoint, asked: int | None) -> None:
@@ -238,18 +245,18 @@ def _entries(tokenizer: TextTokenizer, vocab: str) -> list[dict[str, Any]]:
 
 
 def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
-    """Raise a :class:`ModelError` if the tokenizer is not that of the model."""
-    known = tokenizer.get_vocab()
+    """Raise a :class:`DamagedModelError` if the tokenizer is not that of the model."""
+    known, file = tokenizer.get_vocab(), _file(checkpoint)
     if set(known) <= set(tokenizer.all_special_tokens):
-        raise ModelError(
+        raise DamagedModelError(
             f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
-            f"model in {checkpoint.folder}. Give a folder with tokenizer.json or vocab.txt."
+            f"model in {file}. Give a folder with tokenizer.json or vocab.txt."
         )
     rows = checkpoint.config.get("vocab_size")
     if rows and max(known.values()) >= rows:
-        raise ModelError(
-            f"{checkpoint.name}: the tokenizer has ids up to {max(known.values())}, but the model "
-            f"has only {rows} embeddings. They do not belong together."
+        raise DamagedModelError(
+            f"{checkpoint.name}: {file}: the tokenizer has ids up to {max(known.values())}, but "
+            f"the model has only {rows} embeddings. They do not belong together."
         )
 
 
@@ -280,7 +287,13 @@ def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
             return {}
         if "do_lower_case" in options:
             return options
-        options = _casing_of_entries(entries.read_text("utf-8").split("\n")) | options
+        try:
+            text = entries.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise DamagedModelError(
+                f"{entries} is damaged: it cannot be read as UTF-8 ({first_line(error)})."
+            ) from error
+        options = _casing_of_entries(text.split("\n")) | options
         why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
     case = "lower-cases" if options["do_lower_case"] else "keeps case"
     logger.warning(

@@ -41,7 +41,7 @@ from typing import Any
 
 import click
 
-from embedkit.errors import UsageError, did_you_mean, first_line
+from embedkit.errors import DamagedError, UsageError, did_you_mean, first_line
 
 __all__ = ["Stage", "key_lines", "misplaced", "read_recipe"]
 
@@ -93,17 +93,23 @@ def read_recipe(
             for all stages of a command.
 
     Raises:
-        UsageError: the file cannot be read, or a name, type or value is wrong; the message says in
+        UsageError: there is no such file, or a name, type or value is wrong; the message says in
             which line, and what the nearest right name is.
+        DamagedError: it is no TOML.
     """
     try:
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
+        lines = key_lines(text)
+    except OSError as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{path} cannot be read as UTF-8: {first_line(error)}.") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {first_line(error)}.") from error
-    return _Reader(path, content, key_lines(text), commands).stages(settings)
+        raise DamagedError(f"{path} is not valid TOML: {first_line(error)}.") from error
+    except RecursionError as error:
+        raise DamagedError(f"{path} is not valid TOML: nested too deeply.") from error
+    return _Reader(path, content, lines, commands).stages(settings)
 
 
 def misplaced(path: Path, settings: Sequence[str]) -> Iterator[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "SplitSettings",
     "align_split",
     "check_fold_models",
+    "is_split",
     "read_split",
     "split_of_run",
     "write_split",
@@ -161,6 +162,11 @@ def write_split(made: Split, path: Path) -> None:
     fsio.write_parquet(path, table)
 
 
+def is_split(table: pa.Table) -> bool:
+    """Whether a table was read from the file of a split."""
+    return _KEY in (table.schema.metadata or {})
+
+
 def read_split(path: Path) -> Split:
     """Read a split.
 
@@ -173,10 +179,9 @@ def read_split(path: Path) -> Split:
     if is_sealed(path.parent):  # of a run
         check_files(path.parent, [path.name])
     table = read_table(path)
-    stored = (table.schema.metadata or {}).get(_KEY)
-    if stored is None:
+    if not is_split(table):
         raise UsageError(f"{path} was not written by embedkit split.")
-    settings = decode(_Stored, parse_json(stored, file=path), file=path)
+    settings = decode(_Stored, parse_json(table.schema.metadata[_KEY], file=path), file=path)
     names = ["fold", *(f"fold_{i}" for i in range(1, settings.repeats))]
     folds = dict.fromkeys(names, pa.int16())
     check_columns(table, {"row": pa.int64(), "group": pa.int64(), **folds}, file=path)

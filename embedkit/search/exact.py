@@ -28,7 +28,7 @@ from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_
 if TYPE_CHECKING:
     from embedkit.search.whitening import Whitening
 
-__all__ = ["Neighbours", "nearest", "read_vectors", "unit_rows"]
+__all__ = ["Neighbours", "nearest", "unit_rows"]
 
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
 _PAIRS = 2_048  # distances that are refined at once
@@ -131,13 +131,6 @@ def unit_rows(vectors: Float32) -> Float32:
     return np.asarray(vectors * _inverse_norms(vectors)[:, None], np.float32)
 
 
-def read_vectors(data: VectorData, block: Block) -> Float32:
-    """The vectors of a row group, ``(block.rows, width)``."""
-    vectors = np.empty((block.rows, data.width), np.float32)
-    data.reader.read_block(block, vectors)
-    return vectors
-
-
 def _best(
     data: VectorData, queries: Float32, k: int, metric: str, whitening: Whitening | None,
     chosen: Bool | None, block: Block,
@@ -150,7 +143,7 @@ def _best(
     """
     import faiss
 
-    vectors, indices = read_vectors(data, block), np.arange(block.start, block.stop)
+    vectors, indices = data.reader.vectors_of(block), np.arange(block.start, block.stop)
     if chosen is not None:
         inside = chosen[block.start : block.stop]
         vectors, indices = vectors[inside], indices[inside]

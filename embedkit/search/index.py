@@ -37,7 +37,7 @@ from embedkit.errors import (
     check_counts,
 )
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.search.exact import Neighbours, nearest, read_vectors, unit_rows
+from embedkit.search.exact import Neighbours, nearest, unit_rows
 from embedkit.search.kinds import KINDS
 from embedkit.search.tuning import RECALL_K, TRUTH_K, TunePoint, measure_settings
 from embedkit.search.whitening import Whitening, load_whitening
@@ -256,7 +256,7 @@ class _Builder:
             self._progress(Progress("training", 0))
             index.train(self._prepared(data.reader.vectors_at(drawn)))
         for block in data.reader.blocks:
-            vectors, inside = read_vectors(data, block), kept[block.start : block.stop]
+            vectors, inside = data.reader.vectors_of(block), kept[block.start : block.stop]
             numbers = np.arange(block.start, block.stop)
             index.add_with_ids(self._prepared(vectors[inside]), numbers[inside])
             self._progress(Progress("adding", block.stop, len(data), "records"))

@@ -22,7 +22,6 @@ from embedkit import fsio
 from embedkit.choices import WHITENINGS, check_choice
 from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import StorageError, UsageError
-from embedkit.search.exact import read_vectors
 from embedkit.types import Float32, Float64
 
 __all__ = ["Whitening", "fit_whitening", "load_whitening"]
@@ -68,11 +67,11 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
         )
     total = np.zeros(data.width)
     for block in data.reader.blocks:
-        total += read_vectors(data, block).sum(axis=0, dtype=np.float64)
+        total += data.reader.vectors_of(block).sum(axis=0, dtype=np.float64)
     mean = (total / len(data)).astype(np.float32)
     if kind == "center":
         return Whitening(kind, mean, None)
-    blocks = (read_vectors(data, block) for block in data.reader.blocks)
+    blocks = (data.reader.vectors_of(block) for block in data.reader.blocks)
     values, directions = np.linalg.eigh(_shrunk(blocks, mean, len(data)))
     scale = np.zeros_like(values)
     real = values > _SMALLEST * values[-1]

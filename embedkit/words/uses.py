@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from embedkit.dataset.store import Layout, VectorData, load
 from embedkit.errors import UsageError
-from embedkit.search.exact import read_vectors
 from embedkit.types import Bool, Float32, Int64
 from embedkit.words.matching import find_word
 
@@ -375,7 +374,7 @@ def layer_tables(
         if rows is not None and not chosen.any():
             continue
         columns = columns.filter(pa.array(chosen))
-        parts = np.split(read_vectors(table, block)[chosen], edges, axis=1)
+        parts = np.split(table.reader.vectors_of(block)[chosen], edges, axis=1)
         spans = [columns.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
         yield LayerTable(
             columns.column("row").to_numpy(), np.stack(spans, axis=1),
