@@ -20,7 +20,6 @@ import embedkit
 from embedkit.checksums import check_files, file_sums, seal
 from embedkit.comparison.load import read_runs
 from embedkit.dataset.store import Layout, VectorData
-from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
 from embedkit.predict import Predictor
@@ -28,6 +27,7 @@ from embedkit.runs.split_files import read_split, write_split
 from embedkit.search.index import open_index
 from embedkit.search.whitening import load_whitening
 from embedkit.sklearn import TextEncoder
+from embedkit.verification import verify
 from tests.processes import command
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
@@ -189,7 +189,7 @@ def test_verify_takes_a_split_a_cache_and_an_index(
     encoder.transform(["the movie", "a bus"])
     cache = next((tmp_path / "cache").glob("*.sqlite"))
     index = next((Layout(made / "data").private / "index").iterdir())
-    for path, text in ((split, "300 records"), (cache, "2 vectors"), (index, "2 files")):
+    for path, text in ((split, "1 file, 300 rows"), (cache, "1 file, 2 rows"), (index, "2 files")):
         done = command("verify", path, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{path}: {text}: as written\n")
     random = np.random.default_rng(0)

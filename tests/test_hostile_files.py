@@ -155,9 +155,15 @@ CHECKPOINTS: list[tuple[str, dict[str, Any] | str, str]] = [
     ("config.json", '{"a":' + 100_000 * "[" + 100_000 * "]" + "}", "config.json .*nested too deep"),
     ("tokenizer_config.json", 100_000 * "[", "tokenizer_config.json .*nested too deep"),
     ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length in .* is 'x', not a"),
-    ("tokenizer.json", 100_000 * "[", "no tokenizer can be loaded"),
+    ("config.json", {"model_type": ["bert"]}, r"model_type in .*config.json is \['bert'\], not a"),
+    ("config.json", "[]", "config.json is damaged: expected a JSON object"),
+    ("tokenizer.json", "", "tokenizer.json is damaged: it cannot be read as JSON"),
+    ("tokenizer.json", "null", "tokenizer.json is damaged: expected a JSON object"),
+    ("tokenizer.json", '{"model": 3}', "no tokenizer can be loaded from .*tokenizer.json"),
+    ("tokenizer_config.json", {"do_lower_case": "x"}, "no tokenizer can be loaded from .*json"),
+    ("tokenizer.json", 100_000 * "[", "tokenizer.json .*nested too deep"),
     ("tokenizer.json", '{"normalizer":' + 5_000 * '{"type":"Sequence","normalizers":['
-     + 5_000 * "]}" + "}", "no tokenizer can be loaded"),
+     + 5_000 * "]}" + "}", "tokenizer.json .*nested too deep"),
 ]  # fmt: skip
 
 
@@ -170,7 +176,72 @@ def test_a_file_of_a_checkpoint(
         content = json.dumps(json.loads((copy / file).read_text("utf-8")) | content)
     (copy / file).write_text(content, "utf-8")
     for use in (["info", "m"], ["tokenize", "a bus", "--model", "m"]):
-        assert re.search(message, refused(*use, cwd=tmp_path, code=2))
+        assert re.search(message, refused(*use, cwd=tmp_path))
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "finds no vocabulary for a bert model in m/vocab.txt"),
+    (b"\n", r"the tokenizer in m gives up \(WordPiece error: Missing \[UNK\]"),
+    (b"\xff\xfe[\0U\0", "m/vocab.txt is damaged: it cannot be read as UTF-8"),
+    (b"%PDF-1.4\n\0\1", "the tokenizer in m gives up"),
+    (1_000 * b"a\n", "m/vocab.txt: the tokenizer has ids up to 999, but the model has only"),
+])  # fmt: skip
+def test_a_vocabulary(tmp_path: Path, content: bytes, message: str) -> None:
+    copy = Path(shutil.copytree(tiny_model(), tmp_path / "m"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    (copy / "vocab.txt").write_bytes(content)
+    assert re.search(message, refused("tokenize", "a bus", "--model", "m", cwd=tmp_path))
+
+
+RECIPES: list[tuple[bytes, int, str]] = [
+    (b"\xff", 5, "recipe.toml cannot be read as UTF-8"),
+    (b"a =", 5, r"recipe.toml is not valid TOML: Invalid value"),
+    (b"\0", 5, r"recipe.toml is not valid TOML: .*line 1, column 1"),
+    (b"a = " + 10_000 * b"[", 5, "recipe.toml is not valid TOML: nested too deeply"),
+    (b"x = " + 5_000 * b"{a = ", 5, "recipe.toml is not valid TOML: nested too deeply"),
+    (b"extract = 3", 2, r"recipe.toml:1: \[extract\] a stage is a table"),
+    (b"[extract]\ncorpus = [[1]]", 2, r"recipe.toml:2: \[extract\] corpus: expected text"),
+    (b"[extract]\ncorpus = 1979-05-27", 2, r"recipe.toml:2: \[extract\] corpus: expected text"),
+    (b'[extract]\ncorpus = "a\\u0000b"', 2, r"recipe.toml:2: \[extract\] corpus: .* holds a NUL"),
+    (b"[set]\na = {b = 1}\n[info]", 2, r"recipe.toml:1: \[set\] \[set\] holds values, not tables"),
+]
+
+
+@pytest.mark.parametrize(("content", "code", "message"), RECIPES)
+def test_a_recipe(tmp_path: Path, content: bytes, code: int, message: str) -> None:
+    """What is no TOML is damaged; a wrong option is one, as on the command line."""
+    (tmp_path / "recipe.toml").write_bytes(content)
+    assert re.search(message, refused("run", "recipe.toml", cwd=tmp_path, code=code))
+
+
+BOOSTERS: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: "", "does not go from 'tree'"),
+    (lambda text: "%PDF-1.4", "does not go from 'tree'"),
+    (lambda text: text[: len(text) // 2], "does not go from 'tree' to 'end of trees'"),
+    (lambda text: text.replace("num_class=1", "num_class=x"), "num_class is x"),
+    (lambda text: text.replace("tree_sizes=", "tree_sizes=7 "), "trees where .* were written"),
+    (lambda text: text.replace("Tree=1\n", "Tree=5\n"), "tree 1: its number is another"),
+    (lambda text: re.sub("max_feature_idx=.*", "max_feature_idx=0", text), "split_feature is"),
+    (lambda text: re.sub("left_child=.*", "left_child=99 99", text), "tree 0: left_child is 99 99"),
+    (lambda text: re.sub("left_child=.*", "left_child=", text), "tree 0: left_child is "),
+    (lambda text: re.sub("leaf_value=.*", "leaf_value=nan", text), "tree 0: leaf_value is nan"),
+    (lambda text: re.sub("leaf_value=[^ ]*", "leaf_value=nan", text), "leaf_value is nan"),
+    (lambda text: re.sub("num_cat=0", "num_cat=3", text), "tree 0: num_cat is not 0"),
+    (lambda text: re.sub("num_leaves=.*", "num_leaves=99999999999", text), "num_leaves is 9999"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), BOOSTERS)
+def test_a_booster(here: Path, change: Callable[[str], str], message: str) -> None:
+    """LightGBM ends the process on some of them."""
+    file = here / "boosted" / "model" / "booster.txt"
+    file.write_text(change(file.read_text("utf-8")), "utf-8")
+    line = refused("predict", "boosted", "data", cwd=here)
+    assert re.search(r"boosted/model/booster\.txt is damaged: its SHA-256", line)
+    seal(here / "boosted")
+    line = refused("predict", "boosted", "data", cwd=here)
+    assert re.search(rf"boosted/model/booster\.txt cannot be read: .*{message}", line)
 
 
 @pytest.mark.parametrize("changed", [{"chunk_size_feed_forward": 7}, {"architectures": 3}])
@@ -197,8 +268,8 @@ def test_a_panic_of_the_tokenizer_is_an_error(
         raise PanicException("retry-limit-in-match over")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
-    line = refused("tokenize", "a bus", "--model", str(tiny_model()), cwd=tmp_path, code=2)
-    assert "the tokenizer gives up (retry-limit-in-match over)" in line
+    line = refused("tokenize", "a bus", "--model", str(tiny_model()), cwd=tmp_path)
+    assert " gives up (retry-limit-in-match over): its tokenizer.json or vocab.txt" in line
 
 
 def column(name: str, change: Callable[[list[Any]], Any]) -> Callable[[pa.Table], pa.Table]:

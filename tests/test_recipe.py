@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.cli.main import cli
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.experiments.recipe import Stage, key_lines, misplaced, read_recipe
 from tests.processes import ROOT
 
@@ -126,7 +126,7 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     assert change[0] in GOOD
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, DamagedError), match=message):
         read(tmp_path, GOOD.replace(*change))
 
 
@@ -167,7 +167,7 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_recipe(tmp_path / "none.toml", cli.commands)
     (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'\n")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(DamagedError, match="cannot be read as UTF-8"):
         read_recipe(tmp_path / "latin.toml", cli.commands)
 
 

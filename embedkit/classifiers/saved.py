@@ -19,6 +19,7 @@ from typing import Any
 from embedkit import fsio
 from embedkit.checksums import check_files
 from embedkit.classifiers import linear
+from embedkit.classifiers.booster_text import check_booster
 from embedkit.errors import DamagedError, UsageError, first_line
 
 __all__ = ["load_model", "save_model"]
@@ -123,6 +124,7 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
 
     try:
         text = file.read_text("utf-8")
+        check_booster(text)
         booster = lightgbm.Booster(model_str=text)
     except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
         raise DamagedError(f"{file} cannot be read: {error}.") from error

@@ -18,13 +18,13 @@ from embedkit import fsio
 from embedkit.checksums import BLOCK, block_sums
 from embedkit.types import Float32
 
-__all__ = ["matrix_shape", "write_matrix"]
+__all__ = ["matrix_shape", "open_matrix", "write_matrix"]
 
 _NUMBER, _DIGEST = 8, 32
 
 
-def write_matrix(file: Path, shape: tuple[int, int], parts: Iterable[Float32]) -> bool:
-    """Write ``shape`` float32 in parts, one row after the other.
+def write_matrix(file: Path, shape: tuple[int, int], groups: Iterable[Float32]) -> bool:
+    """Write ``shape`` float32 in groups of rows, one after the other.
 
     Returns:
         Whether it was written; not where another process or thread was at it, and has ended.
@@ -41,8 +41,8 @@ def write_matrix(file: Path, shape: tuple[int, int], parts: Iterable[Float32]) -
         try:
             sink.truncate(0)  # of an earlier attempt
             np.lib.format.write_array_header_1_0(sink, header)
-            for part in parts:  # not mapped: a full disk would end the process
-                sink.write(np.ascontiguousarray(part, "<f4").data)
+            for vectors in groups:  # not mapped: a full disk would end the process
+                sink.write(np.ascontiguousarray(vectors, "<f4").data)
             sink.flush()
             size = sink.tell()
             sink.write(bytes.fromhex("".join(block_sums(partial, size))))
@@ -79,8 +79,14 @@ def matrix_shape(file: Path, *, verify: bool = True) -> tuple[int, ...] | None:
         if verify and "".join(block_sums(file, size)) != written:
             return None
     try:
-        found = np.load(file, mmap_mode="r")
-    except (ValueError, OSError, EOFError, SyntaxError):  # what is no header of NumPy
+        found = open_matrix(file)
+    except Exception:  # NumPy raises what the parser of Python raises
         return None
     plain = found.dtype == np.float32 and found.flags.c_contiguous and found.ndim == 2
     return found.shape if plain else None
+
+
+def open_matrix(file: Path) -> Float32:
+    """A file of :func:`write_matrix` as a read-only memory map."""
+    found: Float32 = np.lib.format.open_memmap(file, "r")  # ``np.load`` reads archives, pickles too
+    return found

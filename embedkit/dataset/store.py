@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from embedkit import fsio
 from embedkit.choices import LEVELS, POOLINGS, check_choice
 from embedkit.dataset.batches import iter_batches
 from embedkit.dataset.manifest import Layout, Manifest, is_dataset, read_manifest
-from embedkit.dataset.matrix_files import matrix_shape, write_matrix
+from embedkit.dataset.matrix_files import matrix_shape, open_matrix, write_matrix
 from embedkit.dataset.reader import TableReader
 from embedkit.encoding.views import parse_layers, parse_view, split_view
 from embedkit.errors import UsageError, did_you_mean
@@ -254,7 +254,7 @@ class VectorData:
         fsio.make_folder(file.parent)
         while not written and matrix_shape(file, verify=verify) != shape:
             written = write_matrix(file, shape, map(self.reader.vectors_of, self.reader.blocks))
-        return cast("Float32", np.load(file, mmap_mode="r"))
+        return open_matrix(file)
 
     @cached_property
     def _sentences(self) -> TableReader:

@@ -295,8 +295,9 @@ def load_module(
                 f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
                 "which could run code"
             )
-        kind = ModelError if isinstance(error, ImportError) else DamagedModelError
-        raise kind(f"{checkpoint.name}: the weights cannot be loaded{reason}.") from error
+        raise DamagedModelError(
+            f"{checkpoint.name}: the weights cannot be loaded{reason}."
+        ) from error
     return model, report
 
 

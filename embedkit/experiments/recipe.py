@@ -297,6 +297,8 @@ class _Reader:
         if type(value) not in kinds:
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
             raise self._error(place, f"{name}: expected {expected}, not {shown}.")
+        if "\0" in str(value):
+            raise self._error(place, f"{name}: {value!r:.60} holds a NUL, as no name does.")
 
     def _check(
         self, key: Key, command: click.Command, arguments: Sequence[str],
