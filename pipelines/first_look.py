@@ -32,7 +32,12 @@ def main(outputs: Path) -> int:
         print(f"{error}\nThe English half of the first run follows, with {DEFAULT_MODEL}.")
         model, english_only = (
             DEFAULT_MODEL,
-            [f"model={DEFAULT_MODEL}", f"corpus={CORPORA[0]}", "layers=all"],
+            [
+                f"model={DEFAULT_MODEL}",
+                f"corpus={CORPORA[0]}",
+                "layers=all",
+                "finetune.freeze-layers=4",
+            ],
         )
     if not english_only and (code := run_recipe("two_languages", outputs, [])):
         return code

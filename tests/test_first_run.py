@@ -14,6 +14,8 @@ import pytest
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
 from embedkit.errors import ModelError
+from embedkit.experiments.pipeline import shell_lines
+from embedkit.experiments.recipe import read_recipe
 from embedkit.runs.content import ReportedScore
 from tests.processes import ROOT
 from tests.run_fixtures import write_fake_run
@@ -93,12 +95,34 @@ def test_without_it_the_english_half(
     assert first_look.main(tmp_path) == 0
     ((name, settings),) = made
     assert name == "quickstart"
-    assert {one.partition("=")[0] for one in settings} == {"model", "corpus", "layers"}
+    assert {one.partition("=")[0] for one in settings} == {
+        "model", "corpus", "layers", "finetune.freeze-layers"
+    }  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("Install it.")
     assert "English half" in lines[1]
     assert len(lines) == 7
     assert "Korean" not in lines[2]
+
+
+@pytest.mark.parametrize("model", [MULTILINGUAL, DEFAULT_MODEL])
+def test_the_model_has_the_layers_that_the_recipe_names(
+    tmp_path: Path, first_look: ModuleType, made: list[tuple[str, list[str]]], model: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def found(_: str) -> None:
+        if model == DEFAULT_MODEL:
+            raise ModelError("not here")
+
+    monkeypatch.setattr(first_look, "find_checkpoint", found)
+    first_look.main(tmp_path)
+    recipe, settings = ROOT / "pipelines/quickstart.toml", made[-1][1]
+    words = " ".join(shell_lines(read_recipe(recipe, cli.commands, settings))).split()
+    n_layers = {MULTILINGUAL: 12, DEFAULT_MODEL: 6}[model]
+    frozen = int(words[words.index("--freeze-layers") + 1])
+    assert 0 < frozen < n_layers
+    layers = words[words.index("--layers") + 1].strip("'").split(",")
+    assert layers == ["all"] or max(map(int, layers)) <= n_layers
 
 
 def test_a_failure_ends_it(

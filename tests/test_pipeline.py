@@ -21,6 +21,7 @@ from embedkit.experiments import pipeline
 from embedkit.experiments.fetch import fetch
 from embedkit.experiments.pipeline import Done, content_hash, run_recipe, shell_lines
 from embedkit.experiments.recipe import Stage, read_recipe
+from embedkit.runs.content import PredictionRun
 from embedkit.runs.folder import read_run
 from tests.processes import ROOT, Process, command, environment
 from tests.store_fixtures import tiny_model
@@ -485,7 +486,8 @@ def test_every_recipe_runs_on_a_stand_in(
         assert all(f">{name}" in html or f" {name}" in html for name in runs)
     if recipe.stem == "nsmc":  # 500 of the test file for all, however they were read
         found = [read_run(tmp_path / "out/runs" / name) for name in runs]
-        assert [(one.records.folds, one.records.test) for one in found] == [(12, 30)] * 3
+        kept = [one.records for one in found if isinstance(one, PredictionRun)]
+        assert [(records.folds, records.test) for records in kept] == [(12, 30)] * 3
     if recipe.stem == "medical_papers":
         lines = (tmp_path / "out/submission.csv").read_text("utf-8").splitlines()
         assert lines[0] == "id,judgement"

@@ -156,6 +156,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+def test_a_pooler_that_a_checkpoint_lacks_is_refused_before_anything_is_loaded(place: Path) -> None:
+    model = str(tiny_model(pooler=False))
+    done = command("extract", "c.tsv", "--pooling", "pooler", "--model", model, cwd=place)
+    assert done.returncode == 2
+    assert "has no pooler weights, so --pooling pooler would be random numbers" in done.stderr
+
+
 @pytest.mark.parametrize(("name", "typed", "named"), WRONG)
 def test_a_wrong_value_is_refused_before_anything_is_loaded(
     place: Path, name: str, typed: str, named: str

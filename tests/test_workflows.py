@@ -1,69 +1,162 @@
-"""The commands of docs/workflows.md run as they stand and print what the page shows."""
+"""The commands of docs/workflow-*.md run as they stand and print what the pages show."""
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shlex
 import shutil
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
-from transformers import BertTokenizer
+import torch
+from transformers import BertModel, BertTokenizer
 
 import embedkit
+from embedkit.cli.main import cli
+from embedkit.runs.content import FinetuneRun
+from embedkit.runs.folder import read_run
 from tests.models import build_old
 from tests.processes import ROOT, Done, command
+from tests.store_fixtures import tiny_model
 
-PAGE = (ROOT / "docs/workflows.md").read_text("utf-8")
+DOCS = ROOT / "docs"
+PAGES = {path.stem: path.read_text("utf-8")
+         for path in (*DOCS.glob("workflow-*.md"), DOCS / "nsmc.md")}  # fmt: skip
+TABLE = (ROOT / "docs/workflows.md").read_text("utf-8")
 REFUSED = {"runs/leak": 4, "leak": 2}
 
 
-def blocks(language: str) -> list[str]:
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.S | re.M)
+def blocks(page: str, language: str) -> list[str]:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], flags=re.S | re.M)
     return [body for kind, body in fences if kind == language]
 
 
+def numbered(text: str) -> str:
+    """Without digits, which differ between machines."""
+    return re.sub(r"\d+", "N", text)
+
+
+@dataclass
+class Ran:
+    """A folder in which the commands of a page have run, and what they printed."""
+
+    folder: Path
+    results: dict[str, Done]
+    printed: str
+
+
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done]]:
-    """A folder in which all commands of the page have run, and what they printed."""
-    folder = tmp_path_factory.mktemp("workflows")
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp(request.param)
     shutil.copytree(ROOT / "data", folder / "data")
-    lines = [line for block in blocks("bash") for line in block.strip().splitlines()]
-    return folder, {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
+    lines = [line for block in blocks(request.param, "bash") for line in block.splitlines()]
+    results = {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
+    spoken = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
+        patch.chdir(folder)
+        for block in blocks(request.param, "python"):
+            exec(compile(block, request.param, "exec"), {"__name__": "__main__"})
+    printed = "".join(result.stdout + result.stderr for result in results.values())
+    return Ran(folder, results, printed + spoken.getvalue())
 
 
-def test_commands_run(workplace: tuple[Path, dict[str, Done]]) -> None:
-    _, results = workplace
-    assert len(results) > 12
-    for line, result in results.items():
+def of(*pages: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("ran", pages, indirect=True)
+
+
+@of("workflow-checkpoint", "workflow-words", "workflow-competition")
+def test_commands_run(ran: Ran) -> None:
+    assert len(ran.results) >= 3
+    for line, result in ran.results.items():
         refused = REFUSED.get(line.rpartition(" ")[2])
         expected = {refused} if refused else {0, 3}  # 3: the corpora hold empty documents
         assert result.returncode in expected, (line, result.stderr)
 
 
-def test_shown_output_is_printed(workplace: tuple[Path, dict[str, Done]]) -> None:
-    folder, results = workplace
-    printed = "".join(result.stdout + result.stderr for result in results.values())
-    shown = blocks("")
-    (tree,) = (block for block in shown if "BertSelfAttention" in block)
-    assert tree in printed
-    for block in (block for block in shown if block.startswith("embedkit: ")):
-        assert re.sub(r"\d+", "N", block.strip()) in re.sub(r"\d+", "N", printed)
-    (answers,) = (block for block in shown if block.startswith("row,id"))
-    columns = (folder / "answers.csv").read_text().splitlines()[0]
-    assert answers.splitlines()[0] == columns
-    assert (folder / "submission.csv").read_text().splitlines()[0] == "id,label"
+@of("workflow-checkpoint", "workflow-words", "workflow-competition")
+def test_shown_output_is_printed(ran: Ran, request: pytest.FixtureRequest) -> None:
+    (page,) = (name for name in PAGES if ran.folder.name.startswith(name))
+    shown = blocks(page, "")
+    assert shown
+    for block in shown:
+        lines = block.splitlines()
+        if block.startswith("  method "):  # the order of methods is that of their scores
+            assert {line.split()[0] for line in lines} <= {
+                line.split()[0] for line in ran.printed.splitlines() if line.strip()
+            }
+        elif lines[0].startswith("row,"):
+            answers = (ran.folder / "answers.csv").read_text("utf-8").splitlines()
+            assert numbered(lines[0]) == numbered(answers[0])
+            assert numbered(lines[1]) == numbered(answers[1])
+        else:
+            assert numbered(block) in numbered(ran.printed)
 
 
-def test_python_runs(
-    workplace: tuple[Path, dict[str, Done]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(workplace[0])
-    (block,) = blocks("python")
-    exec(compile(block, "workflows.md", "exec"), {"__name__": "__main__"})
+@of("workflow-checkpoint")
+def test_the_module_tree_is_as_shown(ran: Ran) -> None:
+    (tree,) = (b for b in blocks("workflow-checkpoint", "") if "BertSelfAttention" in b)
+    assert tree in ran.printed
 
 
-def test_korean_words_of_an_old_folder_are_known_to_embedkit_alone(tmp_path: Path) -> None:
+@of("workflow-words")
+def test_the_senses_of_a_word_are_as_shown(ran: Ran) -> None:
+    (shown,) = (b for b in blocks("workflow-words", "") if b.startswith("3 uses"))
+    pattern = r"^ +\d  ([\d.]+)  ([\d.]+)  ([\d.]+)  "
+    table, found = (re.findall(pattern, text, flags=re.M) for text in (shown, ran.printed))
+    assert np.allclose(np.array(table, float), np.array(found, float), rtol=0, atol=2e-3)
+
+
+@of("workflow-competition")
+def test_a_submission_is_written(ran: Ran) -> None:
+    assert (ran.folder / "submission.csv").read_text("utf-8").splitlines()[0] == "id,label"
+
+
+def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
+    """The commands of docs/nsmc.md, with a tiny model and reviews of this project's own."""
+    for name in ("train", "test"):
+        lines = [
+            f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}" for i in range(90)
+        ]
+        lines += [f"9{i}\t짧다\t0" for i in range(9)]  # too short
+        content = "\n".join(["id\tdocument\tlabel", *lines, ""])
+        (tmp_path / f"ratings_{name}.txt").write_text(content, "utf-8")
+    less = {"--model multilingual": f"--model {tiny_model()}", "--sample 400": "--sample 60",
+            "--test-sample 200": "--test-sample 30", "--epochs 4": "--epochs 2",
+            "--max-length 64": "--max-length 20"}  # fmt: skip
+    (block,) = blocks("nsmc", "bash")
+    for asked, stand_in in less.items():
+        assert asked in block
+        block = block.replace(asked, stand_in)
+    for line in block.splitlines():
+        done = command(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
+    run = read_run(tmp_path / "runs/finetuned")
+    assert isinstance(run, FinetuneRun)
+    assert (run.records.folds, run.records.test, len(run.models)) == (12, 30, 1)
+    assert run.settings["dropout"] == 0.5
+    written = (tmp_path / "runs/finetuned/training.jsonl").read_text("utf-8")
+    log = [json.loads(line) for line in written.splitlines()]
+    for name in ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy"):
+        assert [line["epoch"] for line in log if name in line] == [1, 2]
+    (code,) = blocks("nsmc", "python")
+    spoken = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
+        patch.chdir(tmp_path)
+        exec(compile(code, "nsmc", "exec"), {"__name__": "__main__"})
+    answer = spoken.getvalue().split(" {")[0]
+    assert answer in ("부정 리뷰", "긍정 리뷰")
+    assert done.stdout.startswith(f"{answer}\t{answer} ")
+    typed = "배우들 연기가 아까운 영화\n정말 재미었다\n".encode()
+    asked_twice = command("predict", "runs/finetuned", "-", cwd=tmp_path, stdin=typed)
+    assert len(asked_twice.stdout.splitlines()) == 2
+
+
+def test_an_old_folder_has_the_right_ids_and_vectors(tmp_path: Path) -> None:
     """What the page and the README say of folders such as KcBERT's."""
     folder = build_old(tmp_path, "cased")
     text, unknown = "배를 여행을", "[UNK]"
@@ -74,3 +167,28 @@ def test_korean_words_of_an_old_folder_are_known_to_embedkit_alone(tmp_path: Pat
     assert unknown not in ours
     cased = BertTokenizer.from_pretrained(str(folder), do_lower_case=False)
     assert ours == cased.convert_ids_to_tokens(cased(text)["input_ids"])
+    (line,) = re.findall(r"^printf .*? \| embedkit (.*)$", PAGES["workflow-kcbert"], flags=re.M)
+    words = shlex.split(line.replace("./kcbert", shlex.quote(str(folder))))
+    done = command(*words, cwd=tmp_path, stdin=f"{text}\n".encode())
+    assert done.returncode == 0, done.stderr
+    with torch.inference_mode():
+        model = BertModel.from_pretrained(str(folder)).eval()
+        expected = model(**cased(text, return_tensors="pt"))
+    tokens = embedkit.load(tmp_path / "vectors", level="token")
+    assert np.allclose(tokens.X, expected.last_hidden_state[0], atol=1e-5)
+    pooled = embedkit.load(tmp_path / "vectors", view="pooler")
+    assert np.allclose(pooled.X, expected.pooler_output, atol=1e-5)
+
+
+def test_the_table_names_pages_and_commands_that_exist() -> None:
+    assert {f"{page}.md" for page in PAGES} == set(re.findall(r"\]\(([\w-]+\.md)\)", TABLE))
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*)\|$", TABLE, flags=re.M)[1:]
+    steps = [row for row in rows if row[1] != "---" and "](" not in row[0]]
+    assert len(steps) >= 30
+    assert {verdict.rstrip(" ¹²³⁴") for _, verdict, _ in steps} == {"works", "deliberately not"}
+    options = {o for c in cli.commands.values() for p in c.params
+               for o in (*p.opts, *p.secondary_opts)}  # fmt: skip
+    for _, _, shown in steps:
+        assert set(re.findall(r"(?<![\w-])--[a-z-]+", shown)) <= options
+        for name in re.findall(r"embedkit ([a-z]+)", shown):
+            assert name in cli.commands

@@ -228,7 +228,7 @@ def _with_model(
     if precision == "auto":
         precision = recorded_precision(target) or precision
     settings = _with_long_texts(settings, find_fold_models(settings.model))
-    _check_layers(settings)
+    _check_views(settings, poolings)
     corpus = hash_inputs(corpus)
     seen = _seen_records(settings.model, corpus)
     encoder = load_encoder(
@@ -276,14 +276,16 @@ def _with_long_texts(settings: ExtractSettings, seen: SeenRecords | None) -> Ext
     return replace(settings, on_long=on_long, stride=stride)
 
 
-def _check_layers(settings: ExtractSettings) -> None:
-    """Raise a :class:`UsageError` for layers that a checkpoint lacks, which its settings tell."""
-    if settings.layers in (-1, "-1", "all") or find_fold_models(settings.model) is not None:
+def _check_views(settings: ExtractSettings, poolings: Sequence[Pooling]) -> None:
+    """Raise an error for layers or a pooler that a checkpoint lacks, before it is loaded."""
+    if find_fold_models(settings.model) is not None:
         return
     checkpoint = find_checkpoint(
         settings.model, revision=settings.revision, offline=settings.offline
     )
     parse_layers(settings.layers, n_layers=checkpoint.n_layers)
+    if Pooling.POOLER in poolings and checkpoint.lacks_pooler:
+        raise checkpoint.without_pooler()
 
 
 def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:

@@ -120,6 +120,27 @@ class Checkpoint:
         )
 
     @property
+    def lacks_pooler(self) -> bool:
+        """Whether its safetensors files name no pooler; false for ``.bin``, which are not read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return not self.is_pickle and not any(
+                "pooler" in name
+                for file in self.weights
+                for name in safe_open(self.folder / file, "numpy").keys()  # type: ignore[no-untyped-call] # noqa: SIM118
+            )
+        except (SafetensorError, OSError):  # what reads the weights says what is wrong
+            return False
+
+    def without_pooler(self) -> ModelError:
+        """The error for a ``pooler`` that was asked for."""
+        return ModelError(
+            f"{self.name} has no pooler weights, so pooling='pooler' would be "
+            "random numbers. Use cls or mean."
+        )
+
+    @property
     def is_pickle(self) -> bool:
         """Whether the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")

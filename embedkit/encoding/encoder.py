@@ -33,7 +33,7 @@ from embedkit.encoding.views import (
     parse_view,
 )
 from embedkit.encoding.vocabulary import check_max_length, choose_max_length, load_tokenizer
-from embedkit.errors import ModelError, UsageError, check_counts
+from embedkit.errors import UsageError, check_counts
 from embedkit.types import Float32
 
 __all__ = ["BATCH_TOKENS", "Encoder", "PendingShard", "ShardVectors", "l2_normalize"]
@@ -405,10 +405,7 @@ class Encoder:
     def require_pooler(self) -> None:
         """Raise a :class:`ModelError` if the checkpoint has no pooler weights."""
         if not self.has_pooler:
-            raise ModelError(
-                f"{self.checkpoint.name} has no pooler weights, so pooling='pooler' would be "
-                "random numbers. Use cls or mean."
-            )
+            raise self.checkpoint.without_pooler()
 
     def _shards(
         self,

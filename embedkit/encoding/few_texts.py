@@ -90,14 +90,17 @@ class FewTextsEncoder:
         self, texts: Sequence[TokenizedText], *, views: Sequence[View], special_tokens: bool = True
     ) -> ShardVectors:
         """Run tokenized texts through the model; arguments as for :meth:`Encoder.encode_shard`."""
+        from threadpoolctl import threadpool_limits
+
         found: dict[str, list[Float32]] = {view.name: [] for view in views}
         highest = max(view.layer.highest for view in views)
-        for text in texts:
-            (window,) = text.windows
-            counted = np.ones(len(window.ids), np.bool_) if special_tokens else ~text.special
-            for layer, hidden in enumerate(self._layers(window, highest)):
-                for view in (view for view in views if view.layer.highest == layer):
-                    found[view.name].append(_POOL[view.pooling](hidden, counted))
+        with threadpool_limits(1, user_api="blas"):  # several would wait for each other
+            for text in texts:
+                (window,) = text.windows
+                counted = np.ones(len(window.ids), np.bool_) if special_tokens else ~text.special
+                for layer, hidden in enumerate(self._layers(window, highest)):
+                    for view in (view for view in views if view.layer.highest == layer):
+                        found[view.name].append(_POOL[view.pooling](hidden, counted))
         return ShardVectors(
             {name: np.stack(rows).astype(np.float32) for name, rows in found.items()}, {},
             encoded=len(texts), splits=0, seconds=0.0,

@@ -25,11 +25,14 @@ from typing import Any
 __all__ = ["StageProcesses"]
 
 _ENCODER = ("transformers.models.bert.modeling_bert", "embedkit.encoding.packed")
-_ESTIMATORS = ("sklearn.linear_model", "embedkit.classifiers.train")
+_FIGURES = ("matplotlib.backends.backend_agg", "sklearn.metrics", "sklearn.calibration")
+_SPLITS = ("sklearn.model_selection", "scipy.sparse.csgraph", "embedkit.runs.splits")
+_ESTIMATORS = (*_SPLITS, *_FIGURES, "sklearn.linear_model", "skops.io", "lightgbm",
+               "embedkit.classifiers.train")  # fmt: skip
 _NEEDED = {
-    "extract": (*_ENCODER, "embedkit.dataset.extraction"),
-    "finetune": (*_ENCODER, "accelerate", "transformers.trainer"),
-    "search": _ENCODER, "words": _ENCODER, "similarity": _ENCODER,
+    "extract": (*_ENCODER, "embedkit.dataset.extraction"), "split": _SPLITS,
+    "finetune": (*_ENCODER, *_SPLITS, *_FIGURES, "accelerate", "transformers.trainer"),
+    "words": _ENCODER, "similarity": _ENCODER,
     "train": _ESTIMATORS, "probe": _ESTIMATORS, "compare": _ESTIMATORS,
 }  # fmt: skip
 

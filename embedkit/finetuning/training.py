@@ -61,7 +61,7 @@ _LOGGED = {"loss": "loss", "learning_rate": "learning_rate", "epoch_loss": "trai
            "epoch_accuracy": "train_accuracy", "eval_loss": "valid_loss",
            "eval_accuracy": "valid_accuracy", "eval_score": "valid_score"}  # fmt: skip
 _SHOWN = {"epoch_loss": "loss", "epoch_accuracy": "accuracy", "eval_loss": "validation loss",
-          "eval_accuracy": "accuracy", "eval_score": "score"}  # fmt: skip
+          "eval_accuracy": "validation accuracy"}  # fmt: skip
 _CHOSEN_BY = "eval_chosen_by"
 
 _CHECKPOINTING = "activation_checkpointing"
@@ -391,7 +391,9 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
                 fsio.remove_tree(other)
         if float(state.epoch).is_integer():
             values = {key: value for entry in state.log_history for key, value in entry.items()}
-            shown = [f"{what} {values[key]:.4f}" for key, what in _SHOWN.items() if key in values]
+            score = "macro-F1" if self._fold.target.classes else "R²"
+            names = _SHOWN | {"eval_score": f"validation {score}"}
+            shown = [f"{what} {values[key]:.4f}" for key, what in names.items() if key in values]
             text = ", ".join(shown)
             epochs = self._fold.options.epochs
             logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
