@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["HARMLESS", "bytes_text", "duration_text", "json_line", "visible", "without_nan"]
+__all__ = ["HARMLESS", "MINUS", "bytes_text", "columns", "duration_text", "is_percent",
+           "json_line", "metric_text", "shorten", "visible", "without_nan"]  # fmt: skip
 
+
+MINUS = "\N{MINUS SIGN}"
+_PERCENT_METRICS = frozenset({
+    "accuracy", "macro_f1", "balanced_accuracy", "roc_auc", "average_precision", "precision",
+    "recall",
+})  # fmt: skip
+_F_BETA = re.compile(r"f[\d.]+")
 
 HARMLESS = "\n\t\u200c\u200d"
 """Line ends, tabs, and the joiners of emoji and words: they move nothing but what follows them."""
@@ -41,6 +50,54 @@ def _without_controls(text: str, keep: str, escape: Callable[[str], str]) -> str
         c if c in keep or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else escape(c)
         for c in text
     )
+
+
+def is_percent(metric: str) -> bool:
+    """Whether a metric is shown in per cent."""
+    return metric in _PERCENT_METRICS or bool(_F_BETA.fullmatch(metric))
+
+
+def metric_text(value: float | None, metric: str, *, signed: bool = False) -> str:
+    """Return a score without its unit: per cent with one digit, else three digits.
+
+    >>> metric_text(0.7712, "accuracy"), metric_text(-0.0271, "accuracy", signed=True)
+    ('77.1', '−2.7')
+    >>> metric_text(0.5, "log_loss"), metric_text(float("nan"), "f2")
+    ('0.500', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
+    return f"{scaled:{'+' if signed else ''}.{digits}f}".replace("-", MINUS)
+
+
+def columns(text: str) -> int:
+    """Return the number of columns of a text; East Asian characters take two."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def shorten(text: str, limit: float) -> str:
+    """Return a text of at most so many columns, its middle replaced by ``…``.
+
+    >>> shorten("a_rather_long_name", 9), shorten("긍정", 9)
+    ('a_ra…name', '긍정')
+    """
+    if columns(text) <= limit:
+        return text
+    room = max(int(limit) - 1, 2)
+    head, tail = "", ""
+    while columns(head + tail) < room:
+        rest = text[len(head) : len(text) - len(tail)]
+        if not rest:
+            break
+        one = rest[0] if len(head) <= len(tail) else rest[-1]
+        if columns(head + tail + one) > room:
+            break
+        head, tail = (head + one, tail) if len(head) <= len(tail) else (head, one + tail)
+    return f"{head}…{tail}"
 
 
 def bytes_text(count: float) -> str:

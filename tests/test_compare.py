@@ -657,7 +657,7 @@ def test_tables(tmp_path: Path) -> None:
     text, markdown = comparison_text(table), comparison_markdown(table)
     best = table.rows[0].scores["accuracy"]
     for shown in (text, markdown):
-        assert f"{best.value:.3f} ({best.low:.3f} to {best.high:.3f})" in shown
+        assert f"{100 * best.value:.1f} ({100 * best.low:.1f} to {100 * best.high:.1f})" in shown
         assert "40 records in folds, 10 in the test set" in shown
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert "| a\\|b |" in markdown

@@ -14,6 +14,7 @@ from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_markdown, comparison_text
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
+from embedkit.display import metric_text
 from embedkit.runs.splits import split
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.store_fixtures import tiny_model
@@ -79,7 +80,9 @@ def test_the_spread_over_seeds_stands_beside_the_interval(folder: Path, metric: 
     assert (spread.run, spread.seeds, list(spread.values)) == ("other", (0, 1), values)
     assert spread.deviation == pytest.approx(np.std(values, ddof=1))
     text = comparison_text(found.table)
-    assert f"Seeds of other: {metric} of 2 seeds {values[0]:.3f}, {values[1]:.3f}" in text
-    assert f"standard deviation {spread.deviation:.3f}" in text
-    unknown = replace(spread, values=(0.5, 0.7)).text
-    assert "mean 0.600, standard deviation 0.141" in unknown
+    one, other, deviation = (metric_text(v, metric) for v in (*values, spread.deviation))
+    assert f"Seeds of other: {metric} of 2 seeds {one}, {other}" in text
+    assert f"standard deviation {deviation}" in text
+    known = {"accuracy": "mean 60.0, standard deviation 14.1",
+             "log_loss": "mean 0.600, standard deviation 0.141"}  # fmt: skip
+    assert known[metric] in replace(spread, values=(0.5, 0.7)).text

@@ -29,8 +29,8 @@ from embedkit.explore.columns import column_of
 from embedkit.explore.layout import first_axes, kept_neighbours, lay_out, nearest_points
 from embedkit.explore.page import explore
 from embedkit.search.exact import unit_rows
-from tests.page_checks import axe_findings, json_block, opened, pasted, planes, until
 from tests.page_checks import block as block_of
+from tests.page_checks import findings_of_axe, json_block, opened, pasted, planes, until
 from tests.store_fixtures import load_quickly, tiny_model
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
@@ -221,6 +221,21 @@ def test_columns_are_numbers_dates_or_labels() -> None:
     assert column_of("few", ["1", "2", None, "2"]).names == ("2", "(none)", "1")
 
 
+def test_points_without_a_label_count_for_nothing() -> None:
+    """Half of the points have no label; the others lie with points of their own label."""
+    unit = clusters(60)
+    given = [None if i % 2 else "xyz"[i % 3] for i in range(60)]
+    label = column_of("label", given)
+    assert label.names.index("(none)") == label.missing
+    near = nearest_points(unit, 59)
+    cosines = cosine_similarity(unit) - 9 * np.eye(60)
+    first = np.argsort(-cosines, axis=1)[:, :10]
+    pairs = [given[i] == given[j] for i in range(60) for j in first[i] if given[i] and given[j]]
+    assert page_._same_label(near, label) == pytest.approx(np.mean(pairs))
+    assert page_._chance(label) == pytest.approx(9 / 29)
+    assert np.isnan(page_._same_label(near, column_of("label", [None, ""] * 30)))
+
+
 # the page as a file
 
 
@@ -336,14 +351,16 @@ def alone(points: Any) -> int:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
-def test_nothing_is_wider_than_the_screen(
-    browser: Any, folder: Path, width: int, scheme: str
-) -> None:
-    with opened(browser, folder / "page.html", width=width, scheme=scheme) as page:
+def test_the_page_fits_the_screen(browser: Any, folder: Path, width: int, scheme: str) -> None:
+    """Nothing is wider, and axe finds nothing."""
+    file = folder / "page.html"
+    with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
         page.click("#list button >> nth=0")
+        page.wait_for_selector("#chosen .found button")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         ink = page.evaluate("getComputedStyle(document.body).color")
         assert (int(ink[4:].split(",")[0]) > 128) == (scheme == "dark")
+        assert findings_of_axe(page) == []
 
 
 def test_every_control_by_mouse(browser: Any, folder: Path) -> None:
@@ -565,16 +582,6 @@ def test_paper_has_no_controls(browser: Any, folder: Path) -> None:
             assert not page.locator(hidden).is_visible()
         assert page.locator("#map").is_visible()
         assert page.locator("#legend .name").count() == 3
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1_280, "light"), (390, "dark")])
-def test_axe_finds_nothing(browser: Any, folder: Path, width: int, scheme: str) -> None:
-    def choose(page: Any) -> None:
-        page.click("#list button >> nth=0")
-        page.wait_for_selector("#chosen .found button")
-
-    assert axe_findings(browser, folder / "page.html", width=width, scheme=scheme,
-                        before=choose) == []  # fmt: skip
 
 
 @pytest.mark.slow

@@ -21,10 +21,11 @@ from embedkit.comparison.compare import Compared, Difference, compare
 from embedkit.comparison.content import content_of
 from embedkit.comparison.effects import WORDS, Scale, judge, scale_of
 from embedkit.comparison.findings import verdict_of
-from embedkit.comparison.phrases import Phrases, ranges
+from embedkit.comparison.phrases import Phrases
 from embedkit.comparison.sentences import Sentences
 from embedkit.comparison.slices import by_class, by_length, calibration, confused_pairs, wilson
 from embedkit.comparison.texts import Texts
+from embedkit.encoding.views import view_ranges
 from embedkit.errors import UsageError
 from embedkit.runs.predictions import Predictions
 from tests.run_fixtures import random_runs, write_fake_run
@@ -199,9 +200,9 @@ def test_every_sentence_is_used() -> None:
 
 
 def test_neighbouring_layers_are_one_range() -> None:
-    assert ranges(["mean_1", "cls_2", "mean_2", "mean_3"]) == "mean_1 … mean_3, cls_2"
-    assert ranges(["mean_1", "mean_2"]) == "mean_1, mean_2"
-    assert ranges(["mean_9to12", "pooler"]) == "mean_9to12, pooler"
+    assert view_ranges(["mean_1", "cls_2", "mean_2", "mean_3"]) == "mean_1 … mean_3, cls_2"
+    assert view_ranges(["mean_1", "mean_2"]) == "mean_1, mean_2"
+    assert view_ranges(["mean_9to12", "pooler"]) == "mean_9to12, pooler"
 
 
 # by class, length and confidence

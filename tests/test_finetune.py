@@ -122,7 +122,7 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
     told = run_info_text(shared / "run", ours)
     assert "a finetuned run" in told
     assert "cls head" in told
-    assert f"{ours.scores['test']['accuracy'].value:.4f}" in told
+    assert f"accuracy {100 * ours.scores['test']['accuracy'].value:.1f} %" in told
 
 
 def test_the_log_has_a_line_for_every_epoch_of_every_fold(shared: Path) -> None:

@@ -86,7 +86,7 @@ def test_seeds_are_runs_of_their_own_whose_probabilities_are_averaged(
                     for name in ("both", "3", "4"))  # fmt: skip
     assert np.allclose(found, np.mean(each, axis=0), atol=1e-7)
     told = run_info_text(tmp_path / "both", finetuned(tmp_path / "both"))
-    assert "accuracy of each seed (test)" in told
+    assert "accuracy, % of each seed (test)" in told
     assert not alone[0].seeds
 
 

@@ -166,7 +166,7 @@ def test_info_of_a_run(shared: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     content = json.loads((shared / "run/run.json").read_text("utf-8"))
     score = content["scores"]["test"]["accuracy"]
-    assert f"accuracy test {score['value']:.4f}" in " ".join(done.stdout.split())
+    assert f"accuracy, % test {100 * score['value']:.1f}" in " ".join(done.stdout.split())
     for words in ("a frozen run", "logreg on mean_2", "4 folds, 1 repeat, stratified, seed 0",
                   "pd.read_parquet(", "embedkit predict", "confusion.png"):  # fmt: skip
         assert words in done.stdout
@@ -187,10 +187,12 @@ def test_a_verdict_in_words(shared: Path) -> None:
         return run_info_text(shared / "run", made)
 
     ahead = text((0.8, 0.7, 0.9), 0.4)
-    assert "verdict: 0.300 ahead of the majority in accuracy" in ahead
+    first = ahead.splitlines()[0]
+    assert first.startswith("accuracy 80.0 % (70.0 to 90.0) on ")
+    assert first.endswith(": 30.0 points better than the majority class (50.0 %)")
     assert "worse than" not in ahead
-    assert "not told apart from the majority" in text((0.52, 0.45, 0.6), 0.4)
-    assert "0.200 behind the majority" in text((0.3, 0.2, 0.4), 0.4)
+    assert "not told apart from the majority class (50.0 %)" in text((0.52, 0.45, 0.6), 0.4)
+    assert "20.0 points worse than the majority class" in text((0.3, 0.2, 0.4), 0.4)
     assert "log_loss is worse than that of guessing" in text((0.8, 0.7, 0.9), 0.9)
 
 
@@ -920,8 +922,8 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     assert read_run(tmp_path / "probe") == replace(content, command=None)
     assert (tmp_path / "probe/figures/layers.png").stat().st_size > 5_000
     told = run_info_text(tmp_path / "probe", content)
-    assert f"{best.score.value:.4f}" in told
-    assert f"accuracy {content.nested.value:.4f}" in told
+    assert f"{100 * best.score.value:.1f}" in told
+    assert f"inner folds: accuracy {100 * content.nested.value:.1f} %" in told.splitlines()[0]
     single = train(shared / "data", out=tmp_path / "run", view="mean_1",
                    split=shared / "split.parquet")  # fmt: skip
     accuracy = single.content.scores["cross_validation"]["accuracy"].value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import embedkit
 from embedkit.cli.main import cli
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
+from embedkit.explore import layout, senses_page
+from embedkit.explore.layout import first_axes
 from embedkit.explore.senses_page import write_senses
 from embedkit.words.senses import _interval, _Pairs, compare_senses
 from embedkit.words.uses import Use, uses_of_spans
-from tests.page_checks import axe_findings, json_block, opened, pasted, until
+from tests.page_checks import findings_of_axe, json_block, opened, pasted, until
 from tests.store_fixtures import load_quickly, tiny_model
 
 EVIL = "<img src=x onerror=document.title='owned'>"
@@ -205,9 +208,10 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     report = compare_senses(folder / "data", sense="label", span=SPAN)
     best = max(one.nearest.value for one in report.layers)
     assert (
-        f"2 words, 9 uses; the nearest other use has the same sense in {best:.1%}" in shown.output
+        f"2 words, 9 uses; the nearest other use has the same sense in {100 * best:.1f} %"
+        in shown.output
     )
-    assert "chance 33.3%" in shown.output
+    assert "chance 33.3 %" in shown.output
     assert f"{report.layers[0].same:.3f}" in shown.output
     assert page.exists()
     drawn = figure.read_text("utf-8")
@@ -228,6 +232,35 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             raise run(*arguments).exception
+
+
+def test_positions_follow_the_layer_before(folder: Path) -> None:
+    """Axes of nearly the same variance change places in the second layer; no point may jump."""
+    corners = np.array([[3, 1], [-3, 1], [2, -3], [-2, 3], [1, -2], [-1, 0]], np.float32)
+    report = compare_senses(folder / "data", "bus", sense="label", span=SPAN)
+    stretched = [corners[:5] * np.array(by, np.float32) for by in ((1, 0.8), (0.8, 1))]
+    planted = replace(report, units=dict(zip("01", stretched, strict=True)))
+    first, second = senses_page._positions(planted, range(5))
+    alone = [first_axes(unit) for unit in stretched]
+    size = np.linalg.norm(first)
+    assert np.linalg.norm(second - first) < 0.4 * size
+    jumps = [one / np.sqrt((one**2).sum(1).mean()) for one in alone]
+    assert np.linalg.norm(jumps[1] - jumps[0]) > size  # without being turned
+    turned = first @ np.array([[0, 1], [-1, 0]], np.float32)
+    assert np.allclose(layout.aligned(turned, first), first, atol=1e-5)
+
+
+def test_the_page_opens_where_senses_are_told_apart_best(folder: Path) -> None:
+    report = compare_senses(folder / "data", sense="label", span=SPAN)
+    start = json_block(folder / "one.html", "content")["start"]
+    nearest = [one.nearest.value for one in report.layers]
+    assert nearest[start["layer"]] == max(nearest)
+    gaps = {word: same - other for word, values in report.by_word.items()
+            for same, other in [values[start["layer"]]]}  # fmt: skip
+    assert gaps[start["word"]] == max(gaps.values())
+    without = compare_senses(folder / "data", span=SPAN)
+    found = senses_page._most_telling(without, senses_page._words(without, range(9)))
+    assert found == {"word": "bus", "layer": 2}  # the most uses, the last layer
 
 
 # the page
@@ -333,25 +366,24 @@ def test_keyboard_alone(browser: Any, folder: Path) -> None:
         assert all(reached[name] for name in wanted)
         page.focus("[data-word=배]")
         page.keyboard.press("Enter")
-        heading(page, "배 at layer 2")
         page.focus("#layer")
+        page.keyboard.press("End")
+        heading(page, "배 at layer 2")
         page.keyboard.press("ArrowLeft")
         heading(page, "배 at layer 1")
         page.focus("#list button >> nth=2")
         assert "추석에" in page.inner_text("#chosen")
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
-@pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
-def test_nothing_is_wider_than_the_screen(
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [("one", 800, "light"), ("one", 390, "dark"), ("two", 1_400, "dark"), ("two", 390, "light")],
+)
+def test_the_page_fits_the_screen(
     browser: Any, folder: Path, name: str, width: int, scheme: str
 ) -> None:
-    with opened(browser, folder / f"{name}.html", width=width, scheme=scheme) as page:
+    """Nothing is wider, and axe finds nothing."""
+    file = folder / f"{name}.html"
+    with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
-@pytest.mark.parametrize(
-    ("name", "width", "scheme"), [("one", 390, "dark"), ("two", 1_280, "light")]
-)
-def test_axe_finds_nothing(browser: Any, folder: Path, name: str, width: int, scheme: str) -> None:
-    assert axe_findings(browser, folder / f"{name}.html", width=width, scheme=scheme) == []
+        assert findings_of_axe(page) == []

@@ -15,6 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from embedkit.cli.main import cli
 from embedkit.cli.run_text import run_info_text
 from embedkit.corpus import CorpusOptions
+from embedkit.display import MINUS
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.runs.folder import read_run
@@ -94,7 +95,11 @@ def test_what_is_written(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert {one["view"] for one in content["agreement"]} == set(found.cosines)
     told = run_info_text(tmp_path / "out", read_run(tmp_path / "out"))
     rank = next(one for one in found.agreement if one.view == "mean_1").spearman
-    assert f"{rank.value:.4f} ({rank.low:.4f} to {rank.high:.4f})" in told
+    shown = f"{rank.value:.3f} ({rank.low:.3f} to {rank.high:.3f})".replace("-", MINUS)
+    assert shown in told
+    best = max((one for one in found.agreement if np.isfinite(one.spearman.value)),
+               key=lambda one: one.spearman.value)  # fmt: skip
+    assert told.startswith(f"{best.view} agrees best with the scores: Spearman ")
     assert "pairs.parquet" in told
     assert (tmp_path / "out/figures/layers.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(Encoder, "load", None)  # it is said before anything is computed
@@ -136,9 +141,7 @@ def test_the_command(corpus: Path) -> None:
 
     scored = run("--score", "score")
     assert scored.return_value == 3
-    assert "Spearman / Pearson of the cosine with the score, 5 pairs, 1 records rejected" in (
-        scored.output
-    )
+    assert "Spearman of the cosine with the score, 5 pairs, 1 records rejected" in (scored.output)
     rows = [line.split() for line in scored.output.splitlines()]
     assert [row[0] for row in rows if row[1:2] != ["%"] and row[0].isdigit()] == ["0", "1", "2"]
     flat = run("--score", "score", "--layers", "0", "--pooling", "cls")

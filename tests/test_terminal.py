@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embedkit import display
+from embedkit.cli import text as text_
 from embedkit.cli.main import cli
+from embedkit.cli.text import say_finding, table_text, wrapped
 from tests.processes import command
 from tests.store_fixtures import quick, tiny_model  # noqa: F401 - a fixture
 
@@ -97,3 +101,77 @@ def test_json_holds_the_same_text() -> None:
     assert CONTROLS.search(line) is None
     assert "가 👨\u200d👩 \\udb40\\udc41\\ud800" in line
     assert json.loads(line) == json.loads(json.dumps(value))
+
+
+# width and emphasis
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Standard output as a terminal of so many columns."""
+
+    def of(width: int) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.delenv("NO_COLOR", raising=False)
+
+    return of
+
+
+ROWS = [
+    {"method": name, "accuracy, %": "75.6 (73.0 to 78.2)", "f1": "0.7 ±0.02", "brier": "–",
+     "log_loss": "0.505 ±0.033", "p": "< 0.001"}
+    for name in ("a", "a run with a rather long name, 긴 이름")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
+def test_tables_fit_the_terminal(terminal: Callable[[int], None], width: int) -> None:
+    terminal(width)
+    shown = table_text(ROWS)
+    assert max(map(display.columns, shown.splitlines())) <= width
+    head = shown.splitlines()[0].split("  ")
+    assert "accuracy, %" in shown
+    missing = [name for name in ROWS[0] if name not in {cell.strip() for cell in head}]
+    assert missing == list(ROWS[0])[len(ROWS[0]) - len(missing) :]  # from the right
+    assert bool(missing) == (width < 100)
+    if missing:
+        assert f"{len(missing)} more column" in shown
+        assert "; ".join(missing) in " ".join(shown.split())
+
+
+def test_all_columns_are_shown_where_they_are_asked_for(
+    terminal: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = table_text(ROWS)
+    assert "more column" not in piped
+    terminal(60)
+    monkeypatch.setattr(text_, "asked_for_all", lambda: True)
+    shown = table_text(ROWS)
+    assert "more column" not in shown
+    assert all(cell in shown for row in ROWS for cell in list(row.values())[1:])
+
+
+def test_long_texts_are_wrapped_by_their_width() -> None:
+    lines = wrapped("배를 타고 여행을 간다 a b", 10, first="> ", others="  ")
+    assert lines == ["> 배를", "  타고", "  여행을", "  간다 a b"]
+    assert " ".join(line[2:] for line in lines) == "배를 타고 여행을 간다 a b"
+    assert wrapped("unbreakable", 4) == ["unbreakable"]
+
+
+def test_the_finding_is_bold_and_a_warning_yellow(
+    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    said = f"what was found {EVIL} in words\nwarning: worse\nmore"
+    say_finding(said)
+    assert "\x1b" not in capsys.readouterr().out
+    terminal(80)
+    say_finding(said)
+    first, warning, more = capsys.readouterr().out.splitlines()
+    assert first == f"\x1b[1m{display.visible(said.splitlines()[0], keep=display.HARMLESS)}\x1b[0m"
+    assert warning == "\x1b[33m\x1b[1mwarning: worse\x1b[0m"
+    assert more == "more"
+    monkeypatch.setenv("NO_COLOR", "1")
+    say_finding(said)
+    assert "\x1b" not in capsys.readouterr().out

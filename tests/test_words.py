@@ -277,7 +277,7 @@ def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
     assert [one.layer for one in report.layers] == ["0", "1", "2", spec.name]
     assert report.neighbours
     shown = run(folder / "every", "배", "--layer", layer).output.splitlines()
-    assert shown[0] == f"3 uses of 배, layer {spec.name}"
+    assert shown[0].startswith(f"3 uses of 배, layer {spec.name}: 2 groups, cosine ")
     assert shown[-1].split()[0] == spec.name
 
 
@@ -383,7 +383,7 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     assert "3 pairs; 2 unmarked, 1 cut off, 0 rejected" in listed.output
     tested = run(*columns, "--label", "same", "--train", file)
     assert "best on train" in tested.output
-    assert "majority 0.6667" in tested.output
+    assert "majority 66.7 %" in tested.output.splitlines()[1]
 
 
 @pytest.mark.parametrize(

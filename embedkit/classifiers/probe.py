@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from embedkit.classifiers.controls import control_task, encode_at_random, linear
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.folds import side_by_side
 from embedkit.classifiers.train import split_for, target_of
-from embedkit.classifiers.tuning import Fitted, fit, predict_proba
+from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
 from embedkit.classifiers.view_tests import compare_to_best, rise_of
+from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.runs.content import Cost, CurvePoint, ProbeRun, SplitContent, ViewScore
@@ -32,6 +34,7 @@ from embedkit.runs.reencoding import dataset_content
 from embedkit.runs.resampling import Score
 from embedkit.runs.split_files import Split
 from embedkit.runs.targets import Target, check_folds, class_prior, growing_order
+from embedkit.runs.view_predictions import write_view_predictions
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 __all__ = ["ProbeResult", "probe"]
@@ -106,7 +109,8 @@ def probe(
         control: ``random-weights`` also encodes the texts by the same architecture, never trained.
         encoders: number of such encoders, each with other weights.
         codelength: also compute the minimum description length by online coding.
-        learning_curve: also score fits on 10 to 100 % of the training records.
+        learning_curve: also score fits on 10 to 100 % of the training records, of every view and
+            of TF-IDF.
         seed: of folds, control tasks and estimators.
         threads: number of fits at the same time; by default one for each core.
         overwrite: replace an earlier probe.
@@ -203,7 +207,11 @@ class _Probe:
             self._progress(Progress("fitting", number + 1, len(self._names), "views", number + 1))
         best = [max(self._names, key=lambda n: results[n][f].fitted.choice.score)
                 for f in range(len(self._folds))]  # fmt: skip
-        p_best = self._tests_to_best(results)
+        outputs = {name: self._in_order([f.proba for f in found])
+                   for name, found in results.items()}  # fmt: skip
+        write_view_predictions(folder, self._split.row[self._held_out], outputs,
+                               self._target.classes)  # fmt: skip
+        p_best = compare_to_best(outputs, self._target.y[self._held_out], **self._tested)
         views = tuple(
             self._view_score(name, results[name], bits[name], best.count(name), p_best[name])
             for name in self._names
@@ -225,6 +233,7 @@ class _Probe:
             nested=self._score([results[name][f].proba for f, name in enumerate(best)]),
             random_weights=self._random_encoders(),
             cka=tuple(tuple(map(float, row)) for row in linear_cka(sampled)),
+            tfidf=self._tfidf_curve(),
             cost=Cost(seconds=time.perf_counter() - started),
             versions=versions(),
         )
@@ -247,14 +256,45 @@ class _Probe:
             again = fit(X, control, split, train, settings, tune=False, choice=fitted.choice)
             shuffled.append(predict_proba(again.pipeline, X[test], control))
         if self._options.learning_curve:
-            order = growing_order(train, target, seed=settings.seed)
-            fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
-            for fraction in _CURVE[:-1]:
-                few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-                again = fit(X, target, split, few, settings, tune=True)
-                curve.append(predict_proba(again.pipeline, X[test], target))
+            curve = self._fit_curve(X, train, test, settings)
         proba = predict_proba(fitted.pipeline, X[test], target)
         return _FoldResult(fitted, proba, tuple(shuffled), (*curve, proba))
+
+    def _fit_curve(
+        self, features: Any, train: Int64, test: Int64, settings: EstimatorSettings
+    ) -> list[Float64]:
+        """Predictions by fits on fewer training records, each set within the next."""
+        target, found = self._target, []
+        order = growing_order(train, target, seed=settings.seed)
+        fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
+        for fraction in _CURVE[:-1]:
+            few = np.sort(order[: max(fewest, round(fraction * len(train)))])
+            again = fit(features, target, self._split, few, settings, tune=True)
+            found.append(predict_proba(again.pipeline, take(features, test), target))
+        return found
+
+    def _tfidf_curve(self) -> tuple[CurvePoint, ...]:
+        """The learning curve of what ``train --features tfidf`` fits, under the same folds."""
+        texts = stored_texts(self._data, separator=" ")
+        if not self._options.learning_curve or texts is None:
+            return ()
+        settings = EstimatorSettings.of(
+            None, task=self._settings.task, features="tfidf", seed=self._settings.seed,
+            metric=self._settings.metric,
+        )  # fmt: skip
+
+        done = count(1)
+
+        def curve(train: Int64, test: Int64) -> list[Float64]:
+            found = self._fit_curve(texts, train, test, settings)
+            fitted = fit(texts, self._target, self._split, train, settings, tune=True)
+            found.append(predict_proba(fitted.pipeline, take(texts, test), self._target))
+            self._progress(Progress("curve of TF-IDF", next(done), len(self._folds), "folds"))
+            return found
+
+        folds = side_by_side([partial(curve, *fold) for fold in self._folds],
+                             threads=self._options.threads)  # fmt: skip
+        return tuple(self._curve_point(folds, *one) for one in enumerate(_CURVE))
 
     def _view_score(
         self, name: str, found: Sequence[_FoldResult], bits: float | None, chosen: int,
@@ -276,26 +316,24 @@ class _Probe:
             chosen=chosen,
             codelength=bits,
             compression=None if bits is None else float(labels / bits),
-            curve=tuple(self._curve_point(found, *one) for one in enumerate(fractions)),
+            curve=tuple(
+                self._curve_point([fold.curve for fold in found], *one)
+                for one in enumerate(fractions)
+            ),
             p_best=p_best,
         )
 
     def _curve_point(
-        self, found: Sequence[_FoldResult], number: int, fraction: float
+        self, folds: Sequence[Sequence[Float64]], number: int, fraction: float
     ) -> CurvePoint:
-        score = self._score([fold.curve[number] for fold in found])
-        few, everything = (self._in_order([fold.curve[i] for fold in found]) for i in (number, -1))
+        score = self._score([fold[number] for fold in folds])
+        few, everything = (self._in_order([fold[i] for fold in folds]) for i in (number, -1))
         rise = rise_of(few, everything, self._target.y[self._held_out], **self._tested)
         sizes = np.mean([len(train) for train, _ in self._folds])
         return CurvePoint(
             records=round(fraction * sizes), score=score.value, low=score.low, high=score.high,
             rise=None if fraction == _CURVE[-1] else rise,
         )  # fmt: skip
-
-    def _tests_to_best(self, results: dict[str, list[_FoldResult]]) -> dict[str, float | None]:
-        outputs = {name: self._in_order([f.proba for f in found])
-                   for name, found in results.items()}  # fmt: skip
-        return compare_to_best(outputs, self._target.y[self._held_out], **self._tested)
 
     @property
     def _tested(self) -> dict[str, Any]:
@@ -331,12 +369,15 @@ class _Probe:
     def _random_encoders(self) -> dict[str, tuple[float, ...]]:
         """Scores of the same views by encoders of the same architecture, never trained."""
         found: dict[str, list[float]] = {}
+        done, total = count(1), len(self._names) * self._options.random_encoders
         for number in range(self._options.random_encoders):
+            self._progress(Progress("encoding at random", 0, None, "texts"))
             seed = self._settings.seed + number
             for name, X in encode_at_random(self._data, self._names, seed).items():
                 tasks = [partial(self._fit_plain, X, *fold) for fold in self._folds]
                 folds = side_by_side(tasks, threads=self._options.threads)
                 found.setdefault(name, []).append(self._score(folds, intervals=False).value)
+                self._progress(Progress("never trained", next(done), total, "views"))
         return {name: tuple(scores) for name, scores in found.items()}
 
     def _fit_plain(self, X: Float32, train: Int64, test: Int64) -> Float64:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import shutil
-import sys
-import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +13,17 @@ import click
 from embedkit.choices import BEST_BLEND, BLENDS, FIGURE_FORMATS, REPORT_LANGUAGES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options
-from embedkit.cli.text import Rows, number_text, score_text, table_markdown, table_text
-from embedkit.display import bytes_text, visible
+from embedkit.cli.text import (
+    Rows,
+    metric_heading,
+    number_text,
+    score_text,
+    table_markdown,
+    table_text,
+    terminal_width,
+    wrapped,
+)
+from embedkit.display import bytes_text, is_percent, metric_text, visible
 from embedkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,14 +34,13 @@ __all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_markdow
 
 logger = logging.getLogger(__name__)
 
-_UNLIMITED = 1 << 16
-
 
 @command(
     "embedkit compare runs/tfidf runs/logreg runs/lightgbm",
     "embedkit compare runs/* --metric macro_f1 --worth 0.5 --report report.html",
     "embedkit compare runs/tfidf runs/cls --write-blend blend.tsv --answers tfidf.tsv "
     "--answers cls.tsv",
+    tables=True,
 )
 @click.argument("runs", nargs=-1, required=True, type=FILE)
 @options(
@@ -104,26 +108,21 @@ def compare(
     )
     return Result(
         found.table, lambda: f"{verdict(found, worth)}\n\n{tables(found.table)}",
-        asked_for=markdown,
+        finding=not markdown, asked_for=markdown,
     )  # fmt: skip
 
 
 def verdict_text(found: Compared, worth: float | None = None) -> str:
     """Return the finding and the answers to five questions, in the width of the terminal."""
     title, lead, answers = _verdict(found, worth)
-    is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else _UNLIMITED
+    width = terminal_width()
     room = max(len(question) for question, _ in answers) + 2
-    lines = [*textwrap.wrap(visible(title), width)]
-    if is_terminal and not os.environ.get("NO_COLOR"):
-        lines = [click.style(line, bold=True) for line in lines]
+    lines = [visible(title)]
     for line in lead:
-        lines += textwrap.wrap(visible(line), width)
+        lines += wrapped(visible(line), width)
     for question, answer in answers:
-        lines += textwrap.wrap(
-            visible(answer), width, initial_indent=f"  {question:{room}}",
-            subsequent_indent=" " * (room + 2), break_on_hyphens=False,
-        )  # fmt: skip
+        lines += wrapped(visible(answer), width, first=f"  {question:{room}}",
+                         others=" " * (room + 2))  # fmt: skip
     return "\n".join(lines)
 
 
@@ -156,39 +155,50 @@ def _verdict(found: Compared, worth: float | None) -> tuple[str, list[str], list
 
 def comparison_text(table: Comparison) -> str:
     """Return scores, differences and cost for a terminal."""
-    return "\n".join(_blocks(table, table_text))
+    width = terminal_width()
+    return "\n".join(
+        table_text(block) if not isinstance(block, str) else "\n".join(wrapped(block, width))
+        for block in _blocks(table)
+    )
 
 
 def comparison_markdown(table: Comparison) -> str:
     """Return scores, differences and cost as Markdown."""
-    return "\n\n".join(_blocks(table, table_markdown))
+    return "\n\n".join(
+        block if isinstance(block, str) else table_markdown(block) for block in _blocks(table)
+    )
 
 
-def _blocks(table: Comparison, draw: Callable[[Rows], str]) -> Iterable[str]:
+def _blocks(table: Comparison) -> Iterator[str | Rows]:
+    """Sentences and tables."""
     counts = f"{table.records['folds']:,} records in folds"
     if table.records["test"]:
         counts += f", {table.records['test']:,} in the test set"
     yield f"Scores on held-out records with 95 % intervals ({counts}), best first:"
-    yield draw([_score_cells(table, row) for row in table.rows])
+    yield [_score_cells(table, row) for row in table.rows]
     yield from (f"Seeds of {one.text}." for one in table.seeds)
     if table.rows[0].test:
         yield "Test set:"
-        yield draw([_test_cells(table, row) for row in table.rows])
-    yield (f"Differences in {table.metric} with 95 % intervals; p of a paired sign-flip test, "
-           f"corrected for {table.tests} pairs:")  # fmt: skip
-    yield draw([_difference_cells(table, row) for row in table.rows])
+        yield [_test_cells(table, row) for row in table.rows]
+    unit = " in points" if is_percent(table.metric) else ""
+    yield (
+        f"Differences in {table.metric}{unit} to the baseline ({visible(table.baseline)}) and to "
+        f"the best ({visible(table.best)}), with 95 % intervals; p of a paired sign-flip test, "
+        f"corrected for {table.tests} pairs:"
+    )
+    yield [_difference_cells(table, row) for row in table.rows]
     if table.rows[0].test:
-        yield f"Differences in {table.metric} on the test set; p corrected for these pairs:"
-        yield draw([_difference_cells(table, row, test=True) for row in table.rows])
+        yield f"Differences in {table.metric}{unit} on the test set; p corrected for these pairs:"
+        yield [_difference_cells(table, row, test=True) for row in table.rows]
     yield from (f"Not the same input: {visible(one.text)}." for one in table.inputs)
     yield "Cost:"
-    yield draw([_cost_cells(row.name, row.cost) for row in table.rows if row.cost])
+    yield [_cost_cells(row.name, row.cost) for row in table.rows if row.cost]
 
 
 def _score_cells(table: Comparison, row: Row) -> dict[str, str]:
     names = [table.metric, *(name for name in row.scores if name != table.metric)]
     cells = {
-        _named(n): score_text(row.scores[n], ".3f") if n == table.metric else _short(row.scores[n])
+        _named(n): score_text(row.scores[n], n) if n == table.metric else _short(row.scores[n], n)
         for n in names
     }
     return {"method": visible(row.name), **cells}
@@ -196,54 +206,57 @@ def _score_cells(table: Comparison, row: Row) -> dict[str, str]:
 
 def _test_cells(table: Comparison, row: Row) -> dict[str, str]:
     names = [table.metric, *(name for name in row.test if name != table.metric)][:3]
-    cells = {_named(n): score_text(row.test[n], ".3f") for n in names}
+    cells = {_named(n): score_text(row.test[n], n) for n in names}
     return {"method": visible(row.name), **cells}
 
 
 def _named(metric: str) -> str:
     from embedkit.comparison.compare import LOWER_IS_BETTER
 
-    return metric + (" ↓" if metric in LOWER_IS_BETTER else "")
+    return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
 
 
-def _short(score: Score) -> str:
-    value = number_text(score.value, ".3f")
-    return value if value == "–" else f"{value} ±{(score.high - score.low) / 2:.3f}"
+def _short(score: Score, metric: str) -> str:
+    value = metric_text(score.value, metric)
+    if value == "–" or math.isnan(score.low):
+        return value
+    return f"{value} ±{metric_text((score.high - score.low) / 2, metric)}"
 
 
 def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dict[str, str]:
+    """Against the baseline first: where columns do not fit, it is the one that stays."""
     cells = {"method": visible(row.name)}
     to_best, to_baseline = row.to_best, row.to_baseline
     if test:
         to_best, to_baseline = row.test_to_best, row.test_to_baseline
     repeats = any(r.to_best and r.to_best.p_repeats is not None for r in table.rows) and not test
-    for what, name, found in (
-        ("best", table.best, to_best),
-        ("baseline", table.baseline, to_baseline),
-    ):
-        cells[f"to {what}, {visible(name)}"] = _difference(found)
+    for what, found in (("baseline", to_baseline), ("best", to_best)):
+        cells[f"to {what}"] = _difference(found, table.metric)
         cells[f"p ({what})"] = _p(found.p_corrected if found else None)
         if repeats:
             cells[f"p over repeats ({what})"] = _p(found.p_repeats if found else None)
     return cells
 
 
-def _difference(found: Difference | None) -> str:
+def _difference(found: Difference | None, metric: str) -> str:
     if found is None or math.isnan(found.value):
         return "–"
-    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+    value, low, high = (
+        metric_text(one, metric, signed=True) for one in (found.value, found.low, found.high)
+    )
+    return f"{value} ({low} to {high})"
 
 
 def _p(p: float | None) -> str:
-    return "< 0.001" if p is not None and p < 0.001 else number_text(p, ".3f")
+    return "< 0.001" if p is not None and p < 0.001 else number_text(p)
 
 
 def _cost_cells(name: str, cost: Cost) -> dict[str, str]:
     memory = cost.peak_memory_bytes
     return {
         "method": visible(name),
-        "train s": number_text(cost.fit_seconds, ".1f"),
-        "s per 1,000 predictions": number_text(cost.predict_seconds, ".3f"),
+        "fit s": number_text(cost.fit_seconds, ".1f"),
+        "s per 1,000 predictions": number_text(cost.predict_seconds),
         "s per 1,000 encoded": number_text(cost.encode_seconds, ".1f"),
         "peak memory": "–" if memory is None else bytes_text(memory),
         "trainable": number_text(cost.parameters, ","),

@@ -53,7 +53,7 @@ def explore(dataset: Path, out: Path | None, progress: bool | None, **settings: 
     where = out or Path(f"{dataset.resolve().name}.explore.html")
     with progress_bar() as report:
         found = write(dataset, out=where, progress=report, **settings)
-    return Result(found, lambda: _text(found))
+    return Result(found, lambda: _text(found), finding=True)
 
 
 def _text(found: Explored) -> str:

@@ -13,7 +13,7 @@ from embedkit.cli.command import Result, command
 from embedkit.cli.messages import in_options, seconds_so_far
 from embedkit.cli.options import FILE, LAYERS, option, options, reading_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import count_text, ledger_text, say
+from embedkit.cli.text import count_text, ledger_text, say, terminal_width, wrapped
 from embedkit.display import bytes_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 
@@ -160,15 +160,21 @@ def _stages_text(result: ExtractResult) -> str:
 
 
 def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
+    from embedkit.encoding.views import view_ranges
+
     lines = [
         f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
         f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
         f"{cost.truncated:.1%} of them longer than {plan.vectors.max_length})",
     ]
-    widest = max((len(name) for name in cost.bytes_per_view), default=0)
+    sizes: dict[str, list[str]] = {}
     for name, size in cost.bytes_per_view.items():
-        lines.append(f"    {name:{widest}}  {bytes_text(size):>10}")
+        sizes.setdefault(bytes_text(size), []).append(name)
+    for shown, names in sizes.items():
+        each = f"{shown} each" if len(names) > 1 else shown
+        lines += wrapped(f"{view_ranges(names)}: {each}", terminal_width(), first="    ",
+                         others="      ")  # fmt: skip
     lines += [
         f"  disk       about {bytes_text(cost.bytes_total)}, {bytes_text(cost.free_bytes)} free",
         f"  time       about {duration_text(cost.seconds)} "

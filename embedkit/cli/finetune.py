@@ -23,6 +23,7 @@ __all__ = ["finetune"]
     "--out runs/cnn",
     "embedkit finetune papers.csv --text title --text-pair abstract --class-weight balanced "
     "--threshold f2 --test new.csv --out runs/papers",
+    tables=True,
 )
 @click.argument("corpus", type=FILE)
 @options(
@@ -103,7 +104,7 @@ def finetune(
             corpus, reading=reading, progress=report, **settings,
             training=TrainingOptions(cnn_widths=_widths(cnn_widths), seed=seed, **training),
         )  # fmt: skip
-    return Result(run_data(result), lambda: run_text(result), indent=None,
+    return Result(run_data(result), lambda: run_text(result), finding=True, indent=None,
                   code=EXIT_REJECTS if result.rejected else 0)  # fmt: skip
 
 

@@ -14,7 +14,15 @@ from embedkit.cli.command import Result, command
 from embedkit.cli.extract import tokens_text
 from embedkit.cli.options import FILE, option, options
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import count_text, ledger_text, table_text
+from embedkit.cli.text import (
+    asked_for_all,
+    count_text,
+    ledger_text,
+    number_text,
+    table_text,
+    terminal_width,
+    wrapped,
+)
 from embedkit.display import bytes_text, visible
 from embedkit.errors import ModelError, UsageError, did_you_mean
 
@@ -37,6 +45,7 @@ _NAMES_SHOWN = 6
     "embedkit info corpus.vectors",
     "embedkit info runs/logreg",
     "embedkit info klue/bert-base",
+    tables=True,
 )
 @click.argument("what")
 @options("--revision", "--offline")
@@ -55,13 +64,17 @@ def info(what: str, revision: str | None, offline: bool) -> Result:
         from embedkit.runs.folder import read_run
 
         content = read_run(path)
-        return Result(as_json(content), lambda: run_info_text(path, content), asked_for=True)
+        return Result(
+            as_json(content), lambda: run_info_text(path, content), finding=True, asked_for=True
+        )
     unfinished = not path.is_dir() and path.with_name(path.name + ".incomplete").is_dir()
     if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
         from embedkit.dataset.inspection import describe_dataset
 
         dataset = describe_dataset(path)
-        return Result(_dataset_data(dataset), lambda: _dataset_text(dataset), asked_for=True)
+        return Result(
+            _dataset_data(dataset), lambda: _dataset_text(dataset), finding=True, asked_for=True
+        )
     from embedkit.encoding.architecture import describe_model
 
     try:
@@ -84,17 +97,20 @@ def _not_found(path: Path, error: ModelError) -> ModelError:
 
 
 def _dataset_text(info: DatasetInfo) -> str:
-    from embedkit.dataset.inspection import atlas_line, open_lines
+    from embedkit.dataset.inspection import atlas_line, health_findings, open_lines
 
     manifest = info.manifest
     totals, names, vectors = manifest.totals, manifest.names, manifest.job.vectors
     ledger = totals.ledger
     records = ledger_text(totals.accepted, "embedded", totals.rejected_by_reason,
                           totals.left_out_by_reason)  # fmt: skip
+    findings = health_findings(info.health)
     lines = [
-        f"{info.path}: vectors of {', '.join(names.inputs)}",
-        f"  model      {names.checkpoint}, {manifest.n_layers} layers, "
-        f"{manifest.job.model.width} wide, computed in {vectors.precision}",
+        _finding(info, findings),
+        f"  model      {names.checkpoint}",
+        f"             {manifest.n_layers} layers, {manifest.job.model.width} wide, computed in "
+        f"{vectors.precision}",
+        f"  input      {', '.join(names.inputs)}",
         f"  records    {records}",
         f"  tokens     {tokens_text(manifest)}",
     ]
@@ -106,19 +122,35 @@ def _dataset_text(info: DatasetInfo) -> str:
         f"  {folder:10} {rows:,} rows, {bytes_text(size)} in {count_text(files, 'file')}"
         for folder, files, rows, size in info.tables
     ]
-    views = table_text([
-        {"view": h.name, "width": h.width, "norm": f"{h.norm_mean:.3f}", "min": f"{h.norm_min:.3f}",
-         "max": f"{h.norm_max:.3f}", "zero": h.zeros, "nan": h.not_finite,
-         "cosine": f"{h.anisotropy:.3f}"}
-        for h in info.health
-    ])  # fmt: skip
+    width = terminal_width()
+    lines.append(f"views (mean cosine of two texts, over {info.health_rows:,} rows):")
+    for line in findings:
+        lines += wrapped(line, width, first="  ", others="    ")
+    if asked_for_all():
+        lines.append(table_text([
+            {"view": h.name, "width": h.width, "cosine": number_text(h.anisotropy),
+             "norm": number_text(h.norm_mean), "min": number_text(h.norm_min),
+             "max": number_text(h.norm_max), "zero": h.zeros, "nan": h.not_finite}
+            for h in info.health
+        ]))  # fmt: skip
     return visible("\n".join([
         *lines,
-        f"views (norms and mean cosine of two vectors, over {info.health_rows:,} rows):", views,
         "open it:", *(f"  {line}" for line in open_lines(info.path, manifest).values()),
         "look at it:", f"  embedkit explore {shlex.quote(str(info.path))}",
         f"  {atlas_line(info.path, manifest)}",
     ]))  # fmt: skip
+
+
+def _finding(info: DatasetInfo, findings: Sequence[str]) -> str:
+    """How much there is, and how much of it can be searched."""
+    from embedkit.dataset.inspection import USELESS
+
+    views = count_text(len(info.health), "view")
+    text = f"{info.path}: {info.manifest.totals.accepted:,} texts × {views}"
+    if all(line.endswith(": fine") for line in findings):
+        return f"{text}, all of them fine for search"
+    good = sum(h.not_finite == h.zeros == 0 and h.anisotropy < USELESS for h in info.health)
+    return f"{text}; {good} of them can be searched"
 
 
 def _dataset_data(info: DatasetInfo) -> dict[str, Any]:

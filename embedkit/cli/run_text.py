@@ -10,9 +10,23 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit import fsio
-from embedkit.cli.text import count_text, number_text, reasons_text, score_text, table_text
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.cli.text import (
+    asked_for_all,
+    count_text,
+    interval_text,
+    metric_heading,
+    number_text,
+    reasons_text,
+    score_text,
+    table_text,
+    terminal_width,
+    wrapped,
+)
+from embedkit.display import bytes_text, duration_text, is_percent, metric_text, visible
+from embedkit.encoding.views import view_ranges
 from embedkit.runs.content import (
+    Agreement,
+    ClassScore,
     FinetuneRun,
     PredictionRun,
     ProbeRun,
@@ -29,9 +43,15 @@ if TYPE_CHECKING:
     from embedkit.finetuning.folds import FinetuneResult
     from embedkit.runs.resampling import Score
 
-__all__ = ["run_data", "run_info_text", "run_text"]
+__all__ = ["agreement_finding", "finding_text", "run_data", "run_info_text", "run_text"]
 
 _SUBSETS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
+_ORDER = ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error", "roc_auc",
+          "average_precision", "precision", "recall", "f1", "balanced_accuracy", "mcc",
+          "rmse", "mae", "r2", "pearson", "spearman")  # fmt: skip
+_OF_VALUES = ("rmse", "mae", "r2", "pearson", "spearman")
+_INDENT = 13
+_MOST_CLASSES, _MOST_COLUMNS = 20, 1_000
 
 
 def run_data(result: TrainResult | ProbeResult | FinetuneResult) -> dict[str, Any]:
@@ -40,10 +60,11 @@ def run_data(result: TrainResult | ProbeResult | FinetuneResult) -> dict[str, An
 
 
 def run_text(result: TrainResult | ProbeResult | FinetuneResult) -> str:
-    """Return the results of a new run, its cost, and where it is."""
+    """Return the finding, the results of a new run, its cost, and where it is."""
     content, out = result.content, visible(str(result.out))
     made = "figures/layers.png" if isinstance(content, ProbeRun) else "predictions.parquet"
     return "\n".join([
+        finding_text(content),
         f"wrote {out}: {visible(_method(content))}",
         *_results(content),
         f"cost: {_cost(content)}",
@@ -52,16 +73,18 @@ def run_text(result: TrainResult | ProbeResult | FinetuneResult) -> str:
 
 
 def run_info_text(path: Path, content: Run) -> str:
-    """Return what a finished run is, its results, and how to open it.
+    """Return what a finished run found, what it is, its results, and how to open it.
 
     Args:
         path: its folder.
         content: the content of its ``run.json``.
     """
     lines = [
-        f"{path}: a {content.kind} run of embedkit {content.versions.get('embedkit', '(unknown)')}"
+        finding_text(content),
+        f"{path}: a {content.kind} run of embedkit {content.versions.get('embedkit', '(unknown)')}",
     ]
-    lines += [f"  {name:9}  {visible(text)}" for name, text in _facts(path, content) if text]
+    lines += [f"  {name:9}  {line}" for name, text in _facts(path, content) if text
+              for line in [_fitted(visible(text))]]  # fmt: skip
     lines += [*_results(content), "open it:"]
     for name in ("predictions.parquet", "pairs.parquet"):
         if (path / name).is_file():
@@ -73,14 +96,85 @@ def run_info_text(path: Path, content: Run) -> str:
     return "\n".join(lines)
 
 
+def _fitted(text: str) -> str:
+    """A text in the width of the terminal, below itself."""
+    return "\n".join(wrapped(text, max(terminal_width() - _INDENT, 20), others=" " * _INDENT))
+
+
+def finding_text(content: Run) -> str:
+    """Return what a run found, in one sentence."""
+    if isinstance(content, ProbeRun):
+        return _probe_finding(content)
+    if isinstance(content, SimilarityRun):
+        return agreement_finding(content.agreement)
+    assert isinstance(content, PredictionRun)
+    subset = "test" if "test" in content.scores else "cross_validation"
+    count = content.records.test if subset == "test" else content.records.folds
+    main = "accuracy" if content.classes else "r2"
+    held_out = f"{count:,} {'test' if subset == 'test' else 'held-out'} records"
+    if main not in content.scores.get(subset, {}):
+        return f"{held_out} have one label only: there is no {main}"
+    score = content.scores[subset][main]
+    against = _against(main, score, score.majority)
+    return f"{_found(main, score)} on {held_out}: {against}"
+
+
+def agreement_finding(found: Sequence[Agreement]) -> str:
+    """Return which view agrees best with human scores."""
+    known = [one for one in found if math.isfinite(one.spearman.value)]
+    if not known:
+        return "no human scores to compare the cosines with"
+    best = max(known, key=lambda one: one.spearman.value)
+    score = score_text(best.spearman, "spearman")
+    level = [one.view for one in known if one.spearman.high >= best.spearman.value
+             and one is not best]  # fmt: skip
+    text = f"{best.view} agrees best with the scores: Spearman {score}"
+    return text + (f"; as high within their intervals: {view_ranges(level)}" if level else "")
+
+
+def _found(metric: str, score: Score) -> str:
+    if math.isnan(score.value):
+        return f"{metric} undefined"
+    unit = " %" if is_percent(metric) else ""
+    text = f"{metric} {metric_text(score.value, metric)}{unit}"
+    return text + (f" ({interval_text(score, metric)})" if math.isfinite(score.low) else "")
+
+
+def _against(metric: str, score: Score, majority: float) -> str:
+    """Where a score lies beside that of the majority class."""
+    points = " points" if is_percent(metric) else ""
+    name = "the majority class" if metric not in _OF_VALUES else "predicting the mean"
+    ahead = majority - score.value if metric in LOWER_IS_BETTER else score.value - majority
+    known = f"{metric_text(majority, metric)}{' %' if points else ''}"
+    if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
+        return f"not told apart from {name} ({known})"
+    side = "better than" if ahead > 0 else "worse than"
+    return f"{metric_text(abs(ahead), metric)}{points} {side} {name} ({known})"
+
+
+def _probe_finding(content: ProbeRun) -> str:
+    best = (min if content.metric in LOWER_IS_BETTER else max)(
+        content.views, key=lambda view: view.score.value
+    )
+    level = [view.name for view in content.views if (view.p_best or 0.0) >= 0.05]
+    first = f"{best.name} is highest"
+    if len(level) > 1:
+        first = f"{view_ranges(level)} are not told apart from the best"
+    nested = content.nested
+    return (
+        f"{first}; views chosen in inner folds: {_found(content.metric, nested)}, "
+        f"{_against(content.metric, nested, content.majority)}"
+    )
+
+
 def _results(content: Run) -> Iterator[str]:
     """The tables of a run, and remarks on them."""
     if isinstance(content, ProbeRun):
         yield from _probe_results(content)
     elif isinstance(content, SimilarityRun):
         yield table_text([
-            {"view": one.view, "spearman": score_text(one.spearman),
-             "pearson": score_text(one.pearson)}
+            {"view": one.view, "spearman": score_text(one.spearman, "spearman"),
+             "pearson": score_text(one.pearson, "pearson")}
             for one in content.agreement
         ])  # fmt: skip
     elif isinstance(content, PredictionRun):
@@ -103,8 +197,9 @@ def _seeds(content: FinetuneRun) -> Iterator[str]:
     for subset in content.scores if content.seeds else ():
         values = [one.scores[subset][main] for one in content.seeds]
         yield (
-            f"{main} of each seed ({_SUBSETS[subset]}): {', '.join(map(number_text, values))}; "
-            f"standard deviation {number_text(stdev(values))}; predictions are the mean of all"
+            f"{metric_heading(main)} of each seed ({_SUBSETS[subset]}): "
+            f"{', '.join(metric_text(value, main) for value in values)}; standard deviation "
+            f"{metric_text(stdev(values), main)}; predictions are the mean of all"
         )
 
 
@@ -124,23 +219,26 @@ def _calibration(content: FinetuneRun) -> Iterator[str]:
 def _scores(content: PredictionRun) -> Iterator[str]:
     yield table_text([
         {
-            "score": name,
+            "score": metric_heading(name),
             "held out": _SUBSETS[subset],
-            "value": number_text(score.value),
-            "95 % interval": f"{number_text(score.low)} to {number_text(score.high)}",
-            "majority": number_text(score.majority),
+            "value": metric_text(score.value, name),
+            "95 % interval": interval_text(score, name),
+            "majority": metric_text(score.majority, name),
         }
         for subset, found in content.scores.items()
-        for name, score in found.items()
+        for name, score in sorted(found.items(), key=lambda one: _place(one[0]))
     ])  # fmt: skip
     for subset, classes in content.per_class.items():
+        shown = _worst(classes)
         yield table_text([
             {"class": visible(one.label), "held out": _SUBSETS[subset],
-             "precision": number_text(one.precision), "recall": number_text(one.recall),
-             "f1": number_text(one.f1), "records": f"{one.support:,}"}
-            for one in classes
+             "f1, %": metric_text(one.f1, "f1"), "precision, %": metric_text(one.precision, "f1"),
+             "recall, %": metric_text(one.recall, "f1"), "records": f"{one.support:,}"}
+            for one in shown
         ])  # fmt: skip
-    yield from _verdicts(content)
+        if len(shown) < len(classes):
+            yield f"  the {len(shown)} worst of {len(classes)} classes (--all shows all)"
+    yield from _warnings(content)
     if content.threshold is not None:
         yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
     test, count = content.test_set, content.records.test
@@ -150,65 +248,60 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
 
 
-def _verdicts(content: PredictionRun) -> Iterator[str]:
-    """What the scores say against predicting the majority class, or the mean."""
+def _place(metric: str) -> tuple[int, str]:
+    """The order of metrics: as they are computed, those with a beta at the end."""
+    return (_ORDER.index(metric) if metric in _ORDER else len(_ORDER)), metric
+
+
+def _worst(classes: Sequence[ClassScore]) -> Sequence[ClassScore]:
+    """All classes of few; of many on a terminal those with the lowest F1."""
+    if len(classes) <= _MOST_CLASSES or asked_for_all() or terminal_width() > _MOST_COLUMNS:
+        return classes
+    return sorted(classes, key=lambda one: one.f1)[:_MOST_CLASSES]
+
+
+def _warnings(content: PredictionRun) -> Iterator[str]:
+    """Scores that are worse than those of knowing nothing."""
     for subset, scores in content.scores.items():
-        held_out = f"held-out records ({_SUBSETS[subset]})"
-        main, loss = ("accuracy", "log_loss") if content.classes else ("r2", "rmse")
-        if main in scores:
-            yield _verdict(main, scores[main], scores[main].majority, held_out)
+        loss = "log_loss" if content.classes else "rmse"
         if loss in scores and scores[loss].value > scores[loss].majority:
+            name = "the frequencies of the labels" if content.classes else "the mean"
             yield (
-                f"warning: {loss} is worse than that of guessing by the frequencies of the labels "
-                f"({number_text(scores[loss].value)} against {number_text(scores[loss].majority)}, "
-                f"{held_out})"
+                f"warning: {loss} is worse than that of guessing by {name} "
+                f"({metric_text(scores[loss].value, loss)} against "
+                f"{metric_text(scores[loss].majority, loss)}, held-out records: "
+                f"{_SUBSETS[subset]})"
             )
 
 
-def _verdict(metric: str, score: Score, majority: float, what: str) -> str:
-    """Where the interval of a score lies beside the score of the majority class."""
-    lower = metric in LOWER_IS_BETTER
-    ahead = majority - score.value if lower else score.value - majority
-    if math.isnan(score.low) or score.low <= majority <= score.high:
-        return f"verdict: not told apart from the majority in {metric}, {what}"
-    side = "ahead of" if ahead > 0 else "behind"
-    return (
-        f"verdict: {abs(ahead):.3f} {side} the majority in {metric} "
-        f"(interval {number_text(score.low)} to {number_text(score.high)}), {what}"
-    )
-
-
 def _probe_results(content: ProbeRun) -> Iterator[str]:
-    random = content.random_weights
+    random, metric = content.random_weights, content.metric
     yield table_text([
         {
             "view": view.name,
-            content.metric: f"{view.score.value:.4f}",
-            "95 % interval": f"{view.score.low:.4f} to {view.score.high:.4f}",
-            "control task": _spread(view.control, view.control_sd),
-            **({"random weights": _mean_of(random.get(view.name))} if random else {}),
-            **({"codelength, bits": f"{view.codelength:,.0f}",
-                "compression": f"{view.compression:.2f}"}
+            metric_heading(metric): metric_text(view.score.value, metric),
+            "95 % interval": interval_text(view.score, metric),
+            "chosen": str(view.chosen),
+            "control": _spread(view.control, view.control_sd, metric),
+            **({"never trained": _mean_of(random.get(view.name), metric)} if random else {}),
+            **({"bits": f"{view.codelength:,.0f}", "compression": f"{view.compression:.2f}"}
                if view.codelength is not None and view.compression is not None else {}),
-            "chosen in folds": str(view.chosen),
         }
         for view in content.views
     ])  # fmt: skip
-    yield f"majority {content.majority:.4f}"
-    yield _verdict(content.metric, content.nested, content.majority, "the view chosen in folds")
-    yield (f"view chosen inside the folds: {content.metric} {score_text(content.nested)}; report "
-           "this, not the highest row")  # fmt: skip
+    yield ("chosen: number of folds whose inner folds chose the view; the score of these choices "
+           "is the one to report, not the highest row")  # fmt: skip
 
 
-def _spread(mean: float, sd: float) -> str:
+def _spread(mean: float, sd: float, metric: str) -> str:
     """A mean with its standard deviation, where there is one."""
-    return number_text(mean) + ("" if math.isnan(sd) else f" ±{sd:.4f}")
+    return metric_text(mean, metric) + ("" if math.isnan(sd) else f" ±{metric_text(sd, metric)}")
 
 
-def _mean_of(values: Sequence[float] | None) -> str:
+def _mean_of(values: Sequence[float] | None, metric: str) -> str:
     if not values:
         return number_text(None)
-    return _spread(mean(values), stdev(values) if len(values) > 1 else math.nan)
+    return _spread(mean(values), stdev(values) if len(values) > 1 else math.nan, metric)
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,23 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.display import HARMLESS, json_line, visible, without_nan
+from embedkit.display import (
+    HARMLESS,
+    MINUS,
+    columns,
+    is_percent,
+    json_line,
+    metric_text,
+    shorten,
+    visible,
+    without_nan,
+)
 
 if TYPE_CHECKING:
     from embedkit.runs.metrics import Score
 
-__all__ = ["bar_shown", "count_text", "json_text", "ledger_text", "number_text", "one_line",
-           "reasons_text", "say", "score_text", "table_markdown", "table_text"]  # fmt: skip
+__all__ = ["asked_for_all", "bar_shown", "count_text", "interval_text", "json_text", "ledger_text",
+           "metric_heading", "number_text", "one_line", "percent_text", "reasons_text", "say",
+           "say_finding", "score_text", "table_markdown", "table_text", "terminal_width",
+           "wrapped"]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
 _UNLIMITED = 1 << 16
+_GAP = 2
+_LEAST_TEXT, _SHORT_NAME = 24, 20
+_NUMERIC = frozenset(f"0123456789+-±{MINUS}")
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print text, above a progress bar if there is one on the terminal.
 
-    Nothing that came from a file controls the terminal. Every command prints by this function
-    alone.
+    Nothing that came from a file controls the terminal. Every command prints by this function and
+    :func:`say_finding` alone.
 
     Args:
         text: what to print.
@@ -55,6 +71,46 @@ def bar_shown(print_above: Callable[[str], None]) -> Iterator[None]:
         _above_bar.pop()
 
 
+def say_finding(text: str) -> None:
+    """Print a result whose first line is the finding: bold on a terminal, warnings in yellow.
+
+    There it is divided to the width of the terminal too. ``NO_COLOR`` leaves out bold and colour.
+    """
+    if not sys.stdout.isatty():
+        say(text)
+        return
+    for number, line in enumerate(visible(text, keep=HARMLESS).split("\n")):
+        warns = line.startswith("warning:")
+        parts = wrapped(line, terminal_width()) if not number or warns else [line]
+        if not os.environ.get("NO_COLOR") and (not number or warns):
+            parts = [click.style(part, bold=True, fg="yellow" if warns else None) for part in parts]
+        click.echo("\n".join(parts))
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; as good as endless where the output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+
+
+def wrapped(text: str, width: int, *, first: str = "", others: str = "") -> list[str]:
+    """Divide a text into lines of at most so many columns; East Asian characters take two.
+
+    Args:
+        text: the text.
+        width: columns of a line.
+        first: put before the first line.
+        others: put before the others.
+    """
+    lines, line, empty = [], first, True
+    for word in text.split(" "):
+        if not empty and columns(line) + 1 + columns(word) > width:
+            lines.append(line)
+            line, empty = others, True
+        line += word if empty else f" {word}"
+        empty = False
+    return [*lines, line]
+
+
 def json_text(value: object, *, indent: int | None = 1) -> str:
     """Return JSON of a dataclass or of plain data; NaN and infinity become null."""
     return json_line(_plain(value), indent=indent, default=_plain)
@@ -69,26 +125,77 @@ def _plain(value: Any) -> Any:
 def table_text(rows: Rows) -> str:
     """Return an aligned table without lines, numbers to the right.
 
-    On a terminal long cells are wrapped to its width; elsewhere a row is one line.
+    On a terminal it fits the width: names in the first column are shortened in their middle, then
+    columns of numbers are left out from the right, which ``--all`` shows, and a column of texts is
+    wrapped. Elsewhere a row is one line.
     """
     if not rows:
         return "(nothing)"
+    cells = [[visible(name) for name in rows[0]]]
+    cells += [[visible(str(row[name])) for name in rows[0]] for row in rows]
+    widths = [max(columns(part) for cell in column for part in cell.split("\n"))
+              for column in zip(*cells, strict=True)]  # fmt: skip
+    texts = [_is_text([row[i] for row in cells[1:]]) for i in range(len(widths))]
+    room = terminal_width() - 2
+    left_out: list[str] = []
+    if not asked_for_all():
+        kept = _fitting(widths, texts, room)
+        left_out = [cells[0][i] for i in range(len(widths)) if i not in kept]
+        cells = [[row[i] for i in kept] for row in cells]
+        widths, texts = [widths[i] for i in kept], [texts[i] for i in kept]
+    over = sum(widths) + _GAP * (len(widths) - 1) - room
+    if over > 0 and texts[0]:
+        limit = max(_SHORT_NAME, widths[0] - over)
+        cells = [[shorten(row[0], limit), *row[1:]] for row in cells]
+    lines = _drawn(cells, texts, room)
+    if left_out:
+        more = f"{count_text(len(left_out), 'more column')} (--all): {'; '.join(left_out)}"
+        lines += wrapped(more, room, others="  ")
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _drawn(cells: Sequence[Sequence[str]], texts: Sequence[bool], room: int) -> list[str]:
+    """Lines of a table; the first of the cells are the headings."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for name, value in rows[0].items():
-        number = not isinstance(value, str) or _is_number(value)
-        table.add_column(Text(visible(name)), justify="right" if number else "left", no_wrap=number,
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
+    for name, is_text in zip(cells[0], texts, strict=True):
+        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not is_text,
                          overflow="fold")  # fmt: skip
-    for row in rows:
-        table.add_row(*(Text(visible(str(row[name]))) for name in rows[0]))
-    width = shutil.get_terminal_size().columns - 2 if sys.stdout.isatty() else _UNLIMITED
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    for row in cells[1:]:
+        table.add_row(*map(Text, row))
+    # wider where --all asks for more than fits: the terminal wraps then
+    least = sum(max(columns(row[i]) for row in cells) if not is_text else 1
+                for i, is_text in enumerate(texts)) + _GAP * len(texts)  # fmt: skip
+    console = Console(file=io.StringIO(), width=max(room, least + _LEAST_TEXT), color_system=None)
     with console.capture() as drawn:
         console.print(table)
-    return "\n".join(f"  {line}".rstrip() for line in drawn.get().splitlines())
+    return drawn.get().splitlines()
+
+
+def asked_for_all() -> bool:
+    """Return whether the command was given ``--all``."""
+    context = click.get_current_context(silent=True)
+    return bool(context is not None and context.params.get("all_columns"))
+
+
+def _is_text(cells: Sequence[str]) -> bool:
+    """Whether a column holds text; dashes for missing numbers say nothing."""
+    said = [cell for cell in cells if cell not in ("", "–")]
+    return bool(said) and not all(cell[0] in _NUMERIC or cell == "< 0.001" for cell in said)
+
+
+def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[int]:
+    """Columns that fit: those of numbers are left out from the right, but the first of them."""
+    kept = list(range(len(widths)))
+    least = [min(width, _LEAST_TEXT if i else _SHORT_NAME) if is_text else width
+             for i, (width, is_text) in enumerate(zip(widths, texts, strict=True))]  # fmt: skip
+    numbers = [i for i in kept[1:] if not texts[i]]
+    while len(numbers) > 1 and sum(least[i] for i in kept) + _GAP * (len(kept) - 1) > room:
+        kept.remove(numbers.pop())
+    return kept
 
 
 def table_markdown(rows: Rows) -> str:
@@ -103,24 +210,32 @@ def _escaped(cell: str) -> str:
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def number_text(value: float | None, form: str = ".4f") -> str:
+def number_text(value: float | None, form: str = ".3f") -> str:
     """Return a formatted number; a dash for ``None`` and NaN."""
-    return "–" if value is None or math.isnan(value) else f"{value:{form}}"
+    return "–" if value is None or math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
 
 
-def score_text(score: Score, form: str = ".4f") -> str:
-    """Return a score with its interval: ``0.7910 (0.7700 to 0.8120)``; a dash for NaN."""
-    if math.isnan(score.value):
-        return "–"
-    return f"{score.value:{form}} ({score.low:{form}} to {score.high:{form}})"
+def score_text(score: Score, metric: str) -> str:
+    """Return a score with its interval: ``79.1 (77.0 to 81.2)``; a dash for NaN."""
+    value = metric_text(score.value, metric)
+    if value == "–" or math.isnan(score.low):
+        return value
+    return f"{value} ({interval_text(score, metric)})"
+
+
+def interval_text(score: Score, metric: str) -> str:
+    """Return the ends of an interval: ``77.0 to 81.2``."""
+    return f"{metric_text(score.low, metric)} to {metric_text(score.high, metric)}"
+
+
+def metric_heading(metric: str) -> str:
+    """Return the name of a metric with its unit."""
+    return f"{metric}, %" if is_percent(metric) else metric
+
+
+def percent_text(fraction: float) -> str:
+    """Return ``79.1 %``; a dash for NaN."""
+    return "–" if math.isnan(fraction) else f"{fraction * 100:.1f} %"
 
 
 def count_text(count: int, name: str) -> str:

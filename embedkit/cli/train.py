@@ -69,6 +69,7 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     "embedkit train reviews.vectors --out runs/logreg",
     "embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm",
     "embedkit train reviews.vectors --features tfidf --out runs/tfidf",
+    tables=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -110,12 +111,13 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
 
     with progress_bar() as progress:
         result = fit(dataset, view=names_of(view), progress=progress, **settings)
-    return Result(run_data(result), lambda: run_text(result), indent=None)
+    return Result(run_data(result), lambda: run_text(result), finding=True, indent=None)
 
 
 @command(
     "embedkit probe reviews.vectors --out runs/probe",
     "embedkit probe reviews.vectors --control random-weights --codelength --out runs/probe",
+    tables=True,
 )
 @click.argument("dataset", type=FILE)
 @options(
@@ -152,4 +154,4 @@ def probe(dataset: Path, view: str | None, **settings: Any) -> Result:
 
     with progress_bar() as progress:
         result = run(dataset, view=names_of(view), progress=progress, **settings)
-    return Result(run_data(result), lambda: run_text(result), indent=None)
+    return Result(run_data(result), lambda: run_text(result), finding=True, indent=None)

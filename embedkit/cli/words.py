@@ -14,8 +14,17 @@ from embedkit.choices import MATCHES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, LAYERS, names_of, option, options, reading_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import count_text, number_text, one_line, table_text
-from embedkit.display import visible
+from embedkit.cli.text import (
+    count_text,
+    interval_text,
+    number_text,
+    one_line,
+    percent_text,
+    table_text,
+    terminal_width,
+    wrapped,
+)
+from embedkit.display import metric_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ _OF_SENSES = ("sense", "span", "word_column", "out", "figure")
 @command(
     "embedkit similarity sts.tsv --text sentence1 --text-pair sentence2 --score score",
     "embedkit similarity pairs.csv --text a --text-pair b --layers -1 --out pairs",
+    tables=True,
 )
 @click.argument("corpus", type=FILE)
 @options(
@@ -64,13 +74,15 @@ def similarity(corpus: Path, pooling: str, special_tokens: str, id: str | None, 
             reading=reading, progress=progress, **columns, **settings,
         )  # fmt: skip
     return Result(
-        _similarity_data(found), lambda: _similarity_text(found), asked_for=True,
+        _similarity_data(found), lambda: _similarity_text(found), bool(found.agreement),
+        asked_for=True,
         code=EXIT_REJECTS if found.rejected else 0,
     )  # fmt: skip
 
 
 def _similarity_text(found: PairSimilarity) -> str:
     """Correlations by layer and pooling; without human scores the cosine of every pair."""
+    from embedkit.cli.run_text import agreement_finding
     from embedkit.encoding.views import split_view
 
     count = f"{len(found.records):,} pairs"
@@ -79,7 +91,7 @@ def _similarity_text(found: PairSimilarity) -> str:
     if not found.agreement:
         table = table_text([
             {"row": record.row, "id": record.id,
-             **{name: f"{values[i]:.4f}" for name, values in found.cosines.items()}}
+             **{name: number_text(values[i]) for name, values in found.cosines.items()}}
             for i, record in enumerate(found.records)
         ])  # fmt: skip
         return f"{table}\n{count}"
@@ -88,22 +100,20 @@ def _similarity_text(found: PairSimilarity) -> str:
     for one in found.agreement:
         pooling, layer = split_view(one.view)
         poolings[pooling] = None
-        known = math.isfinite(one.spearman.value)
-        cell = f"{one.spearman.value:.4f} / {one.pearson.value:.4f}" if known else "-"
-        rows.setdefault(layer or "-", {})[pooling] = cell
+        rows.setdefault(layer or "–", {})[pooling] = number_text(one.spearman.value)
     lines = [
-        f"Spearman / Pearson of the cosine with the score, {count} ({visible(found.model)}):",
+        agreement_finding(found.agreement),
+        f"Spearman of the cosine with the score, {count} ({visible(found.model)}):",
         table_text([{"layer": layer, **{name: cells.get(name, "") for name in poolings}}
                     for layer, cells in rows.items()]),
     ]  # fmt: skip
     scores = [one.spearman for one in found.agreement if math.isfinite(one.spearman.value)]
     if scores:
-        best = max(scores, key=lambda score: score.value)
         width = max((score.high - score.low) / 2 for score in scores)
-        lines.append(f"95 % intervals of Spearman: ± {width:.4f} at most; of the highest "
-                     f"{best.low:.4f} to {best.high:.4f}")  # fmt: skip
+        lines.append(f"95 % intervals: ±{number_text(width)} at most; Pearson: --json, or "
+                     "embedkit info of --out")  # fmt: skip
     if len(scores) < len(found.agreement):
-        lines.append("-: the cosines of all pairs are equal, so there is no correlation")
+        lines.append("–: the cosines of all pairs are equal, so there is no correlation")
     return "\n".join(lines)
 
 
@@ -136,6 +146,7 @@ def _pairs_data(
     'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
     "embedkit words --marked wic_test.tsv --columns SENTENCE1,SENTENCE2 --label ANSWER "
     "--train wic_train.tsv",
+    tables=True,
 )
 @click.argument("what", nargs=-1)
 @options(
@@ -186,7 +197,8 @@ def words(
             raise UsageError("--marked FILE goes without WORD and --text.")
         pairs, test = _compare_marked(marked, settings)
         left_out = pairs.rejected or pairs.unmarked or pairs.cut
-        return Result(_marked_data(pairs, test), lambda: _marked_text(pairs, test), asked_for=True,
+        return Result(_marked_data(pairs, test), lambda: _marked_text(pairs, test),
+                      test is not None, asked_for=True,
                       code=EXIT_REJECTS if left_out else 0)  # fmt: skip
     of_senses = any(settings[name] for name in _OF_SENSES)
     if of_senses and texts:
@@ -196,7 +208,7 @@ def words(
     report = _describe(what, texts, settings)
     data = {**asdict(report), "cosines": report.cosines.tolist(),
             "clusters": report.clusters.tolist()}  # fmt: skip
-    return Result(data, lambda: _words_text(report), asked_for=True)
+    return Result(data, lambda: _words_text(report), finding=True, asked_for=True)
 
 
 def _senses(what: tuple[str, ...], settings: dict[str, Any]) -> Result:
@@ -229,36 +241,36 @@ def _senses(what: tuple[str, ...], settings: dict[str, Any]) -> Result:
     data = [_senses_data(report) for report in reports]
     return Result({"models": data, "files": written},
                   lambda: "\n\n".join([_senses_text(r) for r in reports] + written),
-                  asked_for=True)  # fmt: skip
+                  finding=True, asked_for=True)  # fmt: skip
 
 
 def _senses_text(report: SenseReport) -> str:
     """The finding, and every layer."""
     count = f"{len(report.by_word)} words" if len(report.by_word) > 1 else report.words[0]
-    lines = [f"{report.model}: {count}, {count_text(len(report.uses), 'use')}"]
+    found = f"{report.model}: {count}, {count_text(len(report.uses), 'use')}"
     if report.scored:
         best = max(report.layers, key=lambda one: one.nearest.value)
         score = best.nearest
-        lines[0] += (
-            f"; the nearest other use has the same sense in {score.value:.1%} at layer {best.layer}"
-            f" ({score.low:.1%} to {score.high:.1%}), the most of all layers; chance "
-            f"{report.chance:.1%}"
+        found += (
+            f"; the nearest other use has the same sense in {percent_text(score.value)} at layer "
+            f"{best.layer} ({interval_text(score, 'accuracy')}), the most of all layers; chance "
+            f"{percent_text(report.chance)}"
         )
     if report.skipped:
-        lines[0] += f"; {report.skipped:,} more are in parts of texts that were cut"
-    rows = [
-        {"layer": one.layer, "same sense": number_text(one.same, ".3f"),
-         "other sense": number_text(one.other, ".3f"),
-         "difference": number_text(one.same - one.other, "+.3f"),
-         "nearest has the same": number_text(one.nearest.value, ".3f"),
-         "95 % interval": f"{one.nearest.low:.3f} to {one.nearest.high:.3f}"}
+        found += f"; {report.skipped:,} more are in parts of texts that were cut"
+    if not report.scored:
+        return found
+    table = table_text([
+        {"layer": one.layer, "nearest has the same, %": metric_text(one.nearest.value, "accuracy"),
+         "95 % interval": interval_text(one.nearest, "accuracy"),
+         "same sense": number_text(one.same), "other sense": number_text(one.other),
+         "difference": number_text(one.same - one.other, "+.3f")}
         for one in report.layers
-    ]  # fmt: skip
-    if report.scored:
-        lines.append(table_text(rows))
-        lines.append("cosines of two uses of a word"
-                     + ", the mean of each layer subtracted" * report.centered)  # fmt: skip
-    return "\n".join(lines)
+    ])  # fmt: skip
+    means = (
+        "cosines of two uses of a word" + ", the mean of each layer subtracted" * report.centered
+    )
+    return f"{found}\n{table}\n{means}"
 
 
 def _senses_data(report: SenseReport) -> dict[str, Any]:
@@ -338,28 +350,44 @@ def _describe(what: tuple[str, ...], texts: Sequence[str], settings: dict[str, A
 
 
 def _words_text(report: WordReport) -> str:
-    """Uses, their similarity, their clusters, other words, and all layers."""
-    count = f"{count_text(len(report.uses), 'use')} of {visible(report.word)}, layer {report.layer}"
+    """The finding, uses, their similarity, their clusters, other words, and all layers."""
+    lines = [_words_finding(report)]
     if report.skipped:
-        count += f"; {report.skipped:,} more are in parts of texts that were cut"
-    lines = [count]
+        lines.append(f"{report.skipped:,} more uses are in parts of texts that were cut")
     if len(report.uses) <= _MATRIX:
         lines.append(table_text([
-            {"use": i, **{str(j): f"{cosine:.3f}" for j, cosine in enumerate(report.cosines[i])},
-             "text": _snippet(use)}
+            {"use": i, "text": _snippet(use),
+             **{str(j): number_text(float(cosine)) for j, cosine in enumerate(report.cosines[i])}}
             for i, use in enumerate(report.uses)
         ]))  # fmt: skip
+    width = terminal_width()
     for c, examples in enumerate(report.examples):
         size = int((report.clusters == c).sum())
         lines.append(f"cluster {c}: {count_text(size, 'use')}")
         lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in examples]
         if report.neighbours:
             near = ", ".join(f"{visible(n.word)} {n.cosine:.2f}" for n in report.neighbours[c])
-            lines.append(f"    near: {near}")
+            lines += wrapped(near, width, first="    near: ", others="          ")
     rows = [_layer_cells(layer) for layer in report.layers]
     names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
     lines.append(table_text([{name: row[name] for name in names} for row in rows]))
     return "\n".join(lines)
+
+
+def _words_finding(report: WordReport) -> str:
+    """How many groups the uses form, and at which layer these lie furthest apart."""
+    count = f"{count_text(len(report.uses), 'use')} of {visible(report.word)}"
+    number = len(report.examples)
+    if number < 2:
+        return f"{count}, layer {report.layer}: one group, no senses are told apart"
+    apart = {one.layer: one.within - one.between for one in report.layers}
+    best = max((name for name in apart if math.isfinite(apart[name])),
+               key=lambda name: apart[name], default=report.layer)  # fmt: skip
+    chosen = next(one for one in report.layers if one.layer == report.layer)
+    return (
+        f"{count}, layer {report.layer}: {number} groups, cosine {number_text(chosen.within)} in a "
+        f"group and {number_text(chosen.between)} between groups; furthest apart at layer {best}"
+    )
 
 
 def _layer_cells(layer: LayerReport) -> dict[str, str]:
@@ -369,7 +397,7 @@ def _layer_cells(layer: LayerReport) -> dict[str, str]:
         "between clusters": layer.between,
         "any two words": layer.others,
     }
-    return {"layer": layer.layer} | {n: number_text(v, ".3f") for n, v in numbers.items()}
+    return {"layer": layer.layer} | {n: number_text(v) for n, v in numbers.items()}
 
 
 def _snippet(use: Use, around: int = 30) -> str:
@@ -386,22 +414,24 @@ def _marked_text(pairs: MarkedPairs, test: SenseTest | None) -> str:
     if test is None:
         table = table_text([
             {"row": record.row, "words": " / ".join(pairs.words[i]),
-             **{name: f"{values[i]:.3f}" for name, values in pairs.cosines.items()}}
+             **{name: number_text(float(values[i])) for name, values in pairs.cosines.items()}}
             for i, record in enumerate(pairs.records)
         ])  # fmt: skip
         return f"{table}\n{len(pairs.records):,} pairs; {left}"
+    best = next(one for one in test.layers if one.layer == test.chosen)
     table = table_text([
-        {"layer": one.layer, "threshold": f"{one.threshold:.4f}", "train": f"{one.train:.4f}",
-         "test": f"{one.test.value:.4f}",
-         "95 % interval": f"{one.test.low:.4f} to {one.test.high:.4f}",
+        {"layer": one.layer, "test, %": metric_text(one.test.value, "accuracy"),
+         "95 % interval": interval_text(one.test, "accuracy"),
+         "train, %": metric_text(one.train, "accuracy"), "threshold": number_text(one.threshold),
          "": "best on train" if one.layer == test.chosen else ""}
         for one in test.layers
     ])  # fmt: skip
     return "\n".join([
-        f"accuracy of 'same sense' on {test.n_test:,} pairs ({left}); thresholds from "
-        f"{test.n_train:,} other pairs",
+        f"whether two uses have the same sense: {percent_text(best.test.value)} right "
+        f"({interval_text(best.test, 'accuracy')}) at layer {test.chosen}, the best on the "
+        f"training pairs; majority {percent_text(test.majority)}",
+        f"accuracy on {test.n_test:,} pairs ({left}); thresholds from {test.n_train:,} other pairs",
         table,
-        f"majority {test.majority:.4f}; report the layer that is best on train, not the highest",
     ])  # fmt: skip
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedkit.comparison.content import Method, ReportContent
-from embedkit.comparison.drawing import Scene, shorten, text_width, ticks
+from embedkit.comparison.drawing import Scene, apart, text_width, ticks
 from embedkit.comparison.phrases import Phrases
+from embedkit.display import shorten
 from embedkit.runs.resampling import Score
 
 __all__ = ["CHARTS", "Chart", "charts_of"]
@@ -193,16 +194,8 @@ def _names_at_right(
     room: tuple[float, float],
 ) -> None:  # fmt: skip
     """Write names in a column beside the plot, none over another, with lines to their marks."""
-    step, ordered = 18.0, sorted(marks, key=lambda mark: mark[2])
-    places: list[float] = []
-    for _, _, y, _ in ordered:
-        places.append(max(y, places[-1] + step) if places else y)
-    over = places[-1] - room[1] if places else 0
-    if over > 0:
-        places = [place - over for place in places]
-        for i in range(len(places) - 2, -1, -1):
-            places[i] = min(places[i] if ordered[i][2] - over < places[i] else ordered[i][2],
-                            places[i + 1] - step)  # fmt: skip
+    ordered = sorted(marks, key=lambda mark: mark[2])
+    places = apart([y for _, _, y, _ in ordered], 18, low=room[0] - 18, high=room[1])
     for (name, x, y, style), place in zip(ordered, places, strict=True):
         scene.line((x + 8, y), (right + 4, place), (right + 10, place), colour=f"m{style}",
                    width=0.8, opacity=0.7)  # fmt: skip

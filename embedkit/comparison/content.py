@@ -13,7 +13,7 @@ from embedkit.comparison.cases import Cases, Nearest, cases_of, nearest_records
 from embedkit.comparison.compare import Compared, Row
 from embedkit.comparison.effects import Effect, Scale, effect_of, scale_of
 from embedkit.comparison.findings import Verdict, verdict_of
-from embedkit.comparison.load import LoadedRun
+from embedkit.comparison.load import LoadedProbe, LoadedRun
 from embedkit.comparison.slices import (
     CalibrationBin,
     ClassRow,
@@ -25,11 +25,12 @@ from embedkit.comparison.slices import (
     confused_pairs,
 )
 from embedkit.comparison.texts import Lengths, Texts, find_lengths, find_texts
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.resampling import Score
-from embedkit.types import Bool
+from embedkit.runs.view_predictions import read_view_predictions
+from embedkit.types import Bool, Float64
 
 __all__ = ["Method", "ReportContent", "content_of"]
 
@@ -83,6 +84,8 @@ class ReportContent:
         case_lengths: lengths of their texts; ``None`` without texts.
         texts: their texts.
         has_other: whether there is a baseline with predictions of its own.
+        views: what every view of each probe predicts for the cases, ``(n,)`` class numbers or
+            values; empty for probes without predictions.
     """
 
     scale: Scale
@@ -99,6 +102,7 @@ class ReportContent:
     case_lengths: Lengths | None
     texts: Texts
     has_other: bool
+    views: tuple[Mapping[str, Float64], ...]
 
     def method(self, name: str) -> Method:
         """Return a method by its name."""
@@ -154,7 +158,22 @@ def content_of(
         confused_pairs(mine, other) if is_classes else (),
         {name: calibration(p) for name, p in shown.items()} if is_classes else {},
         cases, lengths, found, has_other,
+        tuple(_said_by_views(probe, mine) for probe in compared.runs.probes),
     )  # fmt: skip
+
+
+def _said_by_views(probe: LoadedProbe, records: Predictions) -> dict[str, Float64]:
+    names = [view.name for view in probe.content.views]
+    row, found = read_view_predictions(probe.path, names, records.classes)
+    if not found:
+        return {}
+    order = np.argsort(row, kind="stable")
+    place = order[np.minimum(np.searchsorted(row[order], records.row), len(row) - 1)]
+    if not np.array_equal(row[place], records.row):
+        raise DamagedError(
+            f"{probe.path} has predictions for other records than the runs. Make the probe again."
+        )
+    return {name: np.asarray(said[place], np.float64) for name, said in found.items()}
 
 
 def _cut(compared: Compared, chosen: str, lengths: Lengths | None) -> Bool:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import io
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
-from embedkit.display import visible
+from embedkit.display import columns, visible
 
-__all__ = ["COLOURS", "SHAPES", "Scene", "as_file", "as_svg", "columns", "shorten", "text_width",
-           "ticks"]  # fmt: skip
+__all__ = ["COLOURS", "SHAPES", "Scene", "apart", "as_file", "as_svg", "text_width", "ticks"]
 
 COLOURS = {
     "m0": "#1f66b0", "m1": "#b1580c", "m2": "#2a7a4f", "m3": "#8a4fb5", "m4": "#b3364f",
@@ -49,6 +47,7 @@ class _Area:
     colour: str
     opacity: float
     outline: str | None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +101,11 @@ class Scene:
 
     def box(
         self, x: float, y: float, width: float, height: float, *, colour: str,
-        opacity: float = 1, outline: str | None = None,
+        opacity: float = 1, outline: str | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
-        """Fill a rectangle."""
+        """Fill a rectangle; one with a ``name`` is found by it on a page (``data-name``)."""
         corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
-        self.area(*corners, colour=colour, opacity=opacity, outline=outline)
+        self.items.append(_Area(corners, colour, opacity, outline, name))
 
     def mark(
         self, x: float, y: float, style: int, *, radius: float = 5.5, opacity: float = 1
@@ -196,8 +195,9 @@ def _element(item: _Line | _Area | _Circle | _Text, page: bool) -> Markup:
             Markup(' stroke-dasharray="4 4"') if item.dashed else "",
             _paint("stroke", item.colour, page),
         )  # fmt: skip
-    return Markup('<polygon points="{}"{}{}{}/>').format(
-        points, _opacity("fill", item.opacity),
+    named = Markup(' data-name="{}"').format(item.name) if page and item.name else ""
+    return Markup('<polygon points="{}"{}{}{}{}/>').format(
+        points, named, _opacity("fill", item.opacity),
         Markup(' stroke-width="2"') if item.outline else "",
         _paint("fill", item.colour, page, stroke=item.outline),
     )  # fmt: skip
@@ -261,38 +261,27 @@ def _draw(axis: Any, item: _Line | _Area | _Circle | _Text) -> None:
         )
 
 
-def columns(text: str) -> int:
-    """Return the number of columns of a text; East Asian characters take two."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
 def text_width(text: str, size: float = 13) -> float:
     """Return about how many pixels a text takes, rather more than less."""
     return columns(text) * size * 0.57
 
 
-def shorten(text: str, limit: float) -> str:
-    """Return a text of at most so many columns, its middle replaced by ``…``.
+def apart(places: Sequence[float], step: float, *, low: float, high: float) -> list[float]:
+    """Return places moved so that neighbours are ``step`` apart, between two ends if all fit.
 
-    >>> shorten("a_rather_long_name", 9), shorten("긍정", 9)
-    ('a_ra…name', '긍정')
+    >>> apart([10, 12, 40], 8, low=0, high=50)
+    [10, 18, 40]
     """
-    if columns(text) <= limit:
-        return text
-    room = max(int(limit) - 1, 2)
-    head, tail = "", ""
-    while columns(head + tail) < room:
-        rest = text[len(head) : len(text) - len(tail)]
-        if not rest:
-            break
-        one = rest[0] if len(head) <= len(tail) else rest[-1]
-        if columns(head + tail + one) > room:
-            break
-        head, tail = (head + one, tail) if len(head) <= len(tail) else (head, one + tail)
-    return f"{head}…{tail}"
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = list(places)
+    start, end = low, high
+    for i in order:
+        moved[i] = max(places[i], start)
+        start = moved[i] + step
+    for i in reversed(order):
+        moved[i] = min(moved[i], end)
+        end = moved[i] - step
+    return moved
 
 
 def ticks(low: float, high: float, count: int) -> Sequence[float]:

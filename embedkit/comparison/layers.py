@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from embedkit.comparison.drawing import Scene, shorten, text_width, ticks
+from embedkit.comparison.content import STYLES
+from embedkit.comparison.drawing import Scene, apart, text_width, ticks
 from embedkit.comparison.load import LoadedProbe
 from embedkit.comparison.phrases import Phrases
+from embedkit.display import shorten
 from embedkit.encoding.views import split_view
-from embedkit.runs.content import ViewScore
+from embedkit.runs.content import CurvePoint, ViewScore
 from embedkit.runs.metrics import LOWER_IS_BETTER
 
-__all__ = ["curve", "grid_of", "heat_map"]
+__all__ = ["curve", "curves_of", "grid_of", "heat_map"]
 
 _SIGNIFICANT = 0.05
 _SHOWN_CURVES = 3
@@ -103,7 +106,7 @@ def _cell(
     x, y, width, height = box
     framed = (view.p_best or 0.0) >= _SIGNIFICANT
     scene.box(x, y, width, height, colour="m0", opacity=round(0.05 + 0.4 * depth, 3),
-              outline="ink" if framed else None)  # fmt: skip
+              outline="ink" if framed else None, name=view.name)  # fmt: skip
     middle, half = x + width / 2, (view.score.high - view.score.low) / 2
     scene.text(middle, y + 17, words.number(view.score.value, metric), size=13, anchor="middle",
                bold=framed)  # fmt: skip
@@ -113,21 +116,38 @@ def _cell(
         scene.text(middle, y + 47, f"({words.number(random, metric)})", size=11, anchor="middle")
 
 
-def curve(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
-    """Scores by number of training records, of the best view of each pooling."""
-    metric = probe.content.metric
-    sign = 1 if metric in LOWER_IS_BETTER else -1
+def curves_of(probe: LoadedProbe) -> list[tuple[str, Sequence[CurvePoint]]]:
+    """Return the best view of each pooling, and TF-IDF (named ``""``), with their curves."""
+    sign = 1 if probe.content.metric in LOWER_IS_BETTER else -1
     best: dict[str, ViewScore] = {}
     for view in sorted(probe.content.views, key=lambda v: (-v.chosen, sign * v.score.value)):
         if view.curve:
             best.setdefault(split_view(view.name)[0], view)
-    views = list(best.values())[:_SHOWN_CURVES]
+    found: list[tuple[str, Sequence[CurvePoint]]] = [
+        (view.name, view.curve) for view in list(best.values())[:_SHOWN_CURVES]
+    ]
+    return found + ([("", probe.content.tfidf)] if probe.content.tfidf else [])
+
+
+def curve(probe: LoadedProbe, styles: Mapping[str, int], words: Phrases, width: float) -> Scene:
+    """Scores by number of training records, of the best view of each pooling and of TF-IDF.
+
+    Args:
+        probe: the probe.
+        styles: numbers of the colours of methods on the page, by view; that of TF-IDF by ``""``.
+        words: phrases and numbers.
+        width: of the drawing.
+    """
+    metric = probe.content.metric
+    found = curves_of(probe)
+    free = [style for style in (2, 3, 4, 0, 1) if style not in styles.values()]
+    names = [name or words("curve.tfidf") for name, _ in found]
     height, left = 270.0, 56.0
     bottom = height - 44
-    right = width - max(text_width(shorten(v.name, 16), 12) for v in views) - 20
-    ends = [value for v in views for p in v.curve for value in (p.score, p.low, p.high)
+    right = width - max(text_width(shorten(name, 16), 12) for name in names) - 20
+    ends = [value for _, points in found for p in points for value in (p.score, p.low, p.high)
             if math.isfinite(value)]  # fmt: skip
-    counts = [p.records for p in views[0].curve]
+    counts = [p.records for p in found[0][1]]
     low, high = min(ends), max(ends)
     flip = metric in LOWER_IS_BETTER
 
@@ -140,8 +160,8 @@ def curve(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
         return 14 + (part if flip else 1 - part) * (bottom - 20)
 
     scene = Scene(width, height, title=words("section.curve"), description="; ".join(
-        f"{v.name}: " + ", ".join(f"{p.records} → {words.number(p.score, metric)}"
-                                  for p in v.curve) for v in views
+        f"{name}: " + ", ".join(f"{p.records} → {words.number(p.score, metric)}" for p in points)
+        for name, (_, points) in zip(names, found, strict=True)
     ))  # fmt: skip
     for tick in ticks(low, high, 4):
         scene.line((left, y(tick)), (right, y(tick)))
@@ -151,20 +171,19 @@ def curve(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
         scene.text(x(count), bottom + 18, f"{count:,}", colour="soft", size=12, anchor="middle")
     scene.text((left + right) / 2, height - 6, words("curve.axis"), colour="soft", size=12,
                anchor="middle")  # fmt: skip
-    taken: list[float] = []
-    for number, view in enumerate(views):
-        colour, points = ("m0", "m5", "m3")[number], view.curve
+    places = apart([y(points[-1].score) for _, points in found], 16, low=14, high=bottom)
+    for (key, points), name, place in zip(found, names, places, strict=True):
+        style = styles[key] if key in styles else free.pop(0) if free else STYLES - 1
+        colour = f"m{style}"
         if all(math.isfinite(p.low) for p in points):
             scene.area(*((x(p.records), y(p.high)) for p in points),
                        *((x(p.records), y(p.low)) for p in reversed(points)), colour=colour,
                        opacity=0.13)  # fmt: skip
         scene.line(*((x(p.records), y(p.score)) for p in points), colour=colour, width=2)
-        place = y(points[-1].score)
-        while any(abs(place - other) < 16 for other in taken):
-            place += 4
-        taken.append(place)
-        scene.text(right + 4, place + 4, shorten(view.name, 16), colour=colour, size=12,
-                   bold=not number)  # fmt: skip
+        for p in points:
+            scene.mark(x(p.records), y(p.score), style, radius=3.5)
+        scene.text(right + 4, place + 4, shorten(name, 16), colour=colour, size=12,
+                   bold=key == found[0][0])  # fmt: skip
     return scene
 
 

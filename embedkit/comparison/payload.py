@@ -49,6 +49,11 @@ def payload_of(content: ReportContent, words: Phrases) -> str:
         "order": [*cases.lists, "all"],
         "names": {name: text.format(**methods) for name, text in names.items()},
         "near": _near(content),
+        "views": [
+            {name: _numbers(said, content) for name, said in probe.items()}
+            for probe in content.views
+        ],
+        "limit": None if content.classes else float(np.std(records.y)),
     }
     if content.case_lengths is not None:
         found["lengths"] = content.case_lengths.values.tolist()

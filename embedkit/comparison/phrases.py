@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,16 +11,10 @@ from typing import Any
 from embedkit.choices import REPORT_LANGUAGES, check_choice
 from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.effects import Effect, Scale
-from embedkit.encoding.views import split_view
+from embedkit.display import MINUS, is_percent, metric_text
 from embedkit.runs.resampling import Score
 
-__all__ = ["Phrases", "p_text", "ranges"]
-
-_MINUS = "\N{MINUS SIGN}"
-_PERCENT_METRICS = frozenset({
-    "accuracy", "macro_f1", "balanced_accuracy", "roc_auc", "average_precision", "precision",
-    "recall",
-})  # fmt: skip
+__all__ = ["Phrases", "p_text"]
 
 
 @cache
@@ -85,10 +77,8 @@ class Phrases:
             return "–"
         if metric is None or metric == self._scale.metric:
             scaled = value * 100 if self._scale.percent else value
-            return f"{scaled:.{self._digits}f}".replace("-", _MINUS)
-        if metric in _PERCENT_METRICS or re.fullmatch(r"f[\d.]+", metric):
-            return f"{value * 100:.1f}"
-        return f"{value:.3f}".replace("-", _MINUS)
+            return f"{scaled:.{self._digits}f}".replace("-", MINUS)
+        return metric_text(value, metric)
 
     def score(self, value: float, metric: str | None = None) -> str:
         """Return a score with its unit."""
@@ -99,7 +89,7 @@ class Phrases:
         """Whether a metric is shown in per cent."""
         if metric is None or metric == self._scale.metric:
             return self._scale.percent
-        return metric in _PERCENT_METRICS or bool(re.fullmatch(r"f[\d.]+", metric))
+        return is_percent(metric)
 
     def interval(self, low: float, high: float, metric: str | None = None) -> str:
         """Return the ends of an interval of a score."""
@@ -110,7 +100,7 @@ class Phrases:
         if math.isnan(value):
             return "–"
         scaled = value * 100 if self._scale.percent else value
-        return f"{scaled:+.{self._digits}f}".replace("-", _MINUS)
+        return f"{scaled:+.{self._digits}f}".replace("-", MINUS)
 
     def difference(self, value: float) -> str:
         """Return a difference with its unit."""
@@ -145,26 +135,6 @@ def p_text(p: float | None) -> str:
     if p is None:
         return "–"
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def ranges(views: Sequence[str]) -> str:
-    """Return views with neighbouring layers of a pooling as ranges.
-
-    >>> ranges(["mean_8", "cls_11", "mean_9", "pooler", "mean_10"])
-    'mean_8 … mean_10, cls_11, pooler'
-    """
-    order = list(dict.fromkeys(split_view(view)[0] for view in views))
-    views = sorted(views, key=lambda view: order.index(split_view(view)[0]))
-    runs: list[list[str]] = []
-    for view in views:
-        pooling, layer = split_view(view)
-        last = split_view(runs[-1][-1]) if runs else ("", "")
-        follows = layer.isdigit() and last[1].isdigit() and int(layer) == int(last[1]) + 1
-        if follows and pooling == last[0]:
-            runs[-1].append(view)
-        else:
-            runs.append([view])
-    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def _digits(worth: float) -> int:

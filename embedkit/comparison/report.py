@@ -23,7 +23,7 @@ from embedkit.comparison.charts import Chart, charts_of
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared
 from embedkit.comparison.content import ReportContent, content_of
 from embedkit.comparison.drawing import Scene, as_file, as_svg
-from embedkit.comparison.layers import curve, heat_map
+from embedkit.comparison.layers import curve, curves_of, heat_map
 from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.sentences import Sentences
@@ -103,11 +103,23 @@ def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Itera
     yield from charts_of(content, words)
     for number, probe in enumerate(compared.runs.probes, 1):
         yield Chart(f"layers-{number}", partial(heat_map, probe, words))
-    if compared.runs.probes and any(v.curve for v in compared.runs.probes[0].content.views):
-        yield Chart("curve", partial(curve, compared.runs.probes[0], words))
+    if compared.runs.probes and curves_of(compared.runs.probes[0]):
+        yield Chart("curve", partial(curve, compared.runs.probes[0], _styles(compared, content),
+                                     words))  # fmt: skip
     logs = [(run.name, training_log(run.path)) for run in compared.runs.runs]
     for number, (name, entries) in enumerate(((n, log) for n, log in logs if log), 1):
         yield Chart(f"training-{number}", partial(training_chart, name, entries, words))
+
+
+def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
+    """Colours of what learning curves show: those of the best run on a view, or on TF-IDF."""
+    found: dict[str, int] = {}
+    runs = {run.name: run.content for run in compared.runs.runs}
+    for method in content.methods:  # the best first
+        run = runs.get(method.name)
+        if run is not None and run.kind == "frozen" and len(run.views) < 2:
+            found.setdefault(run.views[0] if run.views else "", method.style)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from embedkit.comparison.load import LoadedRun
+from embedkit.display import metric_text
 from embedkit.runs.content import FinetuneRun
 
 __all__ = ["SeedSpread", "seed_spreads"]
@@ -41,10 +42,11 @@ class SeedSpread:
     @property
     def text(self) -> str:
         """The spread as a sentence."""
-        values = ", ".join(f"{value:.3f}" for value in self.values)
+        values = ", ".join(metric_text(value, self.metric) for value in self.values)
+        mean, deviation = (metric_text(one, self.metric) for one in (self.mean, self.deviation))
         return (
-            f"{self.run}: {self.metric} of {len(self.seeds)} seeds {values}; mean {self.mean:.3f}, "
-            f"standard deviation {self.deviation:.3f} (its row is the mean of their predictions)"
+            f"{self.run}: {self.metric} of {len(self.seeds)} seeds {values}; mean {mean}, "
+            f"standard deviation {deviation} (its row is the mean of their predictions)"
         )
 
 

@@ -9,8 +9,8 @@ from embedkit.comparison.alerts import Alert
 from embedkit.comparison.compare import Compared
 from embedkit.comparison.effects import Effect, Scale
 from embedkit.comparison.findings import LayerAnswer, PoolingAnswer, Verdict
-from embedkit.comparison.phrases import Phrases, p_text, ranges
-from embedkit.encoding.views import split_view
+from embedkit.comparison.phrases import Phrases, p_text
+from embedkit.encoding.views import split_view, view_ranges
 
 __all__ = ["Sentences"]
 
@@ -90,7 +90,7 @@ class Sentences:
         chosen = ", ".join(words("layer.folds", view=view, folds=count, all=folds)
                            for view, count in found.chosen)  # fmt: skip
         first = words("layer.best", view=found.best) if found.level is None else words(
-            "layer.level", views=ranges(found.level), count=len(found.level), all=found.views
+            "layer.level", views=view_ranges(found.level), count=len(found.level), all=found.views
         )  # fmt: skip
         nested = found.nested
         return f"{first} " + words(
@@ -181,7 +181,7 @@ def _unfit(words: Phrases, kind: str, values: dict[str, Any]) -> str:
 
 def _random_weights(words: Phrases, kind: str, values: dict[str, Any]) -> str:
     return words(f"alert.{kind}", run=values["run"], all=values["all"],
-                 count=len(values["views"]), views=ranges(values["views"]))  # fmt: skip
+                 count=len(values["views"]), views=view_ranges(values["views"]))  # fmt: skip
 
 
 def _cut(words: Phrases, kind: str, values: dict[str, Any]) -> str:

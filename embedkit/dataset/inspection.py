@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +14,23 @@ import numpy as np
 from embedkit.dataset.manifest import TABLES, Manifest, read_manifest
 from embedkit.dataset.record_keys import text_keys
 from embedkit.dataset.store import VectorData, load
+from embedkit.encoding.views import view_ranges
 from embedkit.types import Float32
 
 __all__ = [
+    "USELESS",
     "DatasetInfo",
     "ViewHealth",
     "atlas_line",
     "describe_dataset",
+    "health_findings",
     "open_lines",
 ]
 
 _HEALTH_ROWS = 20_000
+_CENTER = 0.7
+USELESS = 0.995
+"""Mean cosine from which a view does not tell texts apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,42 @@ def describe_dataset(path: Path) -> DatasetInfo:
         rows = len(vectors)
         health.append(_health(name, width, vectors))
     return DatasetInfo(path, manifest, tuple(tables), tuple(health), rows, duplicates)
+
+
+def health_findings(health: Sequence[ViewHealth]) -> list[str]:
+    """Return what the views are good for, in sentences; views with the same finding together.
+
+    >>> one = dict(width=8, norm_mean=1.0, norm_min=1.0, norm_max=1.0, zeros=0, not_finite=0)
+    >>> health_findings([ViewHealth("cls_0", anisotropy=1.0, **one),
+    ...                  ViewHealth("mean_0", anisotropy=0.42, **one)])
+    ['cls_0: cosine 1.00 between any two texts: useless for search', 'mean_0: cosine 0.42: fine']
+    """
+    found: dict[str, list[ViewHealth]] = {}
+    for one in health:
+        found.setdefault(_finding(one), []).append(one)
+    lines = []
+    for what, views in found.items():
+        cosines = [f"{one.anisotropy:.2f}" for one in views]
+        low, high = min(cosines), max(cosines)
+        cosine = low if low == high else f"{low} to {high}"
+        names = view_ranges([one.name for one in views])
+        lines.append(f"{names}: {what.format(cosine=cosine)}")
+    return lines
+
+
+def _finding(view: ViewHealth) -> str:
+    """What a view is good for; its mean cosine is put in."""
+    if view.not_finite:
+        return f"{view.not_finite:,} vectors hold NaN or infinity: extract again"
+    if view.zeros:
+        return f"{view.zeros:,} vectors are all zero, which have no cosine"
+    if not math.isfinite(view.anisotropy):
+        return "too few vectors to compare"
+    if view.anisotropy >= USELESS:
+        return "cosine {cosine} between any two texts: useless for search"
+    if view.anisotropy >= _CENTER:
+        return "cosine {cosine} between any two texts: search with --center or --whiten"
+    return "cosine {cosine}: fine"
 
 
 def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:

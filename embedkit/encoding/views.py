@@ -29,6 +29,7 @@ __all__ = [
     "parse_poolings",
     "parse_view",
     "split_view",
+    "view_ranges",
     "views_of",
 ]
 
@@ -177,6 +178,26 @@ def split_view(name: str) -> tuple[str, str]:
             return known, name[len(known) + 1 :]
     pooling, _, layer = name.partition("_")
     return pooling, layer
+
+
+def view_ranges(views: Sequence[str]) -> str:
+    """Return views with neighbouring layers of a pooling as ranges.
+
+    >>> view_ranges(["mean_8", "cls_11", "mean_9", "pooler", "mean_10"])
+    'mean_8 … mean_10, cls_11, pooler'
+    """
+    order = list(dict.fromkeys(split_view(view)[0] for view in views))
+    views = sorted(views, key=lambda view: order.index(split_view(view)[0]))
+    runs: list[list[str]] = []
+    for view in views:
+        pooling, layer = split_view(view)
+        last = split_view(runs[-1][-1]) if runs else ("", "")
+        follows = layer.isdigit() and last[1].isdigit() and int(layer) == int(last[1]) + 1
+        if follows and pooling == last[0]:
+            runs[-1].append(view)
+        else:
+            runs.append([view])
+    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def parse_poolings(names: str | Iterable[str]) -> tuple[Pooling, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.types import Float64, Int64
+from embedkit.types import Bool, Float64, Int64
 
 __all__ = ["Column", "column_of"]
 
@@ -30,6 +30,7 @@ class Column:
         counts: points with each.
         codes: ``(n,)`` number of each point's label; empty for numbers and dates.
         values: ``(n,)`` numbers, or days since 1970; NaN where there is none; empty for labels.
+        missing: number among the labels of the points without one; ``None`` where all have one.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Column:
     counts: tuple[int, ...]
     codes: Int64
     values: Float64
+    missing: int | None = None
+
+    @property
+    def known(self) -> Bool:
+        """Which points have a label ``(n,)``."""
+        return np.asarray(self.codes != (-1 if self.missing is None else self.missing))
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
@@ -61,11 +68,12 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
             if np.isinf(found).any():
                 continue
             return Column(name, kind, (), (), np.empty(0, np.int64), found.astype(np.float64))
-    texts = [_MISSING if v is None else str(v) for v in values]
+    texts = [_MISSING if v is None or v == "" else str(v) for v in values]
     counts = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0]))
     number = {text: i for i, (text, _) in enumerate(counts)}
     return Column(name, "label", tuple(number), tuple(n for _, n in counts),
-                  np.array([number[text] for text in texts], np.int64), np.empty(0))  # fmt: skip
+                  np.array([number[text] for text in texts], np.int64), np.empty(0),
+                  number[_MISSING] if len(given) < len(texts) else None)  # fmt: skip
 
 
 def _days(value: Any) -> float:

@@ -55,7 +55,7 @@ class ViewLayout:
         kept: fraction of the ten nearest neighbours in full width that are among the ten nearest
             on the page.
         same_label: fraction of the ten nearest neighbours in full width that have the label of
-            their point; NaN without labels.
+            their point, of those that have a label; NaN without labels.
         recall: fraction of the nearest neighbours that the search found; 1 up to 20,000 points.
     """
 
@@ -251,18 +251,22 @@ def _columns(data: VectorData, indices: Int64, color: str | None) -> list[Column
 
 
 def _same_label(near: Near, label: Column | None) -> float:
+    """Fraction of neighbours with the label of their point, where both have one."""
     if label is None:
         return math.nan
-    same = label.codes[near.exact[:, :_KEPT_OF]] == label.codes[near.probed][:, None]
-    return float(same.mean())
+    mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
+    both = label.known[mine] & label.known[theirs]
+    return (
+        float((label.codes[theirs] == label.codes[mine])[both].mean()) if both.any() else math.nan
+    )
 
 
 def _chance(label: Column | None) -> float:
     if label is None:
         return math.nan
-    counts = np.array(label.counts, np.float64)
+    counts = np.array([n for i, n in enumerate(label.counts) if i != label.missing], np.float64)
     n = counts.sum()
-    return float((counts * (counts - 1)).sum() / (n * (n - 1)))
+    return float((counts * (counts - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
 
 
 def _curve(points: Float32) -> Int64:

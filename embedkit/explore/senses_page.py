@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 
 from embedkit import fsio
 from embedkit.choices import FIGURE_FORMATS, check_choice
-from embedkit.comparison.drawing import SHAPES, Scene, as_file, shorten
+from embedkit.comparison.drawing import SHAPES, Scene, as_file
+from embedkit.display import shorten
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.explore.layout import aligned, first_axes
 from embedkit.pages import render_page
@@ -88,6 +90,7 @@ def write_senses(
                 for r, some, name in zip(reports, words, _names(reports), strict=True)
             ],
             "shapes": list(SHAPES),
+            "start": _most_telling(reports[0], words[0]),
         }
         html = render_page("senses", content=content, count=len(shared)).encode()
         fsio.make_folder(page.absolute().parent)
@@ -97,6 +100,28 @@ def write_senses(
         fsio.make_folder(drawing.absolute().parent)
         fsio.write_durably(drawing, as_file(scene, drawing.suffix.removeprefix(".")),
                            scratch=drawing.absolute().parent)  # fmt: skip
+
+
+def _most_telling(report: SenseReport, words: Sequence[_Word]) -> dict[str, Any]:
+    """Where the page opens: the layer that tells senses apart best, and there the clearest word.
+
+    Words of fewer than two uses in each of two senses come last. Without senses it is the last
+    layer, and the word with the most uses.
+    """
+    nearest = [one.nearest.value for one in report.layers]
+    if not report.scored:
+        most = max(words, key=lambda word: len(word.uses))
+        return {"word": most.name, "layer": len(nearest) - 1}
+    layer = int(np.nanargmax(nearest))
+
+    def clear(word: _Word) -> tuple[bool, float]:
+        senses = Counter(report.senses[i] for i in word.uses if report.senses[i] is not None)
+        same, other = report.by_word[word.name][layer]
+        gap = same - other
+        known = sorted(senses.values())[-2:]
+        return len(known) > 1 and known[0] > 1, gap if math.isfinite(gap) else -math.inf
+
+    return {"word": max(words, key=clear).name, "layer": layer}
 
 
 def _words(report: SenseReport, kept: Sequence[int]) -> list[_Word]:

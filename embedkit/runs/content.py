@@ -408,6 +408,8 @@ class ProbeRun(_FittedRun):
         random_weights: scores of every view by encoders of the same architecture that were never
             trained, one for each; empty if it was not asked for.
         cka: linear CKA between the views, in their order.
+        tfidf: learning curve of the default estimator on TF-IDF of the texts; empty if no curves
+            were asked for, or no texts are stored.
     """
 
     kind: str = "probe"
@@ -417,6 +419,7 @@ class ProbeRun(_FittedRun):
     nested: Score
     random_weights: dict[str, tuple[float, ...]]
     cka: tuple[tuple[float, ...], ...]
+    tfidf: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@
 
   const explore = (data) => {
     const step = 25;
-    const state = { list: data.order[0], text: "", truth: "", said: "", shown: step };
+    const state = { list: data.order[0], view: null, text: "", truth: "", said: "", shown: step };
     const everything = Array.from(data.rows, (_, i) => i);
     let searched = null;
     const label = (number) => (data.labels.length ? data.labels[number] : String(number));
@@ -61,8 +61,17 @@
       tabs.append(button);
     }
 
+    // a view of a probe: its number of the probe and its name
+    const saidBy = ({ probe, name }) => data.views[probe][name];
+    const isWrong = (said, i) => (data.labels.length ? said !== data.y[i] : Math.abs(said - data.y[i]) > data.limit);
+    const errorsOf = (view) => everything.filter((i) => isWrong(saidBy(view)[i], i));
+    const viewTab = make("button", "");
+    viewTab.type = "button";
+    viewTab.hidden = true;
+    tabs.append(viewTab);
+
     const matching = () => {
-      let found = state.list === "all" ? everything : data.lists[state.list];
+      let found = state.view ? errorsOf(state.view) : state.list === "all" ? everything : data.lists[state.list];
       if (state.truth !== "") found = found.filter((i) => data.y[i] === Number(state.truth));
       if (state.said !== "") found = found.filter((i) => data.said[0][i] === Number(state.said));
       if (state.text) {
@@ -76,16 +85,24 @@
     const sure = (method, i) =>
       say("percent", { value: Math.round(data.confidence[method][i] / 10) }).replace(" ", "\u00a0");
     // what the methods say: of classes those that say the same together, with their probabilities
-    const answers = (i) => {
+    const FEW = 3;
+    const answers = (i, whole = false) => {
       const groups = new Map();
       data.methods.forEach((_, method) => {
         const number = data.said[method][i];
         const key = data.labels.length ? number : method;
         groups.set(key, [...(groups.get(key) ?? []), method]);
       });
-      return [...groups.values()].map((methods) => chip(data.said[methods[0]][i], methods, i));
+      const made = [...groups.values()].map((methods) => chip(data.said[methods[0]][i], methods, i, whole));
+      if (!whole && made.length > FEW + 1) made.splice(FEW, made.length, make("span", "rest", `+${made.length - FEW}`));
+      if (state.view) {
+        const said = saidBy(state.view)[i], one = make("span", isWrong(said, i) ? "chip wrong" : "chip");
+        one.append(speak(make("b", "", shown(label(said))), label(said)), make("span", "by", state.view.name));
+        made.push(one);
+      }
+      return made;
     };
-    const chip = (number, methods, i) => {
+    const chip = (number, methods, i, whole) => {
       const wrong = data.labels.length ? number !== data.y[i] : !data.right[methods[0]][i];
       const made = make("span", wrong ? "chip wrong" : "chip");
       made.append(speak(make("b", "", shown(label(number))), label(number)));
@@ -94,10 +111,13 @@
         bar.style.width = `${Math.max(...methods.map((m) => data.confidence[m][i])) / 25}px`;
         made.append(bar);
       }
-      for (const method of methods) {
-        made.append(make("span", "by", shown(data.methods[method])));
-        if (data.confidence.length) made.append(" ", make("span", "", sure(method, i)));
+      for (const method of whole ? methods : methods.slice(0, FEW)) {
+        const who = make("span", "who");
+        who.append(make("span", "by", shown(data.methods[method])));
+        if (data.confidence.length) who.append(" ", make("span", "", sure(method, i)));
+        made.append(who);
       }
+      if (!whole && methods.length > FEW) made.append(make("span", "rest", `+${methods.length - FEW}`));
       return made;
     };
     const truth = (i) => {
@@ -114,8 +134,12 @@
       const text = shown(data.texts[i] ?? say("cases.record", { row: data.rows[i] }));
       summary.append(speak(make("p", "text", text), text));
       details.append(summary);
-      details.addEventListener("toggle", () => { if (details.open) open(details, i); }, { once: true });
       const said = make("div", "said");
+      details.addEventListener("toggle", () => {
+        if (!details.open) return;
+        said.replaceChildren(truth(i), ...answers(i, true));
+        open(details, i);
+      }, { once: true });
       said.append(truth(i), ...answers(i));
       item.append(details, said);
       return item;
@@ -146,8 +170,10 @@
     };
 
     const show = (changes = {}) => {
-      Object.assign(state, { shown: step }, changes);
-      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button.dataset.name === state.list));
+      Object.assign(state, { shown: step }, "list" in changes ? { view: null } : {}, changes);
+      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button === viewTab ? !!state.view : !state.view && button.dataset.name === state.list));
+      viewTab.hidden = !state.view;
+      if (state.view) viewTab.replaceChildren(say("cases.view", { view: state.view.name }), make("span", "num", errorsOf(state.view).length.toLocaleString("en-US")));
       const found = matching();
       by("list").replaceChildren(...found.slice(0, state.shown).map(one));
       const left = found.length - state.shown;
@@ -180,12 +206,12 @@
       by("list").children[first]?.querySelector("summary").focus();
     });
     by("copy").addEventListener("click", () => {
-      const head = ["row", "id", "true", ...data.methods.flatMap((m) => (data.confidence.length ? [m, `${m} %`] : [m])), "text"];
+      const head = ["row", "id", "true", ...data.methods.flatMap((m) => (data.confidence.length ? [m, `${m} %`] : [m])), ...(state.view ? [state.view.name] : []), "text"];
       const lines = matching().map((i) => [
         data.rows[i], data.ids[i], label(data.y[i]),
         ...data.methods.flatMap((_, m) => (data.confidence.length
           ? [label(data.said[m][i]), data.confidence[m][i] / 10] : [data.said[m][i]])),
-        data.texts[i],
+        ...(state.view ? [label(saidBy(state.view)[i])] : []), data.texts[i],
       ].map(cell).join("\t"));
       copy([head.map(cell).join("\t"), ...lines].join("\n") + "\n");
       by("copy").focus();
@@ -198,6 +224,38 @@
       button.hidden = false;
       button.addEventListener("click", () => go({ list: button.dataset.list }));
     }
+    // cells of a heat map lead to the errors of their view; arrow keys go from cell to cell
+    data.views.forEach((views, probe) => {
+      if (!Object.keys(views).length) return;
+      for (const svg of document.querySelectorAll(`#picture-layers-${probe + 1} svg`)) {
+        svg.setAttribute("role", "group");
+        const cells = [...svg.querySelectorAll("polygon[data-name]")];
+        const best = cells.find((one) => one.style.stroke) ?? cells[0];
+        for (const one of cells) {
+          const { name } = one.dataset, choose = () => go({ list: "all", view: { probe, name } });
+          one.setAttribute("role", "button");
+          one.setAttribute("tabindex", one === best ? 0 : -1);
+          one.setAttribute("aria-label", say("cases.view", { view: name }));
+          one.addEventListener("click", choose);
+          one.addEventListener("keydown", (event) => {
+            const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+            if (event.key !== "Enter" && event.key !== " " && !step) return;
+            event.preventDefault();
+            if (!step) { choose(); return; }
+            const here = one.getBBox();
+            const ahead = cells.map((other) => {
+              const box = other.getBBox(), x = box.x - here.x, y = box.y - here.y;
+              return [x * step[0] + y * step[1], Math.abs(x * step[1]) + Math.abs(y * step[0]), other];
+            }).filter(([far, aside]) => far > 1 && aside < 1).sort(([a], [b]) => a - b);
+            if (!ahead.length) return;
+            one.setAttribute("tabindex", -1);
+            ahead[0][2].setAttribute("tabindex", 0);
+            ahead[0][2].focus();
+          });
+        }
+      }
+    });
+    document.querySelectorAll(".click").forEach((one) => { one.hidden = false; });
     by("explorer").hidden = false;
     show();
   };

@@ -5,7 +5,7 @@
   const data = await unpackJSON(by("content").textContent);
   const words = Object.keys(data.uses), first = data.models[0];
   const STEP = 100, NAMED = 40, BUTTONS = 40, TALL = 380;
-  const state = { word: words[0], layer: first.layers.length - 1, chosen: 0, query: "", listed: STEP };
+  const state = { word: data.start.word, layer: data.start.layer, chosen: 0, query: "", listed: STEP };
   const corners = { square: "-6,-6 6,-6 6,6 -6,6", diamond: "0,-8 8,0 0,8 -8,0", up: "0,-8 8,6 -8,6", down: "0,8 8,-6 -8,-6", cross: "-7,-3 -3,-3 -3,-7 3,-7 3,-3 7,-3 7,3 3,3 3,7 -3,7 -3,3 -7,3" };
   const mark = (style, parent) => {
     const shape = data.shapes[style];
