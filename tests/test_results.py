@@ -962,7 +962,7 @@ def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = json.loads(run("train", "v", "--features", "tfidf", "--out", "t", "--json"))
     assert found["features"] == "tfidf"
     text = run("probe", "v", "--split", "s.parquet", "--out", "p", "--threads", "1")
-    assert "report this, not the highest row" in text
+    assert "is the one to report, not the highest row" in text
     said = run("predict", "r", "--text", "the good movie", "--label-names", "0=부정,1=긍정")
     assert said.split("\t")[0] in ("부정", "긍정")
     lines = run("predict", "r", "-", stdin=b"good\nbad\n").splitlines()

@@ -13,6 +13,7 @@ import click
 from embedkit.choices import BEST_BLEND, BLENDS, FIGURE_FORMATS, REPORT_LANGUAGES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options
+from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import (
     Rows,
     metric_heading,
@@ -25,6 +26,7 @@ from embedkit.cli.text import (
 )
 from embedkit.display import bytes_text, is_percent, metric_text, visible
 from embedkit.errors import UsageError
+from embedkit.types import Progress
 
 if TYPE_CHECKING:
     from embedkit.comparison.compare import Compared, Comparison, Cost, Difference, Row
@@ -87,7 +89,9 @@ def compare(
         given = "--answers are" if answers else "--submission is"
         raise UsageError(f"{given} blended into a file; name it with --write-blend.")
     columns = parse_submission(submission)
-    found = calculate(runs, baseline=baseline, metric=metric, seed=seed)
+    with progress_bar() as progress:
+        progress(Progress("comparing", 0, None))
+        found = calculate(runs, baseline=baseline, metric=metric, seed=seed)
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
@@ -98,10 +102,12 @@ def compare(
         from embedkit.comparison.report import write_report
         from embedkit.predict import parse_label_names
 
-        folder = write_report(
-            found, report, texts=texts, worth=worth, label_names=parse_label_names(label_names),
-            report_lang=report_lang, figures=figures, overwrite=overwrite,
-        )  # fmt: skip
+        with progress_bar() as progress:
+            progress(Progress("writing the report", 0, None))
+            folder = write_report(
+                found, report, texts=texts, worth=worth, label_names=parse_label_names(label_names),
+                report_lang=report_lang, figures=figures, overwrite=overwrite,
+            )  # fmt: skip
         logger.info("wrote %s%s", report, f", figures in {folder}" if folder else "")
     verdict, tables = (
         (verdict_markdown, comparison_markdown) if markdown else (verdict_text, comparison_text)

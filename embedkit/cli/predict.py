@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predict"]
 
-_CHUNK = 1_024
+_CHUNK = 256
 _SHOWN = 3
 """Labels of one text that are printed with their probabilities; ``--json`` has all."""
 
@@ -148,7 +148,9 @@ def _predict_dataset(
 ) -> int:  # fmt: skip
     from embedkit.prediction_files import PredictedRecord
 
-    data, found = predictor.predict_stored(dataset)
+    with progress_bar() as progress:
+        progress(Progress("predicting", 0, None))
+        data, found = predictor.predict_stored(dataset)
     stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
     count = write(PredictedRecord(*one) for one in stored)
     return _told(count, data.manifest.totals.rejected, "", out=out, quiet=quiet)

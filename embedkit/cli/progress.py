@@ -16,6 +16,8 @@ from embedkit.types import Progress, ProgressCallback, no_progress
 __all__ = ["progress_bar", "progress_shown"]
 
 _SECONDS_BETWEEN_LINES = 10.0
+_BESIDE_BAR = 55
+"""Columns of the longest words and numbers beside a bar."""
 
 
 def progress_shown() -> bool:
@@ -35,12 +37,14 @@ def progress_bar() -> Iterator[ProgressCallback]:
         yield _lines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-               TextColumn("{task.fields[rest]}"))  # fmt: skip
     console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False),
+               BarColumn(min(40, max(console.width - _BESIDE_BAR, 5))),
+               TextColumn("{task.fields[count]}", markup=False),
+               TextColumn("{task.fields[rest]}", markup=False))  # fmt: skip
 
     def print_above(text: str) -> None:
         console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -48,12 +52,19 @@ def progress_bar() -> Iterator[ProgressCallback]:
     # click writes past what rich puts in the place of standard error
     made = Bar(*columns, console=console, transient=True, redirect_stderr=False)
     with made as bar, bar_shown(print_above):
-        task = bar.add_task("starting", total=None, rest="")
+        task = bar.add_task("starting", total=None, count="", rest="")
         rate = _Rate()
         yield lambda state: bar.update(
             task, description=visible(state.stage), completed=state.done, total=state.total,
-            rest=rate.text(state),
+            count=_count(state), rest=rate.text(state),
         )  # fmt: skip
+
+
+def _count(state: Progress) -> str:
+    """How far it is; nothing of what is not counted."""
+    if state.total is None:
+        return f"{state.done:,}" if state.done else ""
+    return f"{state.done:,}/{state.total:,}"
 
 
 def _lines() -> ProgressCallback:

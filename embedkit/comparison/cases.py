@@ -23,6 +23,7 @@ LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 """Names of the lists, in the order of the page."""
 
 _UNSURE = 0.1
+_RIGHT_OFTEN = 0.5
 _MOST_QUERIES = 5_000
 _NEAREST = 3
 
@@ -120,7 +121,7 @@ def _label_lists(
     margin = top[:, -1] - top[:, -2]
     lists = {
         "all_wrong": _first(all_wrong, -said),
-        "relabel": _first(label_issues(asked) & all_wrong, -said) if len(asked) > 1 else _none(),
+        "relabel": _first(label_issues(asked) & all_wrong, -said) if _can_judge(asked) else _none(),
         "wrong": _first(wrong, -_confidence(p)),
         "unsure": _first(margin < _UNSURE, margin),
     }
@@ -143,6 +144,12 @@ def _value_lists(
         lists["gained"] = _first(_right(p) & ~_right(other), -more)
         lists["lost"] = _first(~_right(p) & _right(other), more)
     return lists
+
+
+def _can_judge(asked: Sequence[Predictions]) -> bool:
+    """Whether several methods are right often enough together to doubt a label."""
+    proba = np.mean([one.proba for one in asked], axis=0)
+    return len(asked) > 1 and float(np.mean(proba.argmax(1) == asked[0].y)) > _RIGHT_OFTEN
 
 
 def _none() -> Int64:

@@ -7,6 +7,7 @@ and dark; in a file they are those of the light page. Each method has one colour
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -217,6 +218,8 @@ def as_file(scene: Scene, form: str) -> bytes:
 
     from embedkit.runs.figures import render
 
+    # a font without a bold face is drawn as it is: no matter for a message on every letter
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     with mpl.rc_context({"pdf.fonttype": 42, "text.parse_math": False}):
         figure = Figure(figsize=(scene.width / 96, scene.height / 96))
         FigureCanvasAgg(figure)

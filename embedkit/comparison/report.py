@@ -112,8 +112,11 @@ def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Itera
 
 
 def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
-    """Colours of what learning curves show: those of the best run on a view, or on TF-IDF."""
-    found: dict[str, int] = {}
+    """Colours of what learning curves show: those of the best run on a view, or on TF-IDF.
+
+    Those of all other methods stand beside them, so that they are not used for a view.
+    """
+    found = {f"method {method.name}": method.style for method in content.methods}
     runs = {run.name: run.content for run in compared.runs.runs}
     for method in content.methods:  # the best first
         run = runs.get(method.name)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from embedkit.comparison.alerts import Alert
-from embedkit.comparison.compare import Compared
+from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.effects import Effect, Scale
 from embedkit.comparison.findings import LayerAnswer, PoolingAnswer, Verdict
 from embedkit.comparison.phrases import Phrases, p_text
@@ -32,6 +32,10 @@ class Sentences:
         words = self._words
         chosen, effect = words.method(verdict.chosen), verdict.effect
         baseline = words.method(self._compared.table.baseline)
+        if verdict.chosen in verdict.unfit:
+            metric = "log_loss" if self._compared.runs.records.classes else "rmse"
+            return words("title.unfit", metric=words.metric(metric),
+                         majority=words.method(MAJORITY))  # fmt: skip
         if effect is None:
             return words("title.baseline", baseline=baseline)
         key = effect.word
