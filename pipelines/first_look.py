@@ -59,40 +59,45 @@ def run_recipe(name: str, outputs: Path, settings: Sequence[str]) -> int:
 
 
 def accuracy(run: Path, records: str = "cross_validation") -> str:
-    """Accuracy of a run with its interval."""
+    """Accuracy of a run in percent, with its interval."""
     score = read_run(run).scores[records]["accuracy"]
-    return f"{score.value:.2f} ({score.low:.2f} to {score.high:.2f})"
+    return f"{score.value:.0%} ({100 * score.low:.0f} to {100 * score.high:.0f})"
 
 
 def summary(outputs: Path, model: str) -> list[str]:
     """What was found, where the page is, and three commands to try next."""
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
-    epochs = read_run(runs / "finetuned").settings["epochs"]
+    tuned = read_run(runs / "finetuned")
     found = (
-        f"found: accuracy in 12 intents: {accuracy(runs / 'frozen')} by frozen vectors, "
-        f"{accuracy(runs / 'tfidf')} by TF-IDF, {accuracy(runs / 'finetuned')} "
-        f"fine-tuned for {epochs:g} epochs"
+        f"found: the language model {model} turned {tuned.records.folds} support requests into "
+        "vectors. A classifier on these vectors gives the right one of 12 intents to "
+        f"{accuracy(runs / 'frozen')} of requests it has not seen, one on counted words (TF-IDF) "
+        f"to {accuracy(runs / 'tfidf')}, the model itself, fine-tuned for "
+        f"{tuned.settings['epochs']:g} epochs, to {accuracy(runs / 'finetuned')}."
     )
     if model == MULTILINGUAL:
         frozen, tfidf, english = (
             accuracy(both / n, "test") for n in ("frozen", "tfidf", "english")
         )
         found += (
-            f"; labels in English, answers in Korean: {frozen} by frozen vectors, {tfidf} by "
-            f"TF-IDF, {english} by an English model, which spells Korean out"
+            f" Taught with English requests alone, it answers Korean ones: {frozen}; counted words "
+            f"{tfidf}, a model that knows English only and spells Korean out {english}."
         )
     asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
     command = shlex.quote(shown(Path(sys.executable).with_name("embedkit")))
     tries = [
-        ["search", shown(asked), "my money is still not back", "-k", "5"],
-        ["predict", shown(runs / "frozen"), "--text", "the zip broke on the first day"],
-        ["extract", shown(CORPORA[0].with_name("reviews_en.tsv")), "--model", model,
-         "--out", shown(outputs / "mine"), "--overwrite"],
+        ("the nearest requests to a sentence",
+         ["search", shown(asked), "my money is still not back", "-k", "5"]),
+        ("the intent of a new text",
+         ["predict", shown(runs / "frozen"), "--text", "the zip broke on the first day"]),
+        ("vectors of another table of texts, such as your own",
+         ["extract", shown(CORPORA[0].with_name("reviews_en.tsv")), "--model", model,
+          "--out", shown(outputs / "mine"), "--overwrite"]),
     ]  # fmt: skip
     return [
         found,
         f"page:  {shown(outputs / 'quickstart' / 'report.html')}",
-        *(f"try:   {command} {shlex.join(words)}" for words in tries),
+        *(f"try:   {command} {shlex.join(words)}  # {what}" for what, words in tries),
     ]
 
 

@@ -66,7 +66,7 @@ def test_with_the_multilingual_model(
     assert made == [("two_languages", []), ("quickstart", [])]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["found", "page", "try", "try", "try"]
-    for value in ("0.66 (0.63 to 0.70)", "0.26 (", "0.61 (", "0.57 (", "0.11 (", "0.08 ("):
+    for value in ("66% (63 to 70)", "26% (", "61% (", "57% (", "11% (", "8% ("):
         assert value in lines[0]
 
 
@@ -75,7 +75,9 @@ def test_what_to_try_next_can_be_pasted(
 ) -> None:
     monkeypatch.chdir(ROOT)
     for model in (MULTILINGUAL, DEFAULT_MODEL):
-        tried = [shlex.split(line)[1:] for line in first_look.summary(tmp_path, model)[2:]]
+        tried = [
+            shlex.split(line, comments=True)[1:] for line in first_look.summary(tmp_path, model)[2:]
+        ]
         assert [words[1] for words in tried] == ["search", "predict", "extract"]
         for program, name, *typed in tried:
             assert (ROOT / program) == Path(sys.executable).with_name("embedkit")
