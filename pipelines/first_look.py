@@ -69,19 +69,21 @@ def summary(outputs: Path, model: str) -> list[str]:
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
     tuned = read_run(runs / "finetuned")
     found = (
-        f"found: the language model {model} turned {tuned.records.folds} support requests into "
-        "vectors. A classifier on these vectors gives the right one of 12 intents to "
-        f"{accuracy(runs / 'frozen')} of requests it has not seen, one on counted words (TF-IDF) "
-        f"to {accuracy(runs / 'tfidf')}, the model itself, fine-tuned for "
-        f"{tuned.settings['epochs']:g} epochs, to {accuracy(runs / 'finetuned')}."
+        f"found: embedkit turned {tuned.records.folds} support requests into vectors of the "
+        f"language model {model}. From these vectors a classifier tells the right one of 12 "
+        f"intents for {accuracy(runs / 'frozen')} of the requests that it has not seen, from "
+        f"counted words (TF-IDF) for {accuracy(runs / 'tfidf')}; the language model itself, "
+        f"fine-tuned for {tuned.settings['epochs']:g} epochs, for {accuracy(runs / 'finetuned')}. "
+        "In brackets: 95% intervals."
     )
     if model == MULTILINGUAL:
         frozen, tfidf, english = (
             accuracy(both / n, "test") for n in ("frozen", "tfidf", "english")
         )
         found += (
-            f" Taught with English requests alone, it answers Korean ones: {frozen}; counted words "
-            f"{tfidf}, a model that knows English only and spells Korean out {english}."
+            f" Taught with English requests alone, the classifier answers Korean ones: {frozen} "
+            f"right; from counted words {tfidf}; from vectors of a model that knows English only, "
+            f"and spells Korean out letter by letter, {english}."
         )
     asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
     command = shlex.quote(shown(Path(sys.executable).with_name("embedkit")))
