@@ -22,6 +22,7 @@ from embedkit.comparison import charts  # noqa: F401 - has the real ``render`` f
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
+from embedkit.runs.figures import png_of
 from tests.models import Plain, build
 
 LONGEST = ("test_readme", "test_same_bits", "test_workflows", "test_report_browser", "test_report")
@@ -65,11 +66,18 @@ def _no_waiting_for_disks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_figures() -> Iterator[None]:
+    """Figures of runs are not drawn, except in tests with the marker ``figures``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "png_of", lambda _: b"a figure")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of runs are built but not drawn, except in tests with the marker ``figures``."""
-    if "figures" not in request.keywords:
-        monkeypatch.setattr(figures, "render", lambda *_, **__: None)
+    if "figures" in request.keywords:
+        monkeypatch.setattr(figures, "png_of", png_of)
 
 
 class _Notes(logging.Handler):

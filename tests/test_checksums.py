@@ -23,6 +23,8 @@ from embedkit.dataset.store import Layout, VectorData
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
 from embedkit.predict import Predictor
+from embedkit.runs import figures
+from embedkit.runs.figures import png_of
 from embedkit.runs.split_files import read_split, write_split
 from embedkit.search.index import open_index
 from embedkit.search.whitening import load_whitening
@@ -42,6 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(300)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "load", load_quickly)
+        patch.setattr(figures, "png_of", png_of)
         data = folder / "data"
         embedkit.extract(write_tsv(folder / "c.tsv", rows), out=data, model=str(tiny_model()))
         for estimator in ("logreg", "lightgbm"):

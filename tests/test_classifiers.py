@@ -110,7 +110,10 @@ def test_many_records_are_separated_as_well_as_by_plain_scikit_learn() -> None:
     assert log_loss(ours.y, ours.proba) < log_loss(target.y, proba) + 0.005
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "extra_trees")) for n in ESTIMATORS],
+)
 def test_the_number_of_threads_changes_nothing(name: str) -> None:
     X, target = two_classes(80)
     made = split_of(target.y, folds=2)

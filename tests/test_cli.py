@@ -439,21 +439,13 @@ def test_version_and_module(here: Path) -> None:
 
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1",
-        shell=True, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    assert done.stdout.split() == ["id", "token"]
-
-
-def test_a_closed_pipe_does_not_change_the_exit_code(here: Path) -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m embedkit extract clean.tsv --model {tiny_model()} | true; "
+        f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1; "
         "echo ${PIPESTATUS[0]}",
         shell=True, executable="/bin/bash", cwd=here, env=environment(), capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert done.stdout == "0\n"
+    assert done.stderr == ""
+    assert done.stdout.split() == ["id", "token", "0"]
 
 
 def test_the_advice_on_the_encoding_works(here: Path, embedkit_: Any) -> None:

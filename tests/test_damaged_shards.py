@@ -72,7 +72,7 @@ def read_with_flips(out: Path, every: int, report: Path) -> None:
     report.write_text(json.dumps(found), "utf-8")
 
 
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_bit_of_a_footer_is_found_before_it_is_parsed(
     out: Path, tmp_path: Path, every: int
 ) -> None:

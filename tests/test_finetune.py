@@ -48,6 +48,7 @@ from embedkit.finetuning.training import train_fold
 from embedkit.finetuning.validation import VALIDATION_SEED, choose_thresholds, validation_records
 from embedkit.predict import Predictor
 from embedkit.runs.content import FinetuneRun, TrainRun, as_json
+from embedkit.runs.figures import draw_training
 from embedkit.runs.folder import read_run, resumable_run
 from embedkit.runs.metrics import Threshold, classification_scores
 from embedkit.runs.predictions import read_predictions
@@ -103,6 +104,12 @@ def test_it_learns_and_the_scores_are_of_the_predictions(shared: Path) -> None:
             assert content.scores[part][name].value == pytest.approx(score.value)
 
 
+@pytest.mark.figures
+def test_the_training_is_drawn(shared: Path, tmp_path: Path) -> None:
+    draw_training(tmp_path, log_of(shared / "run"), metric="accuracy")
+    assert (tmp_path / "figures/training.png").stat().st_size > 5_000
+
+
 def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
     train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
     frozen, ours = read_run(tmp_path / "frozen"), read_run(shared / "run")
@@ -118,7 +125,7 @@ def test_the_run_looks_like_any_other(shared: Path, tmp_path: Path) -> None:
         "SHA256SUMS", "figures", "inner_predictions.parquet", "model", "predictions.parquet",
         "run.json", "split.parquet", "training.jsonl",
     ]  # fmt: skip
-    assert (shared / "run/figures/training.png").stat().st_size > 5_000
+    assert (shared / "run/figures/training.png").is_file()
     told = run_info_text(shared / "run", ours)
     assert "a finetuned run" in told
     assert "cls head" in told
@@ -498,14 +505,14 @@ def test_pairs_are_told_apart_and_long_texts_counted(tmp_path: Path) -> None:
 
 
 def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> None:
-    result = tuned(shared / "corpus.tsv", tmp_path / "run", split=shared / "split.parquet",
-                   epochs=30, patience=2, learning_rate=2e-2)  # fmt: skip
+    result = tuned(shared / "corpus.tsv", tmp_path / "run", folds=2, epochs=14, patience=2,
+                   learning_rate=5e-2)  # fmt: skip
     watched = [line for line in log_of(tmp_path / "run") if "valid_loss" in line]
-    for fold in range(3):
+    for fold in range(2):
         losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
-        assert len(losses) == 30 or len(losses) - 1 - int(np.argmin(losses)) == 2
-    assert len(watched) < 90
-    assert min(result.content.epochs) < 28
+        assert len(losses) == 14 or len(losses) - 1 - int(np.argmin(losses)) == 2
+    assert len(watched) < 28
+    assert min(result.content.epochs) < 12
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.15, 0.3, 0.35, 0.4, 0.45, 0.5])
@@ -565,9 +572,8 @@ fsio.write_durably = until
 """
 
 
-@pytest.mark.parametrize(
-    "extra", [(), pytest.param(("--lora", "2"), marks=pytest.mark.slow)], ids=["weights", "lora"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [(), ("--lora", "2")], ids=["weights", "lora"])
 def test_killed_in_the_third_fold_it_goes_on_there(
     shared: Path, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
@@ -630,14 +636,14 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
         if path.name == "complete":
             raise KeyboardInterrupt
 
-    settings: dict[str, Any] = {"patience": 1, "epochs": 3, "freeze_layers": freeze_layers}
+    settings: dict[str, Any] = {"patience": 1, "folds": 2, "freeze_layers": freeze_layers}
     with monkeypatch.context() as patch:
         patch.setattr(training, "_CHECKPOINT_STEPS", 2)
         patch.setattr(fsio, "write_durably", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
     work = tmp_path / "run.incomplete/unfinished/checkpoints/fold-0"
-    assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 5 steps an epoch
+    assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 4 steps an epoch
     tuned(shared / "corpus.tsv", tmp_path / "run", **settings)
     tuned(shared / "corpus.tsv", tmp_path / "whole", **settings)
     for name in ("predictions.parquet", "training.jsonl"):

@@ -264,6 +264,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
 
 
+@pytest.mark.slow
 def test_kill_9_of_an_experiment(tmp_path: Path, calls: list[list[str]]) -> None:
     """Everything killed while the second stage works: the first is not run again, the second goes
     on with the fold it was at, and its predictions are those of an undisturbed run."""

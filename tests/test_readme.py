@@ -9,6 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from embedkit.runs import figures
+from embedkit.runs.figures import png_of
 from tests.processes import ROOT, Done, command, fresh
 
 MULTILINGUAL = " --model multilingual"
@@ -28,16 +30,18 @@ def workplace(tmp_path_factory):
     for name in ("data", "pipelines"):
         shutil.copytree(ROOT / name, folder / name)
     results: dict[str, Done] = {}
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(figures, "png_of", png_of)
     for block in blocks("bash"):
         for line in block.strip().splitlines():
             words = shlex.split(line if HAS_MULTILINGUAL else line.replace(MULTILINGUAL, ""))
             assert words[0] == "embedkit"
             run = command if results else fresh  # the first in a process of its own
             results[line] = run(*words[1:], cwd=folder)
+    monkeypatch.undo()
     return folder, results
 
 
-@pytest.mark.figures
 def test_commands_run(workplace):
     _, results = workplace
     assert len(results) >= 6

@@ -266,7 +266,7 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
 
 # all learners
 
-LONG = {"extra_trees": ("tfidf", "regression"), "mlp": ("tfidf",)}
+LONG = {"extra_trees": ("tfidf", "regression"), "mlp": ("tfidf", "regression")}
 """What is slow of an estimator, and quick with others."""
 
 

@@ -200,7 +200,6 @@ def run(*arguments: Any) -> Any:
     return CliRunner().invoke(cli, ["words", *map(str, arguments)], standalone_mode=False)
 
 
-@pytest.mark.figures
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     given = ("--sense", "label", "--span", "start,end")
     page, figure = tmp_path / "p.html", tmp_path / "f.svg"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -40,29 +40,44 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
     Confusion matrix, reliability curve and, of two classes, precision against recall; of a
     regression predicted against true values.
     """
-    fsio.make_folder(folder / "figures")
     p = predictions.take(predictions.out_of_fold)
     if not p.classes:
-        figure, axis = canvas()
-        draw_values(axis, p)
-        save(folder, "values.png", figure)
+        save(folder, "values.png", lambda: _values(p))
         return
+    save(folder, "confusion.png", lambda: _confusion(p))
+    save(folder, "reliability.png", lambda: _reliability(p))
+    if len(p.classes) == 2:
+        save(folder, "precision_recall.png", lambda: _precision_recall(p))
+
+
+def _values(p: Predictions) -> Any:
+    figure, axis = canvas()
+    draw_values(axis, p)
+    return figure
+
+
+def _confusion(p: Predictions) -> Any:
     size = min(4 + 0.3 * len(p.classes), 12)
     figure, axis = canvas(size + 0.6, size)
     image = draw_confusion(axis, p, limit=_SHOWN_CLASSES)
     figure.colorbar(image, label="fraction of the true class")
     axis.set_title("confusion matrix of held-out records", loc="left")
-    save(folder, "confusion.png", figure)
+    return figure
+
+
+def _reliability(p: Predictions) -> Any:
     figure, axis = canvas()
     for x, y, count in draw_reliability(axis, p, color=_BLUE, reference=True):
         axis.annotate(f"{count:,}", (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7)
     axis.set_title("reliability of held-out records", loc="left")
-    save(folder, "reliability.png", figure)
-    if len(p.classes) == 2:
-        figure, axis = canvas()
-        draw_precision_recall(axis, p, color=_BLUE, reference=True)
-        axis.set_title("precision and recall of held-out records", loc="left")
-        save(folder, "precision_recall.png", figure)
+    return figure
+
+
+def _precision_recall(p: Predictions) -> Any:
+    figure, axis = canvas()
+    draw_precision_recall(axis, p, color=_BLUE, reference=True)
+    axis.set_title("precision and recall of held-out records", loc="left")
+    return figure
 
 
 def draw_confusion(axis: Any, predictions: Predictions, *, limit: int, size: int = 10) -> Any:
@@ -183,12 +198,11 @@ def draw_probe(folder: Path, result: ProbeRun) -> None:
 
     They are ``figures/layers.png``, ``figures/similarity.png`` and ``figures/learning.png``.
     """
-    fsio.make_folder(folder / "figures")
-    save(folder, "layers.png", layer_curve(result))
+    save(folder, "layers.png", lambda: layer_curve(result))
     if len(result.views) > 1:
-        save(folder, "similarity.png", view_similarity(result))
+        save(folder, "similarity.png", lambda: view_similarity(result))
     if result.views[0].curve:
-        save(folder, "learning.png", learning_curves(result))
+        save(folder, "learning.png", lambda: learning_curves(result))
 
 
 def view_similarity(result: ProbeRun) -> Any:
@@ -259,10 +273,13 @@ def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str
         log: lines of ``training.jsonl``.
         metric: name of the validation score.
     """
-    fsio.make_folder(folder / "figures")
-    figure, axis = canvas(6.5, 4.2)
-    draw_learning_curves(figure, axis, log, metric=metric)
-    save(folder, "training.png", figure)
+
+    def build() -> Any:
+        figure, axis = canvas(6.5, 4.2)
+        draw_learning_curves(figure, axis, log, metric=metric)
+        return figure
+
+    save(folder, "training.png", build)
 
 
 def draw_learning_curves(
@@ -315,7 +332,10 @@ def east_asian_fonts() -> dict[str, str | None]:
 
 def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:
     """Draw Spearman's correlation against the layer, one line per pooling."""
-    fsio.make_folder(folder / "figures")
+    save(folder, "layers.png", lambda: _agreement_curve(agreement))
+
+
+def _agreement_curve(agreement: Sequence[Agreement]) -> Any:
     lines: dict[str, list[tuple[int, Any]]] = {}
     single = []
     for one in agreement:
@@ -339,14 +359,20 @@ def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     if lines:
         axis.legend(frameon=False)
-    save(folder, "layers.png", figure)
+    return figure
 
 
-def save(folder: Path, name: str, figure: Any) -> None:
-    """Write a figure durably, without a date in it."""
+def save(folder: Path, name: str, build: Callable[[], Any]) -> None:
+    """Draw the figure that ``build`` returns, and write it durably to the folder ``figures``."""
+    fsio.make_folder(folder / "figures")
+    fsio.write_durably(folder / "figures" / name, png_of(build), scratch=folder)
+
+
+def png_of(build: Callable[[], Any]) -> bytes:
+    """Return the figure that ``build`` returns as PNG, without a date in it."""
     content = io.BytesIO()
-    render(figure, content, dpi=120, format="png", metadata={"Software": None})
-    fsio.write_durably(folder / "figures" / name, content.getbuffer(), scratch=folder)
+    render(build(), content, dpi=120, format="png", metadata={"Software": None})
+    return content.getvalue()
 
 
 def render(figure: Any, target: IO[bytes], **options: Any) -> None:
