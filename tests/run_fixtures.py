@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.checksums import seal
+from embedkit.classifiers.train import TrainResult
+from embedkit.classifiers.train import train as train_tuned
 from embedkit.dataset.vector_settings import ModelSettings
 from embedkit.runs.content import (
     Cost,
@@ -24,6 +26,11 @@ from embedkit.runs.content import (
 from embedkit.runs.folder import write_run
 
 SOURCE = ("ab" * 32,)
+
+
+def train(dataset: Path, *, tune: bool = False, **options: Any) -> TrainResult:
+    """``embedkit.train`` for tests whose subject is not how hyperparameters are chosen."""
+    return train_tuned(dataset, tune=tune, **options)
 
 
 def write_fake_run(

@@ -91,11 +91,11 @@ def test_noise_takes_the_strongest_regularisation_and_is_no_worse_than_guessing(
 
 
 @pytest.mark.parametrize("name", ["logreg", "svm", "ridge"])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_the_unit_of_the_vectors_does_not_matter(name: str, scale: float) -> None:
+def test_the_unit_of_the_vectors_does_not_matter(name: str) -> None:
     X, target = two_classes(200)
-    wanted, found = (run(values, target, name).predictions for values in (X, X * np.float32(scale)))
-    assert np.allclose(found.proba, wanted.proba, atol=5e-3)
+    wanted, *found = (run(X * np.float32(s), target, name).predictions for s in (1, 0.01, 100))
+    for one in found:
+        assert np.allclose(one.proba, wanted.proba, atol=5e-3)
 
 
 def test_many_records_are_separated_as_well_as_by_plain_scikit_learn() -> None:

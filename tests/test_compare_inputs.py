@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_markdown, comparison_text
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
 from embedkit.display import metric_text
 from embedkit.runs.splits import split
 from tests.finetune_fixtures import corpus_of, tuned
+from tests.run_fixtures import train
 from tests.store_fixtures import tiny_model
 
 SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "window", "stride": 2}

@@ -21,7 +21,6 @@ from transformers import AutoModel
 import embedkit
 from embedkit import fsio
 from embedkit.checksums import seal
-from embedkit.classifiers.train import train
 from embedkit.cli.compare import comparison_text
 from embedkit.cli.run_text import run_info_text
 from embedkit.comparison.blend import write_blend
@@ -56,7 +55,7 @@ from embedkit.runs.split_files import TEST, Split, SplitSettings, read_split, wr
 from embedkit.runs.splits import assign_folds, split
 from tests.finetune_fixtures import N, corpus_of, finetuned, log_of, predictions, tuned
 from tests.processes import Process, command
-from tests.run_fixtures import edit_run
+from tests.run_fixtures import edit_run, train
 from tests.store_fixtures import load_quickly, tiny_model
 
 

@@ -15,7 +15,6 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_val_score
 import embedkit
 from embedkit.checksums import seal
 from embedkit.classifiers.probe import probe
-from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.dataset.fold_models import ALL_FOLDS
 from embedkit.dataset.record_keys import text_key
@@ -26,6 +25,7 @@ from embedkit.runs.split_files import read_split
 from embedkit.runs.splits import split
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.processes import command
+from tests.run_fixtures import train
 
 VIEWS = ("mean_1", "cls_2")
 LAYERS: dict[str, Any] = {"layers": "1,2", "pooling": ["cls", "mean"], "device": "cpu"}
@@ -161,9 +161,8 @@ def test_labels_by_chance_stay_unknown(tmp_path: Path) -> None:
 
 def test_training_uses_the_split_of_the_run(shared: Path, tmp_path: Path) -> None:
     data = shared / "data"
-    plain = train(data, view="mean_2", out=tmp_path / "a", tune=False)
-    given = train(data, view="mean_2", out=tmp_path / "b", split=shared / "split.parquet",
-                  tune=False)  # fmt: skip
+    plain = train(data, view="mean_2", out=tmp_path / "a")
+    given = train(data, view="mean_2", out=tmp_path / "b", split=shared / "split.parquet")
     assert plain.content.split == given.content.split
     assert plain.content.scores == given.content.scores
     compared = compare([tmp_path / "a", shared / "run"])  # on the same folds

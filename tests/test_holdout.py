@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 import embedkit
-from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.errors import UsageError
 from embedkit.predict import Predictor
@@ -18,6 +17,7 @@ from embedkit.runs.split_files import TEST, TRAIN
 from embedkit.runs.splits import leaking_records, split
 from tests.finetune_fixtures import corpus_of, predictions, tuned
 from tests.processes import command
+from tests.run_fixtures import train
 from tests.store_fixtures import tiny_model
 
 PROBA = ["proba_0", "proba_1"]
@@ -51,7 +51,7 @@ def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path)
     for folds in (1, 5):
         file = folder / f"{folds}.parquet"
         tuned(folder / "corpus.tsv", tmp_path / f"tuned-{folds}", split=file, epochs=1)
-        train(folder / "data", out=tmp_path / f"frozen-{folds}", split=file)
+        train(folder / "data", out=tmp_path / f"frozen-{folds}", split=file, tune=True)
     for kind in ("tuned", "frozen"):
         one, five = (predictions(tmp_path / f"{kind}-{folds}") for folds in (1, 5))
         five = five[(five["fold"] == "0") | ((five["fold"] == "test") & (kind == "frozen"))]
@@ -77,7 +77,7 @@ def test_what_one_fold_needs(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"folds=1: .* pass validation=0\.1"):
         tuned(folder / "corpus.tsv", tmp_path / "a", folds=1, validation=0)
     with pytest.raises(UsageError, match="folds=1 needs tune=True"):
-        train(folder / "data", out=tmp_path / "b", folds=1, tune=False)
+        train(folder / "data", out=tmp_path / "b", folds=1)
     assert list(tmp_path.iterdir()) == []
 
 

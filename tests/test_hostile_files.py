@@ -25,6 +25,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
 from embedkit.runs.folder import read_run
 from tests.processes import Done, command
+from tests.run_fixtures import train
 from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "a", "i"]
@@ -41,8 +42,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(Encoder, "load", load_quickly)
         corpus = write_tsv(folder / "c.tsv", rows)
         embedkit.extract(corpus, out=data, model=model)
-        embedkit.train(data, out=folder / "frozen", estimator="logreg", folds=2)
-        embedkit.train(data, out=folder / "boosted", estimator="lightgbm", folds=2)
+        train(data, out=folder / "frozen", estimator="logreg", folds=2)
+        train(data, out=folder / "boosted", estimator="lightgbm", folds=2)
         embedkit.probe(data, out=folder / "probe", folds=2)
         options = embedkit.TrainingOptions(epochs=1, validation=0)
         embedkit.finetune(corpus, out=folder / "tuned", training=options, folds=2, model=model)

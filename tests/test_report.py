@@ -18,7 +18,6 @@ import pytest
 import embedkit
 from embedkit.choices import REPORT_LANGUAGES
 from embedkit.classifiers.probe import probe
-from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.comparison.effects import scale_of
 from embedkit.comparison.phrases import Phrases
@@ -27,7 +26,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.splits import split
-from tests.run_fixtures import edit_run, many_runs, random_runs, write_fake_run
+from tests.run_fixtures import edit_run, many_runs, random_runs, train, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
