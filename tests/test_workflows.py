@@ -73,9 +73,8 @@ def of(*pages: str) -> pytest.MarkDecorator:
 def test_commands_run(ran: Ran) -> None:
     assert len(ran.results) >= 3
     for line, result in ran.results.items():
-        refused = REFUSED.get(line.rpartition(" ")[2])
-        expected = {refused} if refused else {0, 3}  # 3: the corpora hold empty documents
-        assert result.returncode in expected, (line, result.stderr)
+        expected = REFUSED.get(line.rpartition(" ")[2], 0)
+        assert result.returncode == expected, (line, result.stderr)
 
 
 @of("workflow-checkpoint", "workflow-words", "workflow-competition")
