@@ -68,6 +68,7 @@ def metric_text(value: float | None, metric: str, *, signed: bool = False) -> st
     if value is None or math.isnan(value):
         return "–"
     scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
+    scaled = round(scaled, digits) + 0.0  # no negative zero
     return f"{scaled:{'+' if signed else ''}.{digits}f}".replace("-", MINUS)
 
 

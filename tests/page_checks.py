@@ -70,6 +70,14 @@ AXE = os.environ.get("EMBEDKIT_TEST_AXE")
 """``axe.min.js`` of the npm package axe-core."""
 
 
+def opening_times(page: Any) -> dict[str, float]:
+    """Milliseconds from the request to the first paint, and to this call."""
+    return dict(
+        page.evaluate("""() => ({ now: performance.now(), painted:
+        performance.getEntriesByName('first-contentful-paint')[0]?.startTime })""")
+    )
+
+
 def findings_of_axe(page: Any) -> list[Any]:
     """What axe finds on a page that is open with ``bypass_csp``; nothing where there is no axe."""
     if not AXE:

@@ -30,7 +30,15 @@ from embedkit.explore.layout import first_axes, kept_neighbours, lay_out, neares
 from embedkit.explore.page import explore
 from embedkit.search.exact import unit_rows
 from tests.page_checks import block as block_of
-from tests.page_checks import findings_of_axe, json_block, opened, pasted, planes, until
+from tests.page_checks import (
+    findings_of_axe,
+    json_block,
+    opened,
+    opening_times,
+    pasted,
+    planes,
+    until,
+)
 from tests.store_fixtures import load_quickly, tiny_model
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
@@ -628,7 +636,9 @@ def test_a_hundred_thousand_points_of_thirteen_layers(
     file.write_text(page_._page(data, np.arange(count), content, columns, drawn), "utf-8")
     assert file.stat().st_size < 40_000_000
     with opened(browser, file) as page:
-        assert page.evaluate("Number(document.body.dataset.paintedAt)") > 0
+        points = page.evaluate("Number(document.body.dataset.paintedAt)")
+        print(f"{file.stat().st_size:,} bytes, {opening_times(page)}, points at {points}")
+        assert points > 0
         page.fill("#find", "number 77777 ")
         until(page, "document.getElementById('count').textContent",
               lambda text: text == "1 of 100,000 texts")  # fmt: skip

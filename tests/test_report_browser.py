@@ -18,8 +18,9 @@ from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
 from embedkit.encoding.encoder import Encoder
+from embedkit.fsio import file_sha256
 from embedkit.runs.splits import split
-from tests import page_checks
+from tests import page_checks, run_fixtures
 from tests.page_checks import findings_of_axe, pasted
 from tests.run_fixtures import many_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
@@ -298,3 +299,35 @@ def test_the_policy_stops_a_script_that_escaping_would_miss(
     page.wait_for_selector(READY)  # the page's own script still runs
     assert page.title() != "owned"
     page.close()
+
+
+@pytest.mark.slow
+def test_twenty_thousand_records(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is no larger than promised, and finds one of its records."""
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=20_000)
+    words = np.array([f"말{i}" for i in range(3_000)])
+    lines = ["id\tdocument\tlabel"]
+    lines += [f"r{i}\t{i} {' '.join(words[random.integers(3_000, size=12)])}\t{one}"
+              for i, one in enumerate(y.tolist())]  # fmt: skip
+    corpus = tmp_path / "c.tsv"
+    corpus.write_text("\n".join(lines) + "\n", "utf-8")
+    monkeypatch.setattr(run_fixtures, "SOURCE", (file_sha256(corpus),))
+    runs = []
+    for number, strength in enumerate((0.5, 0.8, 1.0, 1.2)):
+        score = (2 * y - 1) * strength + random.normal(size=len(y))
+        sure = 1 / (1 + np.exp(-2 * score))
+        runs.append(write_fake_run(tmp_path / f"run{number}", [str(one) for one in y],
+                                   np.stack([1 - sure, sure], 1),
+                                   [i % 5 for i in range(len(y))]))  # fmt: skip
+    file = tmp_path / "many.html"
+    write_report(compare(runs), file, texts=corpus)
+    assert file.stat().st_size < 5_000_000
+    with page_checks.opened(browser, file, ready=READY) as page:
+        print(f"{file.stat().st_size:,} bytes, {page_checks.opening_times(page)}")
+        page.click(".tabs button[data-name=all]")
+        assert page.inner_text("#count") == "25 of 20,000 records"
+        page.fill("#find", "id12345")
+        assert page.inner_text("#count") == "1 of 1 records"

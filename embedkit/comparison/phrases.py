@@ -77,6 +77,7 @@ class Phrases:
             return "–"
         if metric is None or metric == self._scale.metric:
             scaled = value * 100 if self._scale.percent else value
+            scaled = round(scaled, self._digits) + 0.0  # no negative zero
             return f"{scaled:.{self._digits}f}".replace("-", MINUS)
         return metric_text(value, metric)
 

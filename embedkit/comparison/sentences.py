@@ -41,10 +41,13 @@ class Sentences:
         key = effect.word
         if key == "open" and not self._scale.gain(effect.value) > 0:
             key = "behind"
+        difference = words.difference(effect.value)
+        if not self._scale.percent:
+            difference = f"{words.metric(self._scale.metric)} {difference}"
         return _capital(words(
             f"title.{key}", chosen=chosen, baseline=baseline,
             records=self._compared.table.records["folds"], worth=words.worth,
-            difference=words.difference(effect.value),
+            difference=difference,
         ))  # fmt: skip
 
     def lead(self, verdict: Verdict) -> tuple[str, str, str]:
