@@ -362,7 +362,7 @@ def test_values_are_wrong_beyond_their_standard_deviation(tmp_path: Path) -> Non
     assert not content.pairs
     assert content.scale.lower
     said = Sentences(Phrases("en", found, content.scale), found, content.scale)
-    assert said.title(content.verdict).startswith("near is better than far: −0.")
+    assert said.title(content.verdict).startswith("near is better than far: RMSE −0.")
 
 
 # warnings
