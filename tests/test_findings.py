@@ -17,6 +17,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_f
 from embedkit.choices import REPORT_LANGUAGES
 from embedkit.comparison.alerts import alerts_of
 from embedkit.comparison.cases import cases_of, label_issues
+from embedkit.comparison.charts import charts_of
 from embedkit.comparison.compare import Compared, Difference, compare
 from embedkit.comparison.content import content_of
 from embedkit.comparison.effects import WORDS, Scale, judge, scale_of
@@ -412,3 +413,24 @@ def test_one_style_per_method(compared: Compared) -> None:
     assert styles["c"] == 0
     assert styles["a"] == 1
     assert len({style for name, style in styles.items() if name != "majority"}) == len(styles) - 1
+
+
+def test_a_method_has_one_colour_and_shape_in_all_pictures(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=300)
+    found = compare(paths, baseline="a")
+    content = content_of(found)
+    words = Phrases("en", found, content.scale)
+    assert [content.method(name).style for name in ("c", "a")] == [0, 1]
+    scenes = {chart.name: chart.scene(510) for chart in charts_of(content, words)}
+    marks = [item.colour for item in scenes["forest"].items
+             if (hasattr(item, "radius") or hasattr(item, "outline"))
+             and item.colour.startswith("m")]  # fmt: skip
+    others = [m for m in content.methods if m.effect is not None and m.kind != "majority"]
+    assert marks == [f"m{method.style}" for method in others]
+    lines = {item.colour: item.points for item in scenes["calibration"].items
+             if hasattr(item, "points") and getattr(item, "width", 0) == 1.6}  # fmt: skip
+    for name in ("c", "a"):
+        bins, points = content.calibration[name], lines[f"m{content.method(name).style}"]
+        drawn, wanted = (np.diff(one) for one in (
+            [y for _, y in points], [one.right for one in bins]))  # fmt: skip
+        assert np.allclose(drawn * wanted[0], wanted * drawn[0], atol=0.05 * abs(drawn[0]))

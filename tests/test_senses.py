@@ -275,6 +275,11 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
     with opened(browser, folder / "one.html") as page:
         for word in ("배", "bus"):
             page.click(f"[data-word={word}]")
+            senses = [sense or "no sense given" for sense, own in
+                      zip(report.senses, report.words, strict=True) if own == word]  # fmt: skip
+            assert page.locator("#legend li").all_inner_texts() == [
+                f"{sense} {senses.count(sense)}" for sense in dict.fromkeys(senses)
+            ]
             for k, layer in enumerate(report.units):
                 page.locator("#layer").fill(str(k))
                 same, other = report.by_word[word][k]
