@@ -109,8 +109,9 @@ def test_tokens_are_those_of_transformers(model: str) -> None:
                             theirs.encode(*given, settings=settings), strict=True):  # fmt: skip
                 assert a.ids.tolist() == b.ids.tolist()
                 assert a.windows[0].type_ids.tolist() == b.windows[0].type_ids.tolist()
-    moved = dataclasses.replace(checkpoint, source="folder")
-    assert type(open_tokenizer(moved).hf) is type(theirs.hf)
+    if model == DEFAULT_MODEL:
+        moved = dataclasses.replace(checkpoint, source="folder")
+        assert type(open_tokenizer(moved).hf) is type(theirs.hf)
 
 
 IMPORTED = """

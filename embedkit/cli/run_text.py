@@ -153,6 +153,8 @@ def _against(metric: str, score: Score, majority: float) -> str:
 
 
 def _probe_finding(content: ProbeRun) -> str:
+    if not content.views:
+        return "no view was scored"
     best = (min if content.metric in LOWER_IS_BETTER else max)(
         content.views, key=lambda view: view.score.value
     )
