@@ -30,11 +30,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from tests.durable import KINDS, Disk, Trace, Tree, materialize
 
@@ -302,6 +303,7 @@ def _action(
     line: str, folder: Path, disk: Disk | None, before: Callable[[], Any] = lambda: None
 ) -> Callable[[], dict[str, Any]]:
     def action() -> dict[str, Any]:
+        torch.set_num_threads(1)  # two threads of a child that find the parent's pool cross
         before()
         found = call(line, folder, disk.install if disk else lambda: None)
         return {**found, "done": disk.done if disk else []}
@@ -326,7 +328,6 @@ def prepare() -> None:
     import matplotlib.figure
     import pandas
     import sklearn.linear_model
-    import torch
     import transformers.trainer
 
     import embedkit
@@ -709,13 +710,10 @@ def _difference(expected: Tree, found: Tree) -> str:
 
 
 def everything(
-    name: str, prepared: Path, folder: Path, *, part: int, parts: int, sample: int, turn: int
+    name: str, prepared: Path, folder: Path, *, part: int, parts: int, sample: int
 ) -> Counts:
-    """All that can happen to a command; of ``parts`` parts one.
-
-    Of the faults and power cuts every ``sample``-th, from number ``turn``.
-    """
-    thorough = sample <= max(_EVERY.values())
+    """All that can happen to a command, or every ``sample``-th of it; of ``parts`` parts one."""
+    thorough = sample == 1
     harness = Harness(name, prepared, folder)
     operations = harness.operations()
     cases = [
@@ -723,10 +721,10 @@ def everything(
         if kind != "short write" or what.startswith("write ")
     ]  # fmt: skip
     mine = [case for number, case in enumerate(cases) if number // _NEIGHBOURS % parts == part]
-    for at, kind in mine[turn % sample :: sample]:
+    for at, kind in mine[sample // 2 :: sample]:
         harness.fault(at, kind, operations[at])
     if harness.scenario.traced:
-        harness.power_cuts(slice(part * sample + turn % sample, None, parts * sample))
+        harness.power_cuts(slice(part * sample + sample // 2, None, parts * sample))
     if thorough:
         harness.kills(24 // parts, seed=part)
         sizes = sorted({len(content) - 1 for content in harness.golden.values() if content})
@@ -741,12 +739,6 @@ def everything(
         harness.flips(24 // parts if thorough else 1, seed=part)
     return harness.counts
 
-
-_EVERY = {
-    "finetune": 4, "run": 3, "train": 2, "train --overwrite": 3, "extract --overwrite": 3,
-    "compare": 2, "compare --overwrite": 2,
-}  # fmt: skip
-"""Of commands that take long every few of the faults and power cuts, each day others."""
 
 _NEIGHBOURS = 40
 """Faults that follow each other, which leave much the same, are made by one worker."""
@@ -784,23 +776,21 @@ def summary(counts: Counts) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("names", nargs="*", help="of commands; all by default")
-    options.add_argument("--sample", type=int, help="every N-th fault; 1: all [by command]")
-    options.add_argument("--turn", type=int, default=date.today().toordinal(),
-                         help="which of them: from 0 on [another one each day]")  # fmt: skip
+    options.add_argument("--sample", type=int, default=1, help="only every N-th fault")
     options.add_argument("--workers", type=int, default=1, help="faults at the same time")
     given = options.parse_args()
     names = given.names or list(SCENARIOS)
-    samples = {name: given.sample or _EVERY.get(name, 1) for name in names}
+    options_of = {"parts": given.workers, "sample": given.sample}
     total = Counts()
     prepare()
     if not can_mount():
         print("full disks are left out: this process may not mount a file system", flush=True)
     with tempfile.TemporaryDirectory(prefix="embedkit-faults-") as top:
+        tempfile.tempdir = top  # what is killed leaves its temporary files
         needs = {"data", *(need for name in names for need in SCENARIOS[name].needs)}
         prepared = base(Path(top) / "prepared", needs)
         for name in names:
-            started, counts, sample = time.time(), Counts(), samples[name]
-            options_of = {"parts": given.workers, "sample": sample, "turn": given.turn}
+            started, counts = time.time(), Counts()
             workers = [
                 Child(
                     partial(_work, name, prepared, Path(top) / f"{name}-{part}", part, options_of)
@@ -809,8 +799,7 @@ def main() -> int:
             ]
             for worker in workers:
                 counts += Counts.of(worker.result())
-            which = f" (fault {given.turn % sample + 1} of each {sample})" if sample > 1 else ""
-            print(f"{name}{which}: {summary(counts)} ({time.time() - started:.0f} s)", flush=True)
+            print(f"{name}: {summary(counts)} ({time.time() - started:.0f} s)", flush=True)
             for line in counts.lines[:20]:
                 print("    ", line[:1_200], flush=True)
             total += counts
