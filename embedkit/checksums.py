@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ BLOCK = 1 << 24
 
 _NAME, _BLOCKS = "SHA256SUMS", "SHA256BLOCKS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 
 
 def seal(folder: Path, *, leave_out: str | None = None) -> None:
@@ -125,20 +124,19 @@ def block_sums(file: Path, size: int) -> list[str]:
     Raises:
         OSError: the file cannot be read.
     """
-    descriptor = os.open(file, os.O_RDONLY)
 
     def one(start: int) -> str:
-        digest, stop = hashlib.sha256(), min(start + BLOCK, size)
-        while start < stop and (piece := os.pread(descriptor, min(_PIECE, stop - start), start)):
-            digest.update(piece)
-            start += len(piece)
+        digest, left = hashlib.sha256(), min(BLOCK, size - start)
+        piece = memoryview(bytearray(_PIECE))
+        with file.open("rb", buffering=0) as stream:
+            stream.seek(start)
+            while left and (count := stream.readinto(piece[: min(_PIECE, left)])):
+                digest.update(piece[:count])
+                left -= count
         return digest.hexdigest()
 
-    try:
-        with ThreadPoolExecutor(min(8, usable_cores())) as pool:
-            return list(pool.map(one, range(0, size, BLOCK)))
-    finally:
-        os.close(descriptor)
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+        return list(pool.map(one, range(0, size, BLOCK)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,6 @@ __all__ = [
     "write_parquet",
 ]
 
-_CHUNK = 1 << 20
 _MAKING = threading.RLock()
 
 
@@ -219,12 +218,9 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb", buffering=0) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def check_place(path: Path) -> None:

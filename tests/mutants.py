@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from embedkit import artefacts, checksums, fsio
-from embedkit.dataset import jobs, parquet_pages, schema
+from embedkit import artefacts, checksums, fsio, sklearn
+from embedkit.dataset import jobs, matrix_files, parquet_pages, schema, store
 from embedkit.runs import folder as run_folder
 from tests.faults import Child, Harness, base, prepare
 
@@ -119,6 +119,20 @@ def _no_checksum_of_pages() -> None:
     _plant(parquet_pages, "isal_zlib", SimpleNamespace(crc32=lambda *_: Equal()))
 
 
+def _no_blocks() -> None:
+    checksums.BLOCK = 1 << 10  # so that the files are large
+    _plant(checksums, "block_sums", lambda _, size: ["0" * 64] * -(-size // checksums.BLOCK))
+
+
+def _no_checksum_of_cached_vectors() -> None:
+    _plant(sklearn, "_is_whole", lambda *_: True)
+
+
+def _no_checksum_of_mapped_vectors() -> None:
+    real = matrix_files.matrix_shape
+    _plant(store, "matrix_shape", lambda file, verify: real(file, verify=False))
+
+
 def _old_one_deleted_first() -> None:
     def publish(work: Path, out: Path, *, private: str = artefacts.UNFINISHED) -> None:
         fsio.remove_tree(out)
@@ -166,6 +180,11 @@ MUTANTS: dict[str, tuple[Callable[[], object], str, Check]] = {
     "no fingerprint": (_nothing_to_compare, "extract", _others),
     "no settings of a run": (_no_job_of_a_run, "finetune", _others),
     "no checksum of files": (_no_checksum_of_files, "finetune", lambda h: h.flips(8)),
+    "no checksum of blocks": (_no_blocks, "index", lambda h: h.flips(20)),
+    "no checksum of cached vectors": (
+        _no_checksum_of_cached_vectors, "cache of encoded texts", lambda h: h.flips(60)),
+    "no checksum of mapped vectors": (
+        _no_checksum_of_mapped_vectors, "cache of mapped vectors", lambda h: h.flips(10)),
     "no checksum of pages": (_no_checksum_of_pages, "extract", lambda h: h.flips(20)),
 }  # fmt: skip
 """What is planted, the command, and what finds it."""

@@ -393,3 +393,39 @@ def test_the_line_of_a_reject_after_line_breaks_in_fields(tmp_path: Path) -> Non
     assert rejects == [
         (5, "empty_text"), (9, "too_many_cells"), (11, "bad_quoting"), (12, "empty_text")
     ]  # fmt: skip
+
+
+def _lines_and_rejects(
+    folder: Path, ending: str, breaks: str, inside: str, *, bom: bool, compressed: bool
+) -> tuple[list[bytes], list[Reject]]:
+    """A corpus with line breaks in fields: its lines as ``sed -n Np`` counts them, its rejects."""
+    long = f"good{inside}movie{inside}{inside}end"
+    rows = [("1", long), ("2", ""), ("3", long), ("4", " "), ("5", "ok"), ("6", ""), ("7", long)]
+    if ending == "jsonl":
+        lines = [json.dumps({"id": a, "text": b}) for a, b in rows]
+        lines.insert(3, "")
+    else:
+        mark = {"csv": ",", "tsv": "\t"}[ending]
+        lines = [f"id{mark}text", *(f'{a}{mark}"{b}"' for a, b in rows)]
+    content = breaks.join(lines).encode("utf-8-sig" if bom else "utf-8") + breaks.encode()
+    file = folder / f"c.{ending}{'.gz' if compressed else ''}"
+    file.write_bytes(gzip.compress(content) if compressed else content)
+    items = CorpusReader(plan_corpus([InputFile.of(file)], CorpusOptions(quoting="csv")))
+    return content.split(b"\n"), [item for item in items if isinstance(item, Reject)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+@pytest.mark.parametrize("breaks", ["\n", "\r\n"])
+@pytest.mark.parametrize("inside", ["\n", "\r\n", "\r", "\u2028"])
+@pytest.mark.parametrize(("bom", "compressed"), [(False, False), (True, False), (True, True)])
+def test_the_line_of_a_reject_is_that_of_sed(
+    tmp_path: Path, ending: str, breaks: str, inside: str, bom: bool, compressed: bool
+) -> None:
+    """The first line of a record, whatever breaks are in fields before it."""
+    lines, rejects = _lines_and_rejects(
+        tmp_path, ending, breaks, inside, bom=bom, compressed=compressed
+    )
+    starts = {"csv": b"%s,", "tsv": b"%s\t", "jsonl": b'{"id": "%s"'}[ending]
+    for reject, name in zip(rejects, ("2", "4", "6"), strict=True):
+        assert reject.line is not None
+        assert lines[reject.line - 1].startswith(starts % name.encode())
