@@ -20,7 +20,13 @@ from embedkit.cli.main import cli
 from embedkit.dataset.store import Layout
 from embedkit.dataset.verification import verify
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import (
+    DamagedError,
+    MismatchError,
+    OutputExistsError,
+    StorageError,
+    UsageError,
+)
 from embedkit.search.exact import nearest
 from embedkit.search.index import build_index, open_index
 from embedkit.search.kinds import KINDS
@@ -239,3 +245,15 @@ def test_the_commands(copy: Path) -> None:
     assert len(found[0]["hits"]) == 2
     missing = run("search", copy, "--like", 3, "--index", "ivf").exception
     assert "it has mean_2.hnsw.cosine. Build it: embedkit index" in str(missing)
+
+
+def test_a_full_disk_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """faiss raises an error of its own kind; nothing is left under the name of the index."""
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("Error: 'ret == size' failed: write error: No space left on device")
+
+    monkeypatch.setattr("faiss.write_index", full)
+    with pytest.raises(StorageError, match=r"cannot write .*index\.faiss: Error: .*Free some spa"):
+        embedkit.build_index(copy, kind="flat", metric="dot")
+    assert not list(copy.glob("_embedkit/index/*.flat.dot"))
