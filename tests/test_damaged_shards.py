@@ -203,3 +203,11 @@ def test_the_command_says_what_to_do(made: Path, out: Path) -> None:
     shutil.rmtree(out.with_name("out.incomplete") / "_embedkit" / "index")
     run(made.with_name("c.tsv"), out, layers="0,1", words="mean")
     assert tree(out) == tree(made)
+
+
+def test_a_view_that_no_shard_has(out: Path) -> None:
+    """The manifest names one that could be."""
+    file = out / "_embedkit/manifest.json"
+    file.write_text(file.read_text("utf-8").replace("mean_1", "mean_2"), "utf-8")
+    with pytest.raises(DamagedError, match=r"part-00000\.parquet is damaged: .*mean_2"):
+        assert len(embedkit.load(out).X)

@@ -228,7 +228,7 @@ class TableReader:
             yield
         except (UsageError, DamagedError):
             raise
-        except (ValueError, pa.ArrowException, OSError) as error:
+        except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
             raise DamagedError(
                 f"{self._part(number)} is damaged: {error}. Run embedkit verify "
                 f"{self._layout.root}."
