@@ -32,7 +32,7 @@ KINDS = ("EIO", "ENOSPC", "short write", "killed before", "killed after")
 
 _GROWING = ("open", "write", "mkdir", "link", "symlink", "library")
 _LIBRARIES = (
-    ("torch", "save"), ("safetensors.torch", "save_file"), ("faiss", "write_index"),
+    ("torch", "save"), ("safetensors.torch", "save_file"),
     ("embedkit.finetuning.model_folder", "save_file"), ("embedkit.finetuning.export", "save_file"),
     ("transformers.modeling_utils", "safe_save_file"),
     ("transformers.tokenization_utils_fast", "PreTrainedTokenizerFast._save_pretrained"),

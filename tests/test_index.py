@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from embedkit.search.exact import nearest
 from embedkit.search.index import build_index, open_index
 from embedkit.search.kinds import KINDS
 from embedkit.search.searcher import Searcher
+from tests.processes import exit_code_of
 from tests.store_fixtures import load_quickly, tiny_model, tree, write_tsv
 
 N = 2_100
@@ -257,3 +261,22 @@ def test_a_full_disk_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StorageError, match=r"cannot write .*index\.faiss: Error: .*Free some spa"):
         embedkit.build_index(copy, kind="flat", metric="dot")
     assert not list(copy.glob("_embedkit/index/*.flat.dot"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 300, 4_000])
+def test_files_that_may_not_grow(copy: Path, size: int) -> None:
+    """The end of an index that did not fit is not left out without a word."""
+    code = exit_code_of(_build_within, copy, size)
+    assert code == StorageError.exit_code
+    assert not list(copy.glob("_embedkit/index/*.flat.dot"))
+    embedkit.build_index(copy, kind="flat", metric="dot")
+    assert verify(copy).ok
+
+
+def _build_within(dataset: Path, size: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        embedkit.build_index(dataset, kind="flat", metric="dot")
+    except StorageError as error:
+        sys.exit(error.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 
@@ -19,3 +20,11 @@ _SPEC.loader.exec_module(reference)
 def test_page_is_up_to_date(name: str) -> None:
     written = (ROOT / "docs" / name).read_text("utf-8")
     assert written == reference.PAGES[name]().rstrip() + "\n", "run python docs/reference.py"
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    page = (ROOT / "docs/reliability.md").read_text("utf-8")
+    named = re.findall(r"`(tests/\w+\.py)(?:::(\w+))?`?", page)
+    assert len(named) > 20
+    for file, name in named:
+        assert f"def {name}" in (ROOT / file).read_text("utf-8"), (file, name)

@@ -267,8 +267,9 @@ class _Builder:
         index.add_with_ids(self._prepared(queries), held)
         seconds += time.perf_counter() - started
         file = folder / "index.faiss"
-        with fsio.storage_errors(file, RuntimeError):
-            faiss.write_index(index, str(file))
+        # faiss itself does not notice that the end of a file could not be written
+        with fsio.storage_errors(file, RuntimeError), file.open("wb") as sink:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(sink.write))
         fsio.sync_tree(folder)
         setting = _fastest(curve, recall) if curve else KINDS[self._kind].default
         if setting is None:
