@@ -18,6 +18,7 @@ from embedkit.encoding import pooling
 from embedkit.encoding.attention import KERNELS
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.device import Link
+from embedkit.encoding.families import FAMILIES
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import PendingShard
@@ -69,7 +70,10 @@ def plain_model(family: str = "bert", precision: str = "fp32") -> PlainModel:
 
 
 def packed_model(precision: str, attention: str, family: str = "bert") -> PackedModel:
-    checkpoint: Any = SimpleNamespace(model_type=family, config={})
+    checkpoint: Any = SimpleNamespace(
+        model_type=family, config={},
+        counts_from_padding=FAMILIES[family].positions_from_padding,
+    )  # fmt: skip
     return PackedModel(plain_model(family, precision), checkpoint, attention=attention)
 
 

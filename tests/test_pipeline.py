@@ -475,6 +475,8 @@ def test_every_recipe_runs_on_a_stand_in(
     """Every stage of every recipe, in this process: starting one for each takes longer."""
     monkeypatch.setitem(globals(), "CONTENT", NSMC)
     fits = tomllib.loads(recipe.read_text("utf-8")).get("train", {})
+    if recipe.stem == "nsmc":  # one fold: its majority comes from the folds of tuning
+        fits = {}
     settings = [*stand_ins(tmp_path, server[0])[recipe.stem], f"out={tmp_path / 'out'}",
                 *(f"train.{name}.tune=false" for name in fits)]  # fmt: skip
     stages = read_recipe(recipe, cli.commands, settings)

@@ -99,8 +99,8 @@ class Held(VectorData):
     def width(self) -> int:
         return int(self._vectors.shape[1])
 
-    def read_block(self, block: Block, target: Any) -> None:
-        target[:] = self._vectors[block.start : block.stop]
+    def vectors_of(self, block: Block) -> Any:
+        return self._vectors[block.start : block.stop].copy()
 
 
 def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:

@@ -269,8 +269,15 @@ class _Probe:
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
         for fraction in _CURVE[:-1]:
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
-            again = fit(features, target, self._split, few, settings, tune=True)
-            found.append(predict_proba(again.pipeline, take(features, test), target))
+            try:
+                again = fit(features, target, self._split, few, settings, tune=True)
+            except UsageError:
+                if settings.features == "vectors":
+                    raise
+                # no two of so few texts have a word in common: only the labels are known
+                found.append(class_prior(target.y[few], target.classes, len(test)))
+            else:
+                found.append(predict_proba(again.pipeline, take(features, test), target))
         return found
 
     def _tfidf_curve(self) -> tuple[CurvePoint, ...]:
