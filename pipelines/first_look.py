@@ -69,21 +69,22 @@ def summary(outputs: Path, model: str) -> list[str]:
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
     tuned = read_run(runs / "finetuned")
     found = (
-        f"found: embedkit turned {tuned.records.folds} support requests into vectors of the "
-        f"language model {model}. From these vectors a classifier tells the right one of 12 "
-        f"intents for {accuracy(runs / 'frozen')} of the requests that it has not seen, from "
-        f"counted words (TF-IDF) for {accuracy(runs / 'tfidf')}; the language model itself, "
-        f"fine-tuned for {tuned.settings['epochs']:g} epochs, for {accuracy(runs / 'finetuned')}. "
-        "In brackets: 95% intervals."
+        "found: embedkit turns texts into vectors of a language model, to classify and search "
+        f"them. Of {tuned.records.folds} support requests in 12 intents, a classifier on such "
+        f"vectors (the run frozen) gives {accuracy(runs / 'frozen')} the right intent, each "
+        f"predicted without having seen it; a classifier on word counts (tfidf) "
+        f"{accuracy(runs / 'tfidf')}; a classifier trained together with the last layers of the "
+        f"language model, for {tuned.settings['epochs']:g} epochs (finetuned), "
+        f"{accuracy(runs / 'finetuned')}. In brackets: 95% intervals."
     )
     if model == MULTILINGUAL:
         frozen, tfidf, english = (
             accuracy(both / n, "test") for n in ("frozen", "tfidf", "english")
         )
         found += (
-            f" Taught with English requests alone, the classifier answers Korean ones: {frozen} "
-            f"right; from counted words {tfidf}; from vectors of a model that knows English only, "
-            f"and spells Korean out letter by letter, {english}."
+            f" Trained on the English requests alone, the first gives {frozen} of the Korean ones "
+            f"the right intent, the second {tfidf}; a classifier on vectors of a model that knows "
+            f"English only, and spells Korean out letter by letter, {english}."
         )
     asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
     command = shlex.quote(shown(Path(sys.executable).with_name("embedkit")))
