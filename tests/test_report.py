@@ -293,7 +293,7 @@ def test_values_and_one_run(tmp_path: Path) -> None:
         write_fake_run(tmp_path / name, y, values, [i % 4 for i in range(40)], classes=())
     write_report(compare([tmp_path / "good", tmp_path / "flat"]), tmp_path / "two.html")
     two = Seen((tmp_path / "two.html").read_text("utf-8")).text
-    assert "good is better than the mean of the values: −0." in two  # lower is better
+    assert "good is better than the mean of the values: RMSE −0." in two  # lower is better
     assert "Lower is better and lies to the right" in two
     assert "nan" not in two  # of values that are all the same there is no rank correlation
     assert 'id="picture-values"' in (tmp_path / "two.html").read_text("utf-8")
