@@ -6,7 +6,8 @@
     │   └── ModelError        2      a checkpoint that is missing, incomplete or unsuitable
     ├── MismatchError         4      input, model or settings differ from what is on disk
     ├── DamagedError          5      a file whose content is not what was written, or cannot be
-    │   └── DamagedModelError 5      a file of a checkpoint; also a ModelError
+    │   ├── DamagedModelError 5      a file of a checkpoint; also a ModelError
+    │   └── RecipeError       5      a recipe; also a UsageError
     ├── EncodeError           5      a vector that must not be stored (NaN, infinite)
     ├── StorageError          6      no space, no permission, an I/O error
     ├── LockedError           7      another process writes the same output
@@ -36,6 +37,7 @@ __all__ = [
     "MismatchError",
     "ModelError",
     "OutputExistsError",
+    "RecipeError",
     "StorageError",
     "UsageError",
     "check_counts",
@@ -90,6 +92,12 @@ class DamagedError(EmbedkitError):
 
 class DamagedModelError(ModelError, DamagedError):
     """A file of a checkpoint holds what such a file cannot hold; also a ModelError."""
+
+    exit_code = 5
+
+
+class RecipeError(UsageError, DamagedError):
+    """A recipe names or holds what it cannot; also a UsageError."""
 
     exit_code = 5
 

@@ -100,6 +100,9 @@ def test_tokens_are_those_of_transformers(model: str) -> None:
     assert (ours.limit, ours.unknown_id, ours.pad_id) == (
         theirs.limit, theirs.unknown_id, theirs.pad_id
     )  # fmt: skip
+    assert ours.special_ids.tolist() == theirs.special_ids.tolist()
+    some = [*range(300), *range(len(theirs.hf) - 300, len(theirs.hf))]
+    assert ours.tokens(some) == theirs.tokens(some)
     lines = [line for file in sorted((ROOT / "data").glob("*.tsv"))
              for line in file.read_text("utf-8").splitlines()[::9]]  # fmt: skip
     for pairs in (None, [*TEXTS[::-1], *lines[::-1]]):

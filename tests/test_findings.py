@@ -147,6 +147,33 @@ def test_a_run_worse_than_knowing_nothing_is_left_out(tmp_path: Path) -> None:
     assert content.method("sure").unfit
 
 
+@pytest.mark.parametrize(("finetuned", "said"), [
+    ("sure", "No: sure is worse than knowing nothing, its log-loss worse than that of the major"),
+    ("calm", "calm: -10."),
+])  # fmt: skip
+def test_whether_to_finetune_is_answered_by_runs_that_are_left_out(
+    tmp_path: Path, finetuned: str, said: str
+) -> None:
+    y = np.arange(200) % 2
+    outputs = {"calm": (0.7, 0.35), "sure": (0.8, 1e-9)}
+    paths = []
+    for name, (right, low) in outputs.items():
+        answer = np.where(np.arange(200) < right * 200, y, 1 - y)
+        output = np.where(np.eye(2)[answer] > 0, 1 - low, low)
+        paths.append(write_fake_run(
+            tmp_path / name, y.astype(str), output, [i % 5 for i in range(200)]
+        ))  # fmt: skip
+    found = compare(paths)
+    rows = tuple(replace(row, kind="finetuned") if row.name == finetuned else row
+                 for row in found.table.rows)  # fmt: skip
+    found = replace(found, table=replace(found.table, rows=rows))
+    verdict = verdict_of(found, scale_of(found))
+    assert verdict.unfit == ("sure",)
+    words = Phrases("en", found, scale_of(found))
+    answers = {q: a for q, a, _ in Sentences(words, found, scale_of(found)).answers(verdict)}
+    assert said in answers["Is fine-tuning worth it?"].replace("−", "-")
+
+
 def test_the_finding_in_words(compared: Compared) -> None:
     scale = scale_of(compared)
     words = Phrases("en", compared, scale)

@@ -195,25 +195,24 @@ def test_a_vocabulary(tmp_path: Path, content: bytes, message: str) -> None:
     assert re.search(message, refused("tokenize", "a bus", "--model", "m", cwd=tmp_path))
 
 
-RECIPES: list[tuple[bytes, int, str]] = [
-    (b"\xff", 5, "recipe.toml cannot be read as UTF-8"),
-    (b"a =", 5, r"recipe.toml is not valid TOML: Invalid value"),
-    (b"\0", 5, r"recipe.toml is not valid TOML: .*line 1, column 1"),
-    (b"a = " + 10_000 * b"[", 5, "recipe.toml is not valid TOML: nested too deeply"),
-    (b"x = " + 5_000 * b"{a = ", 5, "recipe.toml is not valid TOML: nested too deeply"),
-    (b"extract = 3", 2, r"recipe.toml:1: \[extract\] a stage is a table"),
-    (b"[extract]\ncorpus = [[1]]", 2, r"recipe.toml:2: \[extract\] corpus: expected text"),
-    (b"[extract]\ncorpus = 1979-05-27", 2, r"recipe.toml:2: \[extract\] corpus: expected text"),
-    (b'[extract]\ncorpus = "a\\u0000b"', 2, r"recipe.toml:2: \[extract\] corpus: .* holds a NUL"),
-    (b"[set]\na = {b = 1}\n[info]", 2, r"recipe.toml:1: \[set\] \[set\] holds values, not tables"),
+RECIPES: list[tuple[bytes, str]] = [
+    (b"\xff", "recipe.toml cannot be read as UTF-8"),
+    (b"a =", r"recipe.toml is not valid TOML: Invalid value"),
+    (b"\0", r"recipe.toml is not valid TOML: .*line 1, column 1"),
+    (b"a = " + 10_000 * b"[", "recipe.toml is not valid TOML: nested too deeply"),
+    (b"x = " + 5_000 * b"{a = ", "recipe.toml is not valid TOML: nested too deeply"),
+    (b"extract = 3", r"recipe.toml:1: \[extract\] a stage is a table"),
+    (b"[extract]\ncorpus = [[1]]", r"recipe.toml:2: \[extract\] corpus: expected text"),
+    (b"[extract]\ncorpus = 1979-05-27", r"recipe.toml:2: \[extract\] corpus: expected text"),
+    (b'[extract]\ncorpus = "a\\u0000b"', r"recipe.toml:2: \[extract\] corpus: .* holds a NUL"),
+    (b"[set]\na = {b = 1}\n[info]", r"recipe.toml:1: \[set\] \[set\] holds values, not tables"),
 ]
 
 
-@pytest.mark.parametrize(("content", "code", "message"), RECIPES)
-def test_a_recipe(tmp_path: Path, content: bytes, code: int, message: str) -> None:
-    """What is no TOML is damaged; a wrong option is one, as on the command line."""
+@pytest.mark.parametrize(("content", "message"), RECIPES)
+def test_a_recipe(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "recipe.toml").write_bytes(content)
-    assert re.search(message, refused("run", "recipe.toml", cwd=tmp_path, code=code))
+    assert re.search(message, refused("run", "recipe.toml", cwd=tmp_path))
 
 
 BOOSTERS: list[tuple[Callable[[str], str], str]] = [

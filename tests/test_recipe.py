@@ -126,8 +126,9 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     assert change[0] in GOOD
-    with pytest.raises((UsageError, DamagedError), match=message):
+    with pytest.raises(DamagedError, match=message) as caught:
         read(tmp_path, GOOD.replace(*change))
+    assert caught.value.exit_code == 5
 
 
 @pytest.mark.parametrize(

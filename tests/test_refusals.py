@@ -147,7 +147,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             raise AssertionError("something was loaded")
 
         patch.setattr(model, "load_module", loaded)
-        patch.setattr(encoder, "load_tokenizer", loaded)
+        patch.setattr(encoder, "open_tokenizer", loaded)
         patch.setattr(few_texts, "_read", loaded)
         for name in ("AutoTokenizer", "AutoModel"):
             patch.setattr(getattr(transformers, name), "from_pretrained", loaded)

@@ -95,7 +95,8 @@ class Verdict:
         layer: of the first probe.
         pooling: of the first probe, if it has several.
         blend: the best blend against the best run.
-        finetuned: the best fine-tuned run against the best other run.
+        finetuned: the best fine-tuned run against the best other run, each among those that are
+            fit to be chosen, if there are such.
         curve: of the first probe.
     """
 
@@ -136,7 +137,7 @@ def verdict_of(compared: Compared, scale: Scale) -> Verdict:
         None if probe is None else _layer(probe),
         None if probe is None else _pooling(probe),
         _best_of(compared, scale, [r for r in table.rows if r.kind == "blend"], best),
-        _finetuned(compared, scale, [row for row in runs if row.name not in left_out]),
+        _finetuned(compared, scale, sorted(runs, key=lambda row: row.name in left_out)),
         None if probe is None else _curve(probe),
     )  # fmt: skip
 

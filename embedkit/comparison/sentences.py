@@ -33,9 +33,7 @@ class Sentences:
         chosen, effect = words.method(verdict.chosen), verdict.effect
         baseline = words.method(self._compared.table.baseline)
         if verdict.chosen in verdict.unfit:
-            metric = "log_loss" if self._compared.runs.records.classes else "rmse"
-            return words("title.unfit", metric=words.metric(metric),
-                         majority=words.method(MAJORITY))  # fmt: skip
+            return self._unfit("title.unfit")
         if effect is None:
             return words("title.baseline", baseline=baseline)
         key = effect.word
@@ -133,12 +131,21 @@ class Sentences:
         return self._effect("blend.answer", verdict.blend, chosen=chosen, runs=runs), ""
 
     def _finetuned(self, verdict: Verdict) -> tuple[str, str]:
+        words = self._words
+        if verdict.finetuned is not None and verdict.finetuned.name in verdict.unfit:
+            return self._unfit("finetuned.unfit", name=words.method(verdict.finetuned.name)), ""
         if verdict.finetuned is not None:
             return self._effect("finetuned.answer", verdict.finetuned), ""
         kinds = {run.content.kind for run in self._compared.runs.runs}
         if kinds == {"finetuned"}:
-            return self._words("finetuned.alone"), ""
-        return self._words("untried"), self._command("finetune")
+            return words("finetuned.alone"), ""
+        return words("untried"), self._command("finetune")
+
+    def _unfit(self, key: str, **more: str) -> str:
+        """What is said of runs that are worse than the majority in the metric of that."""
+        metric = "log_loss" if self._compared.runs.records.classes else "rmse"
+        words = self._words
+        return words(key, metric=words.metric(metric), majority=words.method(MAJORITY), **more)
 
     def _effect(self, key: str, effect: Effect, **more: Any) -> str:
         words = self._words

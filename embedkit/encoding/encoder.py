@@ -32,7 +32,7 @@ from embedkit.encoding.views import (
     parse_layers,
     parse_view,
 )
-from embedkit.encoding.vocabulary import check_max_length, choose_max_length, load_tokenizer
+from embedkit.encoding.vocabulary import check_max_length, choose_max_length, open_tokenizer
 from embedkit.errors import UsageError, check_counts
 from embedkit.types import Float32
 
@@ -111,7 +111,7 @@ class Encoder:
         where = choose_device(device)
         chosen = choose_precision(precision, where, checkpoint)
         check_max_length(checkpoint, max_length)
-        tokenizer = load_tokenizer(checkpoint)
+        tokenizer = open_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, tokenizer, max_length)
         dtype = PRECISIONS[chosen]
         plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=dtype)

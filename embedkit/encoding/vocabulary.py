@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ class _FileTokenizer:
         self.backend_tokenizer = Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
         self.model_max_length, self.name_or_path = stated["model_max_length"], checkpoint.folder
         self.unk_token_id = self.backend_tokenizer.token_to_id(stated["unk_token"])
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        self.all_special_ids = [number for number, token in added.items() if token.special]
         self._types = FAMILIES[checkpoint.model_type].wordpiece
 
     def __call__(
@@ -134,6 +137,10 @@ class _FileTokenizer:
         found = self.backend_tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
         types = {"token_type_ids": found.type_ids} if self._types else {}
         return {"input_ids": found.ids, **types}
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """Tokens of ids."""
+        return [self.backend_tokenizer.id_to_token(number) for number in ids]
 
 
 def _file(checkpoint: Checkpoint) -> Path:

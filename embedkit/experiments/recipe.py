@@ -41,7 +41,7 @@ from typing import Any
 
 import click
 
-from embedkit.errors import DamagedError, UsageError, did_you_mean, first_line
+from embedkit.errors import DamagedError, RecipeError, UsageError, did_you_mean, first_line
 
 __all__ = ["Stage", "key_lines", "misplaced", "read_recipe"]
 
@@ -93,8 +93,9 @@ def read_recipe(
             for all stages of a command.
 
     Raises:
-        UsageError: there is no such file, or a name, type or value is wrong; the message says in
-            which line, and what the nearest right name is.
+        UsageError: there is no such file, or a setting has no place in it.
+        RecipeError: a name, type or value is wrong; the message says in which line, and what the
+            nearest right name is.
         DamagedError: it is no TOML.
     """
     try:
@@ -197,7 +198,7 @@ class _Reader:
                 tables[command,] = options
             tables |= {(command, name): inner for name, inner in named.items()}
         if not tables:
-            raise UsageError(f"{self._path} has no stage. Write one, such as [extract].")
+            raise RecipeError(f"{self._path} has no stage. Write one, such as [extract].")
         self._heads = set(tables)
         return dict(sorted(tables.items(), key=lambda item: self._line(item[0])))
 
@@ -322,10 +323,10 @@ class _Reader:
             key = key[:-1]
         return self._lines.get(key, 1)
 
-    def _error(self, key: Key, message: str) -> UsageError:
+    def _error(self, key: Key, message: str) -> RecipeError:
         table = key if key in self._heads else key[:-1] or key
         where = f" [{'.'.join(table)}]" if table[0] in self._content else ""
-        return UsageError(f"{self._path}:{self._line(key)}:{where} {message}")
+        return RecipeError(f"{self._path}:{self._line(key)}:{where} {message}")
 
 
 def _override(
