@@ -399,7 +399,8 @@ def _lines_and_rejects(
 ) -> tuple[list[bytes], list[Reject]]:
     """A corpus with line breaks in fields: its lines as ``sed -n Np`` counts them, its rejects."""
     long = f"good{inside}movie{inside}{inside}end"
-    rows = [("1", long), ("2", ""), ("3", long), ("4", " "), ("5", "ok"), ("6", ""), ("7", long)]
+    blank = f" {inside} "
+    rows = [("1", long), ("2", ""), ("3", long), ("4", blank), ("5", "ok"), ("6", ""), ("7", long)]
     if ending == "jsonl":
         lines = [json.dumps({"id": a, "text": b}) for a, b in rows]
         lines.insert(3, "")
