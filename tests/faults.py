@@ -35,6 +35,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+# read when the libraries are imported: a child of a process with OpenMP threads waits for them
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
 
 from tests.durable import KINDS, Disk, Trace, Tree, materialize

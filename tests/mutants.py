@@ -19,10 +19,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.faults import Child, Harness, base, prepare
+
+# isort: split
 from embedkit import artefacts, checksums, fsio, sklearn
 from embedkit.dataset import jobs, matrix_files, parquet_pages, schema, store
 from embedkit.runs import folder as run_folder
-from tests.faults import Child, Harness, base, prepare
 
 
 def _plant(owner: Any, name: str, value: Any) -> None:
