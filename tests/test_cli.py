@@ -8,13 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from embedkit import display
+from embedkit import __main__, display
 from embedkit.cli import main as cli
 from embedkit.cli.text import table_text
 from embedkit.encoding.encoder import Encoder
@@ -435,6 +437,17 @@ def test_version_and_module(here: Path) -> None:
     import embedkit
 
     assert fresh("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)
+
+
+def test_the_time_is_that_since_the_process_began(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (point,) = entry_points(group="console_scripts", name="embedkit")
+    assert point.load() is __main__.main
+    monkeypatch.setattr(__main__, "_STARTED", time.monotonic() - 2 * 3_600)
+    monkeypatch.setattr(cli, "main", __main__.main)
+    done = command("extract", "clean.tsv", "--model", str(tiny_model()), cwd=here)
+    assert ", in 2 h 0 min (encoding " in done.stdout + done.stderr
 
 
 def test_a_closed_pipe_is_no_error(here: Path) -> None:

@@ -23,7 +23,7 @@ def python(*arguments: str) -> Done:
 
 
 def test_a_sample_of_faults() -> None:
-    done = python("tests.faults", "--sample", "40", *COMMANDS)
+    done = python("tests.faults", "--sample", "60", *COMMANDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rows lost 0, wrong answers 0, tracebacks 0" in done.stdout
 

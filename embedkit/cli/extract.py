@@ -199,7 +199,7 @@ def _result_text(result: ExtractResult) -> str:
         first = (
             f"wrote {result.out}: {totals.accepted:,} rows × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
-            f"{duration_text(seconds_so_far())} ({speed:,.0f} tokens/s"
+            f"{duration_text(seconds_so_far())} (encoding {speed:,.0f} tokens/s"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
         )
     records = ledger_text(

@@ -34,15 +34,19 @@ from embedkit.machine import set_wait_policy
 __all__ = ["cli", "main"]
 
 
-def main() -> NoReturn:
-    """Run the command line and exit with the code that the README lists."""
+def main(started: float | None = None) -> NoReturn:
+    """Run the command line and exit with the code that the README lists.
+
+    Args:
+        started: when the process began, of ``time.monotonic()``; by default now.
+    """
     set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, _terminate)
     stdout = sys.stdout
     if isinstance(stdout, TextIOWrapper):  # names of files may hold what cannot be printed
         stdout.reconfigure(errors="backslashreplace")
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, obj=started)
     except EmbedkitError as error:
         _complain(str(error))
         code = error.exit_code

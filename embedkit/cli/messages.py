@@ -15,7 +15,6 @@ from embedkit.errors import EmbedkitError
 __all__ = ["Commands", "in_options", "quiet_notes", "seconds_so_far", "show_note"]
 
 _LOGGER = logging.getLogger("embedkit")
-_STARTED = "embedkit.started"
 
 
 class _Notes(logging.Handler):
@@ -50,7 +49,7 @@ class Commands(click.Group):
         _LOGGER.addHandler(_Notes())
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
-        ctx.meta[_STARTED] = time.monotonic()
+        ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj  # when it began
         try:
             return super().invoke(ctx)
         except EmbedkitError as error:
@@ -62,7 +61,7 @@ class Commands(click.Group):
 
 def seconds_so_far() -> float:
     """Wall time since the command was typed, the imports and the loading of a model included."""
-    return time.monotonic() - float(click.get_current_context().meta[_STARTED])
+    return time.monotonic() - float(click.get_current_context().obj)
 
 
 def quiet_notes(_context: click.Context, _option: click.Parameter, quiet: bool) -> bool:
