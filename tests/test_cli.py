@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -444,8 +445,8 @@ def test_the_time_is_that_since_the_process_began(
 ) -> None:
     (point,) = entry_points(group="console_scripts", name="embedkit")
     assert point.load() is __main__.main
-    monkeypatch.setattr(__main__, "_STARTED", time.monotonic() - 2 * 3_600)
-    monkeypatch.setattr(cli, "main", __main__.main)
+    started = time.monotonic() - 2 * 3_600
+    monkeypatch.setattr(cli, "main", partial(cli.main, started=started))
     done = command("extract", "clean.tsv", "--model", str(tiny_model()), cwd=here)
     assert ", in 2 h 0 min (encoding " in done.stdout + done.stderr
 

@@ -331,7 +331,7 @@ def test_a_mistake_stops_before_anything_starts(tmp_path: Path) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("seed = 1", "sead = 1"), "utf-8")
     done = command("run", "recipe.toml", cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 5
     assert done.stderr.splitlines() == [
         "embedkit: recipe.toml:13: [split.other] embedkit split has no option 'sead'. "
         "Did you mean 'seed'?"
