@@ -52,6 +52,7 @@ class Predictor:
         model: another location of the checkpoint of a run on vectors, if it was moved.
         few_texts: be ready soon, where the encoder of such a run can do without torch; many texts
             take longer.
+        verify: compare the models of a run with their checksums; without, damage goes unnoticed.
 
     Attributes:
         content: the content of ``run.json``; ``None`` for a checkpoint.
@@ -77,6 +78,7 @@ class Predictor:
         device: str = "auto",
         model: str | None = None,
         few_texts: bool = False,
+        verify: bool = True,
     ) -> None:
         self.run = Path(run)
         self.content: PredictionRun | None = None
@@ -93,7 +95,7 @@ class Predictor:
             self.content, classes = content, content.classes
             _readable(classes, label_names or {})  # before a model is loaded
             self._model = _MODELS[type(content)](
-                self.run, content, device=device, model=model, few_texts=few_texts
+                self.run, content, device=device, model=model, few_texts=few_texts, verify=verify
             )
         self.names = _readable(classes, label_names or {})
 
@@ -191,11 +193,12 @@ class _Trained:
     """A scikit-learn pipeline on vectors or on texts."""
 
     def __init__(
-        self, run: Path, content: TrainRun, *, device: str, model: str | None, few_texts: bool
-    ) -> None:
+        self, run: Path, content: TrainRun, *, device: str, model: str | None, few_texts: bool,
+        verify: bool,
+    ) -> None:  # fmt: skip
         from embedkit.classifiers.saved import load_model
 
-        self.predict_vectors = load_model(run)
+        self.predict_vectors = load_model(run, verify=verify)
         self._encoder: DatasetEncoder | None = None
         if content.views:
             self._encoder = encode_as(
@@ -210,13 +213,14 @@ class _Trained:
 
 
 def _finetuned(
-    run: Path, content: FinetuneRun, *, device: str, model: str | None, few_texts: bool
-) -> Any:
+    run: Path, content: FinetuneRun, *, device: str, model: str | None, few_texts: bool,
+    verify: bool,
+) -> Any:  # fmt: skip
     from embedkit.finetuning.inference import FinetunedRun
 
     if model is not None:
         raise UsageError(f"model={model!r}: {run} is a fine-tuned run, which has its own models.")
-    return FinetunedRun(run, content, device=device)
+    return FinetunedRun(run, content, device=device, verify=verify)
 
 
 def _checkpoint(name: str, *, device: str, model: str | None) -> tuple[Any, Sequence[str]]:

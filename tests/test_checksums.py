@@ -114,6 +114,18 @@ def test_a_bit_of_a_run(made: Path, tmp_path: Path, estimator: str) -> None:
     assert verify(original).files == len(names) - 1
 
 
+def test_damage_goes_unnoticed_where_that_is_asked_for(made: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(made / "lightgbm", tmp_path / "run"))
+    file = run / "model" / "booster.txt"
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(DamagedError, match=r"booster\.txt is damaged"):
+        Predictor(run, device="cpu")
+    assert Predictor(run, device="cpu", verify=False).names == Predictor(made / "lightgbm").names
+    for options, code in (((), 5), (("--no-verify",), 0)):
+        done = command("predict", run, "--text", "good", *options, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+
+
 def verify_strictly(run: Path) -> None:
     check_files(run)
 

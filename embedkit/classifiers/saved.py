@@ -60,14 +60,17 @@ def _repeatable(content: bytes) -> bytes:
     return written.getvalue()
 
 
-def load_model(run: Path) -> Callable[[Any], Any]:
+def load_model(run: Path, *, verify: bool = True) -> Callable[[Any], Any]:
     """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``.
+
+    With ``verify``, its files are compared with their checksums first.
 
     Raises:
         DamagedError: a file was changed since, or cannot be read.
         UsageError: it holds types that are never built.
     """
-    check_files(run, ["model"], advice="Make the run again.")
+    if verify:
+        check_files(run, ["model"], advice="Make the run again.")
     arrays = run / "model" / linear.FILE
     if arrays.is_file():
         return _fitting(linear.read_linear(arrays), arrays)

@@ -55,11 +55,13 @@ logger = logging.getLogger(__name__)
     option("--label-names", help="Readable names, such as 0=negative,1=positive."),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
     "--device",
+    option("--no-verify", is_flag=True,
+           help="Do not compare the models of a run with their checksums."),
 )  # fmt: skip
 def predict(
     run: str, corpus: str | None, single: str | None, pair: str | None, out: Path | None,
-    submission: str | None, label_names: str | None, model: str | None, device: str, as_json: bool,
-    quiet: bool, **settings: Any,
+    submission: str | None, label_names: str | None, model: str | None, device: str,
+    no_verify: bool, as_json: bool, quiet: bool, **settings: Any,
 ) -> int:  # fmt: skip
     """Predict labels of new texts with a run or a checkpoint.
 
@@ -87,7 +89,7 @@ def predict(
     corpus_plan = None if corpus in (None, "-") else _planned(Path(str(corpus)), settings)
     predictor = Predictor(
         run, label_names=parse_label_names(label_names), device=device, model=model,
-        few_texts=single is not None,
+        few_texts=single is not None, verify=not no_verify,
     )  # fmt: skip
     if single is not None:
         _show(predictor.predict([single], None if pair is None else [pair]), as_json)
