@@ -68,23 +68,24 @@ def summary(outputs: Path, model: str) -> list[str]:
     """What was found, where the page is, and three commands to try next."""
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
     tuned = read_run(runs / "finetuned")
+    both_languages = ", half of them English and half Korean," if model == MULTILINGUAL else ""
     found = (
         "found: embedkit turns texts into vectors of a language model, to classify and search "
-        f"them. Of {tuned.records.folds} support requests in 12 intents, a classifier on such "
-        f"vectors (the run frozen) gives {accuracy(runs / 'frozen')} the right intent, each "
-        f"predicted without having seen it; a classifier on word counts (tfidf) "
-        f"{accuracy(runs / 'tfidf')}; a classifier trained together with the last layers of the "
-        f"language model, for {tuned.settings['epochs']:g} epochs (finetuned), "
-        f"{accuracy(runs / 'finetuned')}. In brackets: 95% intervals."
+        f"them. Of {tuned.records.folds} support requests in 12 intents{both_languages} these got "
+        f"the right one in cross-validation: {accuracy(runs / 'frozen')} by a classifier on such "
+        f"vectors (the run frozen); {accuracy(runs / 'tfidf')} by one on weighted counts of words "
+        f"and letters (tfidf); {accuracy(runs / 'finetuned')} by one that was trained together "
+        f"with the last layers of the language model, for {tuned.settings['epochs']:g} epochs "
+        "only (finetuned). Guessing gets 8%; in brackets are 95% intervals."
     )
     if model == MULTILINGUAL:
         frozen, tfidf, english = (
             accuracy(both / n, "test") for n in ("frozen", "tfidf", "english")
         )
         found += (
-            f" Trained on the English requests alone, the first gives {frozen} of the Korean ones "
-            f"the right intent, the second {tfidf}; a classifier on vectors of a model that knows "
-            f"English only, and spells Korean out letter by letter, {english}."
+            " Of the Korean requests, after training on the English ones alone: "
+            f"{frozen} on vectors, {tfidf} on counts, {english} on vectors of a model that knows "
+            "English only."
         )
     asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
     command = shlex.quote(shown(Path(sys.executable).with_name("embedkit")))
@@ -93,9 +94,9 @@ def summary(outputs: Path, model: str) -> list[str]:
          ["search", shown(asked), "my money is still not back", "-k", "5"]),
         ("the intent of a new text",
          ["predict", shown(runs / "frozen"), "--text", "the zip broke on the first day"]),
-        ("vectors of another table of texts, such as your own",
+        ("vectors of another table with texts and labels; put your own in its place",
          ["extract", shown(CORPORA[0].with_name("reviews_en.tsv")), "--model", model,
-          "--out", shown(outputs / "mine"), "--overwrite"]),
+          "--out", shown(outputs / "mine")]),
     ]  # fmt: skip
     return [
         found,

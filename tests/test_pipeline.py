@@ -83,7 +83,7 @@ def reasons(folder: Path, *settings: str, text: str = RECIPE) -> list[str]:
 
 def test_what_is_up_to_date_is_skipped(tmp_path: Path, calls: list[list[str]]) -> None:
     corpus_of(tmp_path / "corpus.tsv")
-    assert reasons(tmp_path) == ["not done yet", "not done yet"]
+    assert reasons(tmp_path) == ["to do", "to do"]
     assert reasons(tmp_path) == ["up to date", "up to date"]
     assert len(calls) == 2
     assert statuses(run_recipe(stages_of(tmp_path), force=True)) == ["done", "done"]
@@ -214,7 +214,7 @@ def test_a_damaged_record_is_no_record(tmp_path: Path, calls: list[list[str]]) -
     assert json.loads(record.read_text("utf-8"))["stage"] == "split.other"
     for content in (b"", b"{}", b"\xff", b'{"status": "done", "made_from": {}}', b"[]"):
         record.write_bytes(content)
-        assert pipeline._plan(stages_of(tmp_path)[1]).reason == "not done yet"
+        assert pipeline._plan(stages_of(tmp_path)[1]).reason == "to do"
 
 
 def test_hashes_of_folders(tmp_path: Path) -> None:

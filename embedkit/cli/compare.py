@@ -197,7 +197,7 @@ def _blocks(table: Comparison) -> Iterator[str | Rows]:
         yield f"Differences in {table.metric}{unit} on the test set; p corrected for these pairs:"
         yield [_difference_cells(table, row, test=True) for row in table.rows]
     yield from (f"Not the same input: {visible(one.text)}." for one in table.inputs)
-    yield "Cost:"
+    yield "Cost; a frozen encoder is not counted on disk:"
     yield [_cost_cells(row.name, row.cost) for row in table.rows if row.cost]
 
 
@@ -262,8 +262,8 @@ def _cost_cells(name: str, cost: Cost) -> dict[str, str]:
     return {
         "method": visible(name),
         "fit s": number_text(cost.fit_seconds, ".1f"),
-        "s per 1,000 predictions": number_text(cost.predict_seconds),
-        "s per 1,000 encoded": number_text(cost.encode_seconds, ".1f"),
+        "encode, ms/text": number_text(cost.encode_seconds, ".1f"),
+        "predict, ms/text": number_text(cost.predict_seconds),  # seconds per 1,000 texts
         "peak memory": "–" if memory is None else bytes_text(memory),
         "trainable": number_text(cost.parameters, ","),
         "on disk": bytes_text(cost.size_bytes),

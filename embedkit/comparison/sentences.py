@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from embedkit.comparison.alerts import Alert
@@ -94,9 +95,13 @@ class Sentences:
         folds = sum(count for _, count in found.chosen)
         chosen = ", ".join(words("layer.folds", view=view, folds=count, all=folds)
                            for view, count in found.chosen)  # fmt: skip
-        first = words("layer.best", view=found.best) if found.level is None else words(
-            "layer.level", views=view_ranges(found.level), count=len(found.level), all=found.views
-        )  # fmt: skip
+        if found.level is None:
+            first = words("layer.best", view=found.best)
+        elif len(found.level) == 1 < found.views:
+            first = words("layer.alone", view=found.best, others=found.views - 1)
+        else:
+            first = words("layer.level", views=view_ranges(found.level), count=len(found.level),
+                          all=found.views)  # fmt: skip
         nested = found.nested
         return f"{first} " + words(
             "layer.chosen", views=chosen, metric=words.metric(found.metric),
@@ -176,11 +181,12 @@ class Sentences:
         given = [re.search(r"--split[ =](\S+)", run.content.command or "")
                  for run in compared.runs.all]  # fmt: skip
         split = next((found.group(1) for found in given if found), "split.parquet")
-        dataset = next((d.path.resolve().name for d in compared.datasets), "DATASET")
+        dataset = next((str(d.path) for d in compared.datasets), "DATASET")
         parts = ["embedkit", command, dataset, "--split", split, *options]
-        if compared.runs.runs[0].content.task == "regression":
+        run = compared.runs.runs[0]
+        if run.content.task == "regression":
             parts += ["--task", "regression"]
-        return " ".join([*parts, "--out", f"runs/{command}"])
+        return shlex.join([*parts, "--out", str(run.path.parent / command)])
 
 
 def _plain(words: Phrases, kind: str, values: dict[str, Any]) -> str:

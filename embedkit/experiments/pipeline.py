@@ -181,9 +181,9 @@ def _plan(stage: Stage) -> _Plan:
 def _reason(stage: Stage, made_from: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Why a stage has to run; empty if it is up to date."""
     if not stage.outputs:
-        return "leaves no file, runs every time"
+        return "runs every time, leaves no file"
     if not record:
-        return "not done yet"
+        return "to do"
     if record["status"] != DONE:
         return "was not finished"
     before = record["made_from"]
