@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from embedkit import fsio
@@ -138,19 +139,30 @@ def read_model(folder: Path) -> EncoderWithHead:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         head = json.loads((folder / HEAD_FILE).read_text("utf-8"))
-        model = EncoderWithHead(HeadConfig(encoder=config, **head))
+        with _NothingDrawn():
+            model = EncoderWithHead(HeadConfig(encoder=config, **head))
         stored = read_weights(folder)
         weights = _from_plain(stored, model) if is_plain_head(model.config) else {
             name.removeprefix(_OWN) if name.startswith(_OWN) else f"encoder.{name}": value
             for name, value in stored.items()
         }  # fmt: skip
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
         raise DamagedError(
             f"{folder} cannot be read: {first_line(error)}. Make the run again."
         ) from error
-    model.eval()
-    return model
+    return model.float().eval()
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Weights are 0 in place of drawn at random, which takes longer; they are read next."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0].zero_()
+        return func(*args, **(kwargs or {}))
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

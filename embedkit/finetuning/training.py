@@ -242,10 +242,6 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         lengths = np.array([n_seen(self.fold.texts[i]) for i in self.fold.train], np.int64)
         return LengthSampler(lengths, self.fold.options.batch_size, self.fold.seed)
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Return none: to count them, Trainer goes through all modules at every step."""
-        return 0
-
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
     ) -> Any:
