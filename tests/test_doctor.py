@@ -25,7 +25,7 @@ from embedkit.cli.main import cli
 from embedkit.doctor import checks as made
 from embedkit.doctor import diagnose as doctor
 from embedkit.doctor import report
-from embedkit.doctor.checks import CHECKS
+from embedkit.doctor.checks import _FORCED, CHECKS
 from embedkit.doctor.diagnose import diagnose
 from embedkit.doctor.report import NOTE, OK, PROBLEM, Check
 from embedkit.encoding import checkpoint, packed
@@ -327,6 +327,8 @@ def test_more_threads_than_the_container_allows(monkeypatch):
 
 
 def test_an_instruction_set_that_is_forced(monkeypatch):
+    for name in _FORCED:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     checks = found(monkeypatch, "processor")
     assert checks["processor"].status == NOTE

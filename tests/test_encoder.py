@@ -493,7 +493,8 @@ def test_old_folder_equals_the_plain_forward(tmp_path: Path, notes: list[str]) -
         ours = encoder.encode(texts, layer=layer)
         for vector, text in zip(ours, texts, strict=True):
             assert distance(vector, plain(text).hidden[layer].mean(0)).max() <= TOLERANCE
-    (notice,) = notes
+    # on some processors there is one on the forward pass too
+    (notice,) = (note for note in notes if "pytorch_model.bin" in note)
     assert "has only pytorch_model.bin, a pickle file; it is read by PyTorch's rest" in notice
 
 

@@ -143,19 +143,24 @@ def test_labels_by_chance_stay_unknown(tmp_path: Path) -> None:
     labels = random.permutation(np.arange(72) % 2)
     lines = [f"{text}\t{label}" for text, label in zip(texts, labels, strict=True)]
     (tmp_path / "c.tsv").write_text("\n".join(["text\tlabel", *lines, ""]), "utf-8")
-    tuned(tmp_path / "c.tsv", tmp_path / "run", epochs=36, learning_rate=1e-2, validation=0,
-          batch_size=4, warmup=0.0, folds=2)  # fmt: skip
-    embedkit.extract(tmp_path / "c.tsv", out=tmp_path / "data", model=str(tmp_path / "run"),
-                     pooling="cls", device="cpu")  # fmt: skip
-    data = embedkit.load(tmp_path / "data")
-    folds = np.array(data.column("fold"))
-    encoder = embedkit.Encoder.load(tmp_path / "run/model/fold-0", device="cpu")
-    trained = folds == 1
-    leaked = encoder.encode(texts, pooling="cls")[trained]
-    known = cross_val_score(LogisticRegression(), leaked, labels[trained], cv=3).mean()
-    honest = cross_val_score(LogisticRegression(), data.X, labels, groups=folds,
-                             cv=LeaveOneGroupOut()).mean()  # fmt: skip
-    assert known > 0.8
+
+    def known_and_honest(seed: int) -> tuple[float, float]:
+        run, made = tmp_path / f"run{seed}", tmp_path / f"data{seed}"
+        tuned(tmp_path / "c.tsv", run, epochs=36, learning_rate=1e-2, validation=0, batch_size=4,
+              warmup=0.0, folds=2, seed=seed)  # fmt: skip
+        embedkit.extract(tmp_path / "c.tsv", out=made, model=str(run), pooling="cls", device="cpu")
+        data = embedkit.load(made)
+        folds = np.array(data.column("fold"))
+        encoder = embedkit.Encoder.load(run / "model/fold-0", device="cpu")
+        trained = folds == 1
+        leaked = encoder.encode(texts, pooling="cls")[trained]
+        known = cross_val_score(LogisticRegression(), leaked, labels[trained], cv=3)
+        honest = cross_val_score(LogisticRegression(), data.X, labels, groups=folds,
+                                 cv=LeaveOneGroupOut())  # fmt: skip
+        return known.mean(), honest.mean()
+
+    # with other instructions a training takes another course, and may not memorize
+    _, honest = next(found for found in map(known_and_honest, range(5)) if found[0] > 0.8)
     assert honest < 0.65
 
 
