@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from typing import Any
@@ -181,7 +182,7 @@ class Sentences:
         given = [re.search(r"--split[ =](\S+)", run.content.command or "")
                  for run in compared.runs.all]  # fmt: skip
         split = next((found.group(1) for found in given if found), "split.parquet")
-        dataset = next((str(d.path) for d in compared.datasets), "DATASET")
+        dataset = next((os.path.normpath(d.path) for d in compared.datasets), "DATASET")
         parts = ["embedkit", command, dataset, "--split", split, *options]
         run = compared.runs.runs[0]
         if run.content.task == "regression":
