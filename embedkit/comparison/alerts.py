@@ -17,7 +17,7 @@ from embedkit.encoding.views import split_view
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.metrics import LOWER_IS_BETTER
 
-__all__ = ["Alert", "alerts_of"]
+__all__ = ["Alert", "alerts_of", "short_trainings"]
 
 _SMALL_CLASS = 20
 _CALIBRATION = 0.1
@@ -47,7 +47,7 @@ def alerts_of(
         for found in (
             _unfit(compared, verdict), _inputs(compared), _random_weights(compared),
             _cut(compared), _wrong_labels(cases), _duplicates(cases, texts), _small_classes(cases),
-            _calibration(compared, verdict), _seeds(compared), _short_training(compared),
+            _calibration(compared, verdict), _seeds(compared), short_trainings(compared),
         )
         for alert in found
     )  # fmt: skip
@@ -87,7 +87,7 @@ def _reaches(value: float, score: Any, lower: bool) -> bool:
     return bool(value <= score.high) if lower else bool(value >= score.low)
 
 
-def _short_training(compared: Compared) -> Iterator[Alert]:
+def short_trainings(compared: Compared) -> Iterator[Alert]:
     """A fine-tuned run most models of which were best in their last epoch: more could help."""
     for run in compared.runs.runs:
         content = run.content

@@ -7,7 +7,7 @@ import re
 import shlex
 from typing import Any
 
-from embedkit.comparison.alerts import Alert
+from embedkit.comparison.alerts import Alert, short_trainings
 from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.effects import Effect, Scale
 from embedkit.comparison.findings import LayerAnswer, PoolingAnswer, Verdict
@@ -141,7 +141,10 @@ class Sentences:
         if verdict.finetuned is not None and verdict.finetuned.name in verdict.unfit:
             return self._unfit("finetuned.unfit", name=words.method(verdict.finetuned.name)), ""
         if verdict.finetuned is not None:
-            return self._effect("finetuned.answer", verdict.finetuned), ""
+            said = [self._effect("finetuned.answer", verdict.finetuned)]
+            said += [self.alert(alert) for alert in short_trainings(self._compared)
+                     if alert.values["run"] == verdict.finetuned.name]  # fmt: skip
+            return " ".join(said), ""
         kinds = {run.content.kind for run in self._compared.runs.runs}
         if kinds == {"finetuned"}:
             return words("finetuned.alone"), ""

@@ -151,7 +151,8 @@ def read_model(folder: Path) -> EncoderWithHead:
         raise DamagedError(
             f"{folder} cannot be read: {first_line(error)}. Make the run again."
         ) from error
-    return model.float().eval()
+    model.float().eval()
+    return model
 
 
 class _NothingDrawn(TorchFunctionMode):
