@@ -50,8 +50,8 @@ class Predictor:
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
         model: another location of the checkpoint of a run on vectors, if it was moved.
-        few_texts: be ready soon, where the encoder of such a run can do without torch; many texts
-            take longer.
+        few_texts: be ready soon, where the encoder of a run can do without torch; many texts take
+            longer.
         verify: compare the models of a run with their checksums; without, damage goes unnoticed.
 
     Attributes:
@@ -216,10 +216,15 @@ def _finetuned(
     run: Path, content: FinetuneRun, *, device: str, model: str | None, few_texts: bool,
     verify: bool,
 ) -> Any:  # fmt: skip
-    from embedkit.finetuning.inference import FinetunedRun
-
     if model is not None:
         raise UsageError(f"model={model!r}: {run} is a fine-tuned run, which has its own models.")
+    if few_texts and device in ("auto", "cpu"):
+        from embedkit.finetuning.few_texts import FewTextsRun
+
+        if (found := FewTextsRun.load(run, content, verify=verify)) is not None:
+            return found
+    from embedkit.finetuning.inference import FinetunedRun
+
     return FinetunedRun(run, content, device=device, verify=verify)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ from embedkit.encoding.few_texts import FewTextsEncoder
 from embedkit.encoding.tokenization import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.vocabulary import load_tokenizer, open_tokenizer
+from embedkit.errors import DamagedError
+from embedkit.finetuning.few_texts import FewTextsRun
+from tests.finetune_fixtures import corpus_of, tuned
 from tests.processes import ROOT, environment
 
 TEXTS = ["The river bank.", "배를 타고 여행을 간다.", "", "one", "a " * 70, "[PAD] <pad> and [SEP]",
@@ -117,6 +121,44 @@ def test_tokens_are_those_of_transformers(model: str) -> None:
         assert type(open_tokenizer(moved).hf) is type(theirs.hf)
 
 
+@pytest.mark.parametrize(("family", "settings"), [
+    ("bert", {"head": "cls"}),
+    ("bert", {"head": "mean", "one_logit": True}),
+    ("bert", {"head": "pooler", "one_logit": True}),
+    ("bert", {"head": "pooler", "task": "regression"}),
+    ("bert", {"head": "mean", "freeze_layers": "embeddings", "prefix": "the bus "}),
+    ("xlm-roberta", {"head": "pooler"}),
+])  # fmt: skip
+def test_a_fine_tuned_run_predicts_the_same(
+    tiny: Callable[[str], Path], tmp_path: Path, family: str, settings: dict[str, Any]
+) -> None:
+    tuned(corpus_of(tmp_path / "c.tsv", count=30), tmp_path / "run", model=str(tiny(family)),
+          epochs=1, folds=2, max_length=12, **settings)  # fmt: skip
+    usual = embedkit.Predictor(tmp_path / "run", device="cpu")
+    few = embedkit.Predictor(tmp_path / "run", device="cpu", few_texts=True)
+    assert isinstance(few._model, FewTextsRun)
+    assert not isinstance(usual._model, FewTextsRun)
+    expected = usual.predict_proba(TEXTS)
+    assert np.allclose(few.predict_proba(TEXTS), expected, rtol=1e-5, atol=1e-5)
+    assert np.ptp(expected, axis=0).max() > 1e-4
+    if settings == {"head": "cls"}:
+        file = next((tmp_path / "run").glob("model/fold-1/*.safetensors"))
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(DamagedError, match=r"fold-1/model\.safetensors is damaged"):
+            embedkit.Predictor(tmp_path / "run", device="cpu", few_texts=True)
+
+
+@pytest.mark.parametrize("settings", [{"head": "cnn"}, {"mix_layers": 2}, {"on_long": "window"}])
+def test_other_fine_tuned_runs_are_left_to_torch(tmp_path: Path, settings: dict[str, Any]) -> None:
+    tuned(corpus_of(tmp_path / "c.tsv", count=30), tmp_path / "run", epochs=1, folds=2,
+          max_length=12, **settings)  # fmt: skip
+    predictor = embedkit.Predictor(tmp_path / "run", few_texts=True)
+    assert not isinstance(predictor._model, FewTextsRun)
+    assert predictor.predict(["the movie was good"])[0].label in "01"
+
+
 IMPORTED = """
 import sys
 from embedkit.cli.main import main
@@ -130,19 +172,23 @@ finally:
 def test_a_single_prediction_imports_little(tmp_path: Path) -> None:
     """What takes longer to import than a text takes: torch, transformers, estimators, tables."""
     texts = [f"{word} {number}" for number in range(6) for word in ("river", "money")]
-    embedkit.extract([{"text": t, "label": t.split()[0]} for t in texts], out=tmp_path / "data")
-    embedkit.train(tmp_path / "data", out=tmp_path / "run", folds=2, tune=False)
-    ran = subprocess.run(
-        [sys.executable, "-c", IMPORTED, "predict", "run", "--text", "the river"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    loaded = set(ran.stderr.split())
-    assert "embedkit.encoding.few_texts" in loaded
+    records = [{"text": t, "label": t.split()[0]} for t in texts]
+    embedkit.extract(records, out=tmp_path / "data")
+    embedkit.train(tmp_path / "data", out=tmp_path / "trained", folds=2, tune=False)
+    tuned(corpus_of(tmp_path / "c.tsv", count=30), tmp_path / "tuned", epochs=1, folds=2)
     heavy = {"torch", "transformers", "sklearn", "skops", "scipy", "pandas", "lightgbm", "rich",
              "matplotlib", "pyarrow.dataset", "huggingface_hub.file_download"}  # fmt: skip
-    assert loaded & heavy == set()
-    predictor = embedkit.Predictor(tmp_path / "run", device="cpu")
-    found = predictor.predict(["the river"])[0]
-    assert ran.stdout.startswith(f"{found.label}\t{found.label} {max(found.proba.values()):.3f}")
-    few = embedkit.Predictor(tmp_path / "run", few_texts=True).predict_proba(TEXTS[:2])
+    for run in ("trained", "tuned"):
+        ran = subprocess.run(
+            [sys.executable, "-c", IMPORTED, "predict", run, "--text", "the river"],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        loaded = set(ran.stderr.split())
+        assert "embedkit.encoding.few_texts" in loaded
+        assert loaded & heavy == set()
+        found = embedkit.Predictor(tmp_path / run, device="cpu").predict(["the river"])[0]
+        shown = f"{found.label}\t{found.label} {max(found.proba.values()):.3f}"
+        assert ran.stdout.startswith(shown)
+    predictor = embedkit.Predictor(tmp_path / "trained", device="cpu")
+    few = embedkit.Predictor(tmp_path / "trained", few_texts=True).predict_proba(TEXTS[:2])
     assert np.allclose(few, predictor.predict_proba(TEXTS[:2]), rtol=0, atol=1e-5)

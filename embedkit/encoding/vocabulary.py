@@ -23,6 +23,7 @@ from embedkit.encoding.tokenization import (
 from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
 
 __all__ = [
+    "FileTokenizer",
     "check_max_length",
     "choose_max_length",
     "load_tokenizer",
@@ -108,13 +109,13 @@ def open_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     if checkpoint.source != "package":
         return load_tokenizer(checkpoint)
     return TextTokenizer(
-        _FileTokenizer(checkpoint),
+        FileTokenizer(checkpoint),
         pad_id=int(checkpoint.config["pad_token_id"]),
         type_vocab=int(checkpoint.config["type_vocab_size"]),
     )
 
 
-class _FileTokenizer:
+class FileTokenizer:
     """What :class:`TextTokenizer` needs of a tokenizer of transformers, from ``tokenizer.json``."""
 
     is_fast, truncation_side = True, "right"
