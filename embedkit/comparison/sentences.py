@@ -35,7 +35,7 @@ class Sentences:
         chosen, effect = words.method(verdict.chosen), verdict.effect
         baseline = words.method(self._compared.table.baseline)
         if verdict.chosen in verdict.unfit:
-            return self._unfit("title.unfit")
+            return self._worse_than_majority("title.unfit")
         if effect is None:
             return words("title.baseline", baseline=baseline)
         key = effect.word
@@ -139,7 +139,9 @@ class Sentences:
     def _finetuned(self, verdict: Verdict) -> tuple[str, str]:
         words = self._words
         if verdict.finetuned is not None and verdict.finetuned.name in verdict.unfit:
-            return self._unfit("finetuned.unfit", name=words.method(verdict.finetuned.name)), ""
+            return self._worse_than_majority(
+                "finetuned.unfit", name=words.method(verdict.finetuned.name)
+            ), ""
         if verdict.finetuned is not None:
             said = [self._effect("finetuned.answer", verdict.finetuned)]
             said += [self.alert(alert) for alert in short_trainings(self._compared)
@@ -150,7 +152,7 @@ class Sentences:
             return words("finetuned.alone"), ""
         return words("untried"), self._command("finetune")
 
-    def _unfit(self, key: str, **more: str) -> str:
+    def _worse_than_majority(self, key: str, **more: str) -> str:
         """What is said of runs that are worse than the majority in the metric of that."""
         metric = "log_loss" if self._compared.runs.records.classes else "rmse"
         words = self._words

@@ -20,7 +20,6 @@ from embedkit.encoding.few_texts import FewTextsEncoder
 from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.vocabulary import FileTokenizer
-from embedkit.errors import EmbedkitError
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.training_content import Tokens
 from embedkit.types import Float64
@@ -66,7 +65,7 @@ class FewTextsRun:
             if tokenizer is None:
                 return None
             found = [_Model.load(run / name, tokenizer) for name in names]
-        except (EmbedkitError, OSError, ValueError, LookupError):  # of which the other one tells
+        except Exception:  # whatever it is, the usual way names it
             return None
         models = [model for model in found if model is not None]
         if len(models) < len(names):

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import init
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -156,14 +157,17 @@ def read_model(folder: Path) -> EncoderWithHead:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Weights are 0 in place of drawn at random, which takes longer; they are read next."""
+    """No weights are drawn at random, which takes longer than reading those that replace them."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func in (Tensor.normal_, Tensor.uniform_):
+        given = kwargs or {}
+        if func in (init.normal_, init.uniform_):
+            return args[0] if args else given["tensor"]
+        if func in (Tensor.normal_, Tensor.uniform_):  # drawn again until it is within bounds
             return args[0].zero_()
-        return func(*args, **(kwargs or {}))
+        return func(*args, **given)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
