@@ -24,6 +24,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
 from embedkit.runs.figures import png_of
 from tests.models import Plain, build
+from tests.processes import logging_as_before
 
 LONGEST = ("test_readme", "test_same_bits", "test_workflows", "test_report_browser", "test_report")
 MEMORY_PER_WORKER = 2_500_000_000
@@ -71,6 +72,12 @@ def _no_figures() -> Iterator[None]:
     """Figures of runs are not drawn, except in tests with the marker ``figures``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png_of", lambda _: b"a figure")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    with logging_as_before():
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import logging
 import multiprocessing
 import os
 import signal
@@ -11,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def command(*arguments: str | Path, cwd: Path, stdin: bytes | None = None) -> Do
     typed = ["embedkit", *map(str, arguments)]
     with (
         pytest.MonkeyPatch.context() as patch,
+        logging_as_before(),
         CliRunner(env={"COLUMNS": "100"}, **_TWO_STREAMS).isolation(stdin) as (out, err, *_),
     ):
         patch.chdir(cwd)
@@ -61,6 +63,18 @@ def command(*arguments: str | Path, cwd: Path, stdin: bytes | None = None) -> Do
         printed = out.getvalue().decode(), err.getvalue().decode()
     assert isinstance(ended.value.code, int)
     return Done(typed, ended.value.code, *printed)
+
+
+@contextmanager
+def logging_as_before() -> Iterator[None]:
+    """What a command sets for its process, such as ``--quiet``, is not for the tests after it."""
+    logger = logging.getLogger("embedkit")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        logger.propagate, logger.handlers[:] = before[1], before[2]
 
 
 def environment() -> dict[str, str]:
