@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from embedkit import fsio
 from embedkit.decoding import decode, read_json
@@ -25,6 +26,8 @@ from embedkit.errors import DamagedError
 from embedkit.machine import usable_cores
 
 __all__ = ["BLOCK", "block_sums", "check_files", "file_sums", "is_sealed", "seal"]
+
+T = TypeVar("T")
 
 BLOCK = 1 << 24
 """Bytes of a block."""
@@ -48,14 +51,36 @@ def seal(folder: Path, *, leave_out: str | None = None) -> None:
     }
     large = {name: file for name, file in files.items() if file.stat().st_size > BLOCK}
     if large:
-        sums = {name: block_sums(file, file.stat().st_size) for name, file in large.items()}
+        sums = _of_each(large, lambda file: block_sums(file, file.stat().st_size))
         content = json.dumps({"block": BLOCK, "files": sums}, indent=1) + "\n"
         fsio.write_durably(folder / _BLOCKS, content.encode(), scratch=folder)
         files[_BLOCKS] = folder / _BLOCKS
     elif (folder / _BLOCKS).is_file():  # of an earlier attempt
         fsio.remove_file(folder / _BLOCKS)
-    lines = [f"{fsio.file_sha256(file)}  {name}\n" for name, file in sorted(files.items())]
+    found = _of_each(files, fsio.file_sha256)
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(found.items())]
     fsio.write_durably(folder / _NAME, "".join(lines).encode(), scratch=folder)
+
+
+def _of_each(files: Mapping[str, Path], digest: Callable[[Path], T]) -> dict[str, T]:
+    """Digests by name; one file under several names (models share frozen weights) is read once."""
+    known: dict[Hashable, T] = {}
+    found = {}
+    for name, file in files.items():
+        key = _identity(file, name)
+        if key not in known:
+            known[key] = digest(file)
+        found[name] = known[key]
+    return found
+
+
+def _identity(file: Path, name: str) -> Hashable:
+    """The same for all names of one file; its own for a file that is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return name
+    return (status.st_dev, status.st_ino) if status.st_nlink > 1 else name
 
 
 def is_sealed(folder: Path) -> bool:
@@ -80,6 +105,7 @@ def check_files(
         DamagedError: a file is missing or has other content, or the checksums cannot be read.
     """
     size = 0
+    compared: set[Hashable] = set()
     try:
         sums = file_sums(folder)
         blocks = _blocks(folder, sums)
@@ -89,7 +115,9 @@ def check_files(
             if not listed:
                 raise _DifferenceError(f"{folder / _NAME} does not list {wanted}")
             for name in listed:
-                size += _compare(folder / name, sums[name], blocks.get(name))
+                if (one := (_identity(folder / name, name), sums[name])) not in compared:
+                    size += _compare(folder / name, sums[name], blocks.get(name))
+                    compared.add(one)
     except _DifferenceError as error:
         raise DamagedError(f"{error}. {advice}") from error
     return size

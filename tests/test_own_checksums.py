@@ -18,7 +18,7 @@ import pytest
 
 import embedkit
 from embedkit import checksums, fsio
-from embedkit.checksums import check_files, seal
+from embedkit.checksums import block_sums, check_files, seal
 from embedkit.dataset.store import VectorData
 from embedkit.decoding import read_table
 from embedkit.encoding.encoder import Encoder
@@ -156,6 +156,33 @@ def test_a_large_file_is_compared_by_its_blocks(tmp_path: Path, small_blocks: in
             check_files(tmp_path, ["large"])
     seal(tmp_path)  # again, with the file itself in the folder
     assert check_files(tmp_path) == len(content) + 5 + (tmp_path / "SHA256BLOCKS").stat().st_size
+
+
+def test_a_file_under_several_names_is_read_once(
+    tmp_path: Path, small_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(file: Path, size: int) -> list[str]:
+        read.append(file.name)
+        return block_sums(file, size)
+
+    monkeypatch.setattr("embedkit.checksums.block_sums", counted)
+    for name in ("a", "b", "same"):
+        (tmp_path / name).write_bytes(3_000 * b"x" if name == "same" else name.encode() * 3_000)
+    (tmp_path / "c").hardlink_to(tmp_path / "a")
+    seal(tmp_path)
+    assert read == ["a", "b", "same"]
+    assert check_files(tmp_path, ["a", "b", "c"]) == 6_000
+    assert read[3:] == ["a", "b"]
+    for names in (["a"], ["c"], ["b", "c"]):
+        for _ in flips(tmp_path / "a", 10):
+            with pytest.raises(DamagedError, match=f"{names[-1]} is damaged"):
+                check_files(tmp_path, names)
+    (tmp_path / "c").unlink()  # now another file, which has to be read
+    (tmp_path / "c").write_bytes(3_000 * b"y")
+    with pytest.raises(DamagedError, match="c is damaged"):
+        check_files(tmp_path, ["a", "b", "c"])
 
 
 def test_blocks_of_another_size_and_of_earlier_versions(
