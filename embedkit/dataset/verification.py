@@ -235,5 +235,6 @@ def require_ok(found: Verification, path: Path) -> None:
         listed = "; ".join(found.problems[:5])
         more = f"; and {len(found.problems) - 5} more" if len(found.problems) > 5 else ""
         raise DamagedError(
-            f"{path} is not what was written: {listed}{more}. Make it again with overwrite=True."
+            f"{path} is not what was written: {listed}{more}. Make it again, with the option "
+            "overwrite."
         )
