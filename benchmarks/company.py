@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.cpu import PACKAGES, SIBLING, corpora
+from benchmarks.cpu import CORPORA, PACKAGES, corpora
 from benchmarks.measure import describe, table
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenization import TokenizerSettings
@@ -42,7 +42,7 @@ SITUATIONS = ("alone", "beside another", "beside a default", "beside 1 hog", "be
 def main() -> None:
     """Print a table: tokens per second by setting and situation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--corpora", type=Path, default=SIBLING)
+    parser.add_argument("--corpora", type=Path, default=CORPORA)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--foreign", type=float, default=0.03)

@@ -43,7 +43,7 @@ from embedkit.encoding.views import View, parse_view
 from embedkit.machine import maxrss_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
-SIBLING = ROOT.parent / "shared" / "data"
+CORPORA = Path(os.environ.get("EMBEDKIT_TEST_CORPORA", ROOT / "data"))
 PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "tokenizers",
             "numpy", "pandas", "pyarrow")  # fmt: skip
 SHORT_TEXTS = 1_000
@@ -64,7 +64,7 @@ class Findings:
 def main() -> None:
     """Print everything as Markdown and draw the bar chart."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--corpora", type=Path, default=SIBLING)
+    parser.add_argument("--corpora", type=Path, default=CORPORA)
     parser.add_argument("--memory", default="2000,10000", help="records, separated by commas")
     parser.add_argument("--only", choices=sorted(SECTIONS), action="append")
     parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")

@@ -1,6 +1,6 @@
 """From stored vectors to scores: what embedkit adds to bare scikit-learn, and a whole probe.
 
-    python -m benchmarks.results [--corpus FILE] [--only fitting]
+    python -m benchmarks.results --corpus ratings_train.txt [--only fitting]
 
 ``train`` is the whole call: reading the view, folds, scores with intervals, the model fitted on all
 folds, figures, files. Beside it stand the bare fits on arrays that are already in memory: those of
@@ -23,15 +23,13 @@ import embedkit
 import embedkit.runs.folder
 from benchmarks.measure import describe, in_turn, table
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("scikit-learn", "lightgbm", "numpy", "torch", "pyarrow")
 ROUNDS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = ROOT.parent / "shared" / "data" / "nsmc" / "ratings_train.txt"
-    parser.add_argument("--corpus", type=Path, default=default, help="labelled, 20,000 or more")
+    parser.add_argument("--corpus", type=Path, required=True, help="labelled, 20,000 or more")
     parser.add_argument("--only", choices=["fitting", "probing"])
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)

@@ -15,7 +15,7 @@ from scipy import optimize, special, stats
 from sklearn import metrics
 
 from embedkit.checksums import seal
-from embedkit.cli.compare import comparison_markdown, comparison_text
+from embedkit.cli.compare import comparison_markdown, comparison_text, verdict_text
 from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.compare import Comparison, compare
@@ -577,6 +577,23 @@ def test_a_probe_is_no_row(tmp_path: Path) -> None:
     assert [row.name for row in compared.table.rows if row.path] == ["a"]
     with pytest.raises(UsageError, match="none of the runs has predictions"):
         compare([tmp_path / "p/probe"])
+
+
+def test_of_several_probes_the_best_one_answers(tmp_path: Path) -> None:
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=50)
+    random_runs(tmp_path / "p", ["first", "best", "other"], n=50)
+    best = {"first": ("accuracy", 0.6), "best": ("accuracy", 0.8), "other": ("log_loss", 0.9)}
+    for name, (metric, value) in best.items():
+        score = {"value": value, "low": value - 0.1, "high": value + 0.1}
+        view = {"name": "mean_1", "score": score, "control": 0.5, "control_sd": 0.0,
+                "selectivity": 0.1, "chosen": 5}  # fmt: skip
+        edit_run(tmp_path / "p" / name, kind="probe", metric=metric, majority=0.5, views=[view],
+                 nested=score, random_weights={}, cka=())  # fmt: skip
+    compared = compare([path, *(tmp_path / "p" / name for name in best)])
+    assert [probe.name for probe in compared.runs.probes] == ["best", "first", "other"]
+    answers = " ".join(verdict_text(compared).split())
+    assert "Which layer? best: Highest: mean_1." in answers
+    assert "80.0 % (70.0 to 90.0)" in answers
 
 
 def test_names_and_measures(tmp_path: Path) -> None:

@@ -92,12 +92,12 @@ class Verdict:
         score: its score.
         effect: against the baseline; ``None`` where it is the baseline itself.
         unfit: runs that are left out of the choice.
-        layer: of the first probe.
-        pooling: of the first probe, if it has several.
+        layer: of the best probe.
+        pooling: of the best probe, if it has several.
         blend: the best blend against the best run.
         finetuned: the best fine-tuned run against the best other run, each among those that are
             fit to be chosen, if there are such.
-        curve: of the first probe.
+        curve: of the best probe that has one.
     """
 
     chosen: str
@@ -131,14 +131,14 @@ def verdict_of(compared: Compared, scale: Scale) -> Verdict:
     if best.name != table.baseline:
         found = compared.differences[best.name, table.baseline]
         effect = effect_of(best.name, table.baseline, found, scale)
-    probe = compared.runs.probes[0] if compared.runs.probes else None
+    probes = compared.runs.probes
     return Verdict(
         best.name, best.scores[table.metric], effect, left_out,
-        None if probe is None else _layer(probe),
-        None if probe is None else _pooling(probe),
+        _layer(probes[0]) if probes else None,
+        _pooling(probes[0]) if probes else None,
         _best_of(compared, scale, [r for r in table.rows if r.kind == "blend"], best),
         _finetuned(compared, scale, sorted(runs, key=lambda row: row.name in left_out)),
-        None if probe is None else _curve(probe),
+        next(filter(None, map(_curve, probes)), None),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.content import PredictionRun, ProbeRun
 from embedkit.runs.folder import read_run
+from embedkit.runs.metrics import LOWER_IS_BETTER
 from embedkit.runs.predictions import Predictions, read_predictions
 
 __all__ = ["LoadedProbe", "LoadedRun", "RunSet", "read_runs"]
@@ -53,7 +54,8 @@ class RunSet:
 
     Attributes:
         runs: those with predictions, as they were given.
-        probes: those that score every layer, which have no predictions.
+        probes: those that score every layer, which have no predictions; best first, by the score
+            of views chosen in inner folds, in the metric of the one that was given first.
     """
 
     runs: tuple[LoadedRun, ...]
@@ -117,7 +119,17 @@ def read_runs(paths: Sequence[str | Path]) -> RunSet:
     runs = _with_shared_records(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
-    return RunSet(tuple(runs), tuple(probes))
+    return RunSet(tuple(runs), tuple(_best_first(probes)))
+
+
+def _best_first(probes: list[LoadedProbe]) -> list[LoadedProbe]:
+    if not probes:
+        return []
+    metric = probes[0].content.metric
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    return sorted(
+        probes, key=lambda one: (one.content.metric != metric, sign * one.content.nested.value)
+    )
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -103,9 +103,8 @@ def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Itera
     yield from charts_of(content, words)
     for number, probe in enumerate(compared.runs.probes, 1):
         yield Chart(f"layers-{number}", partial(heat_map, probe, words))
-    if compared.runs.probes and curves_of(compared.runs.probes[0]):
-        yield Chart("curve", partial(curve, compared.runs.probes[0], _styles(compared, content),
-                                     words))  # fmt: skip
+    for probe in [one for one in compared.runs.probes if curves_of(one)][:1]:
+        yield Chart("curve", partial(curve, probe, _styles(compared, content), words))
     logs = [(run.name, training_log(run.path)) for run in compared.runs.runs]
     for number, (name, entries) in enumerate(((n, log) for n, log in logs if log), 1):
         yield Chart(f"training-{number}", partial(training_chart, name, entries, words))

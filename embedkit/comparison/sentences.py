@@ -7,10 +7,11 @@ import re
 import shlex
 from typing import Any
 
+from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.alerts import Alert, short_trainings
 from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.effects import Effect, Scale
-from embedkit.comparison.findings import LayerAnswer, PoolingAnswer, Verdict
+from embedkit.comparison.findings import PoolingAnswer, Verdict
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.encoding.views import split_view, view_ranges
 
@@ -81,7 +82,7 @@ class Sentences:
         return [
             (self._words(f"question.{name}"), *found)
             for name, found in (
-                ("layer", self._layer(verdict.layer)),
+                ("layer", self._layer(verdict)),
                 ("pooling", self._pooling(verdict)),
                 ("blend", self._blend(verdict)),
                 ("finetuned", self._finetuned(verdict)),
@@ -89,10 +90,11 @@ class Sentences:
             )
         ]
 
-    def _layer(self, found: LayerAnswer | None) -> tuple[str, str]:
+    def _layer(self, verdict: Verdict) -> tuple[str, str]:
         words = self._words
+        found = verdict.layer
         if found is None:
-            return words("untried"), self._command("probe")
+            return words("untried"), self._command(verdict, "probe")
         folds = sum(count for _, count in found.chosen)
         chosen = ", ".join(words("layer.folds", view=view, folds=count, all=folds)
                            for view, count in found.chosen)  # fmt: skip
@@ -104,6 +106,8 @@ class Sentences:
             first = words("layer.level", views=view_ranges(found.level), count=len(found.level),
                           all=found.views)  # fmt: skip
         nested = found.nested
+        if len(self._compared.runs.probes) > 1:
+            first = f"{found.run}: {first}"
         return f"{first} " + words(
             "layer.chosen", views=chosen, metric=words.metric(found.metric),
             score=words.score(nested.value, found.metric),
@@ -115,7 +119,7 @@ class Sentences:
         found = verdict.pooling
         if found is None:
             if verdict.layer is None:
-                return words("untried"), self._command("probe")
+                return words("untried"), self._command(verdict, "probe")
             return words("pooling.only", pooling=split_view(verdict.layer.best)[0]), ""
         (pooling, view), *others = found.best
         score = words.score(view.score.value, found.metric)
@@ -150,7 +154,7 @@ class Sentences:
         kinds = {run.content.kind for run in self._compared.runs.runs}
         if kinds == {"finetuned"}:
             return words("finetuned.alone"), ""
-        return words("untried"), self._command("finetune")
+        return words("untried"), self._command(verdict, "finetune")
 
     def _worse_than_majority(self, key: str, **more: str) -> str:
         """What is said of runs that are worse than the majority in the metric of that."""
@@ -172,7 +176,7 @@ class Sentences:
         words = self._words
         found = verdict.curve
         if found is None:
-            return words("untried"), self._command("probe", "--learning-curve")
+            return words("untried"), self._command(verdict, "probe", "--learning-curve")
         scale = Scale(found.metric, False, words.is_percent(found.metric), self._scale.worth)
         other = Phrases(words.lang, self._compared, scale)
         return words(
@@ -181,15 +185,20 @@ class Sentences:
             interval=other.change(found.rise),
         ), ""  # fmt: skip
 
-    def _command(self, command: str, *options: str) -> str:
-        """Return the command that would answer a question, for the same data and split."""
+    def _command(self, verdict: Verdict, command: str, *options: str) -> str:
+        """Return the command that would answer a question, for the best run's data and split."""
         compared = self._compared
         given = [re.search(r"--split[ =](\S+)", run.content.command or "")
                  for run in compared.runs.all]  # fmt: skip
         split = next((found.group(1) for found in given if found), "split.parquet")
-        dataset = next((os.path.normpath(d.path) for d in compared.datasets), "DATASET")
+        run = next(run for run in compared.runs.runs if run.name == verdict.chosen)
+        made_from = run.content.dataset.fingerprint
+        found = sorted(compared.datasets, key=lambda d: d.manifest.fingerprint != made_from)
+        dataset = os.path.normpath(found[0].path) if found else "DATASET"
         parts = ["embedkit", command, dataset, "--split", split, *options]
-        run = compared.runs.runs[0]
+        model = found[0].manifest.names.model if found else DEFAULT_MODEL
+        if command == "finetune" and model != DEFAULT_MODEL:
+            parts += ["--model", model]
         if run.content.task == "regression":
             parts += ["--task", "regression"]
         return shlex.join([*parts, "--out", str(run.path.parent / command)])
