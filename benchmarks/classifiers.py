@@ -5,7 +5,8 @@
 For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
 with one thread. Peers are ``LogisticRegression()`` on the vectors as they are, the same behind
 ``Normalizer``, and ``LogisticRegressionCV(Cs=10)`` behind ``StandardScaler``. The corpora are those
-of ``data/``; with ``--corpora`` also samples of NSMC.
+of ``data/``; with ``--corpora`` also KoBEST WiC (pairs), KorSTS (the genre of a sentence) and
+samples of NSMC.
 """
 
 from __future__ import annotations
@@ -64,8 +65,13 @@ def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Path
     """Name, file and reading options of each corpus."""
     for language in ("en", "ko"):
         yield f"reviews {language}", OWN / f"reviews_{language}.tsv", {}
+        yield f"requests {language}", OWN / f"requests_{language}.tsv", {"label": "intent"}
     if folder is None:
         return
+    pair = {"text": "SENTENCE1", "text_pair": "SENTENCE2", "label": "ANSWER", "id": "ID"}
+    yield "KoBEST WiC", folder / "kobest_wic/train.tsv", pair
+    genre = {"text": "sentence1", "label": "genre"}
+    yield "KorSTS, genre", folder / "korsts/sts-train.tsv", genre
     for count in records:
         yield f"NSMC {count:,}", folder / "nsmc/ratings_train.txt", {"sample": count}
 
@@ -78,7 +84,8 @@ def compare(name: str, dataset: Path) -> None:
     settings = EstimatorSettings()
     seconds, found = {}, {}
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
+        for kind in (ConvergenceWarning, FutureWarning):
+            warnings.simplefilter("ignore", kind)
         started = time.process_time()
         ours = cross_validate(data.X, target, split, settings, threads=1).predictions
         seconds["embedkit"] = time.process_time() - started

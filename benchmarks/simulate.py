@@ -1,6 +1,7 @@
 """Error rates by simulation: how often verdicts are wrong and intervals miss a known truth.
 
     python -m benchmarks.simulate [--repetitions 1000] [--only single several blends]
+    python -m benchmarks.simulate --only single --worlds values --repetitions 4000
 
 Every world draws labels and predictions of methods from a known distribution: records that are
 independent, groups whose records resemble each other, repeated texts, rare positives. Scores,
@@ -266,11 +267,14 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=1_000, help="random signs of a test")
     parser.add_argument("--only", nargs="+", default=["single", "several", "blends"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[200, 2_000])
+    names = [world.name for world in WORLDS]
+    parser.add_argument("--worlds", nargs="+", choices=names, default=names, metavar="WORLD")
     options = parser.parse_args()
+    worlds = [world for world in WORLDS if world.name in options.worlds]
     how = {"repetitions": options.repetitions, "flips": options.flips}
     fewer = how | {"repetitions": options.repetitions * 2 // 5}
     if "single" in options.only:
-        for world in WORLDS:
+        for world in worlds:
             found = {n: single(world, n, **how) for n in options.sizes}
             print(f"\ntwo methods: {world.name}\n")
             names = list(found[options.sizes[0]])
@@ -280,7 +284,7 @@ def main() -> None:
                 for n in options.sizes
             })  # fmt: skip
     if "several" in options.only:
-        for world in (w for w in WORLDS if w.name in ("independent", "groups of 10", "values")):
+        for world in (w for w in worlds if w.name in ("independent", "groups of 10", "values")):
             columns = {
                 f"{methods} methods, {n}": several(world, n, methods, **fewer)
                 for methods in (3, 8, 12) for n in options.sizes
