@@ -11,7 +11,7 @@ help:
 	@echo "make test      install into $(VENV), then run the quick tests"
 	@echo "make test-all  install into $(VENV), then run the slow tests too"
 	@echo "make test-oldest  the core tests with constraints-oldest.txt (Python 3.11 or 3.12)"
-	@echo "make test-faults  every command under disk errors, kills, power cuts and hostile files (30 minutes)"
+	@echo "make test-faults  every command under disk errors, kills, power cuts; faults planted in storing and statistics (40 minutes)"
 	@echo "make fuzz      files that nobody wrote, through the readers (7 minutes)"
 	@echo "make check     lint, format and types"
 	@echo "make bench     measure"
@@ -60,6 +60,7 @@ test-oldest: $(OLDEST)/.installed
 test-faults: install
 	$(BIN)/python -m tests.faults --workers 2
 	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.planted
 	$(PYTEST) -q tests/test_hostile_files.py tests/test_damaged_shards.py tests/test_terminal.py
 
 # atheris has no wheel for every Python and system: hypothesis alone then

@@ -12,6 +12,7 @@ samples of NSMC.
 from __future__ import annotations
 
 import argparse
+import csv
 import tempfile
 import time
 import warnings
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.pipeline import make_pipeline
@@ -61,15 +63,16 @@ def main() -> None:
             compare(name, out)
 
 
-def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Name, file and reading options of each corpus."""
+def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Name, file or table, and reading options of each corpus."""
     for language in ("en", "ko"):
         yield f"reviews {language}", OWN / f"reviews_{language}.tsv", {}
         yield f"requests {language}", OWN / f"requests_{language}.tsv", {"label": "intent"}
     if folder is None:
         return
     pair = {"text": "SENTENCE1", "text_pair": "SENTENCE2", "label": "ANSWER", "id": "ID"}
-    yield "KoBEST WiC", folder / "kobest_wic/train.tsv", pair
+    wic = pd.read_csv(folder / "kobest_wic/train.tsv", sep="\t", quoting=csv.QUOTE_NONE, dtype=str)
+    yield "KoBEST WiC", wic.assign(ANSWER=wic.ANSWER.str.strip().str.lower()), pair
     genre = {"text": "sentence1", "label": "genre"}
     yield "KorSTS, genre", folder / "korsts/sts-train.tsv", genre
     for count in records:
@@ -95,8 +98,7 @@ def compare(name: str, dataset: Path) -> None:
             started = time.process_time()
             found[peer] = out_of_fold(data.X, target.y, split, make)
             seconds[peer] = time.process_time() - started
-    prior = np.bincount(target.y) / len(target.y)
-    found["majority"] = np.tile(prior, (len(target.y), 1))
+    found["majority"] = ours.majority().proba[order]
     scores = {n: classification_scores(target.y, p, p.argmax(1)) for n, p in found.items()}
     rows = [
         (n, *(_shown(scores[n][m]) for m in SHOWN), f"{seconds[n]:.2f}" if n in seconds else "")

@@ -437,16 +437,20 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     tiny = [f"model={tiny_model()}"]
     small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
     corpus = [f"corpus={folder / 'corpus.tsv'}"]
+    digest = hashlib.sha256(NSMC).hexdigest()
+    reviews = [f"url={address}", f"corpus={folder / 'nsmc.txt'}", f"sha256={digest}"]
+    test_reviews = [f"test={folder / 'nsmc_test.txt'}", f"test-sha256={digest}"]
     return {
         "quickstart": [*tiny, *corpus, "label=label", "layers=all", "finetune.epochs=1",
                        "finetune.freeze-layers=1"],
         "two_languages": [*tiny, f"english-{tiny[0]}", "label=label",
                           *(f"{name}={folder / 'corpus.tsv'}" for name in ("labelled", "asked"))],
         "reviews": [*small, *corpus],
-        "nsmc": [*small, f"url={address}", "sample=60", "test-sample=30", "folds=1",
-                 f"corpus={folder / 'nsmc.txt'}", f"test={folder / 'nsmc_test.txt'}",
-                 *(f"{name}={hashlib.sha256(NSMC).hexdigest()}"
-                   for name in ("sha256", "test-sha256"))],
+        "nsmc": [*small, *reviews, *test_reviews, "sample=60", "test-sample=30", "folds=1"],
+        "nsmc_layers": [*tiny, f"english-{tiny[0]}", *reviews, *test_reviews, "records=60",
+                        "test-records=30", "split.folds=2"],
+        "nsmc_finetuning": [*tiny, f"english-{tiny[0]}", *reviews, "sample=60", "epochs=1",
+                            "split.folds=2", "device=cpu"],
         "medical_papers": [*small, "validation=0.4", f"corpus={folder / 'papers.csv'}",
                            f"test={folder / 'test.csv'}"],
         "semantic_search": [*tiny, *corpus, "device=cpu"],

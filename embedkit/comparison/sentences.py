@@ -192,11 +192,14 @@ class Sentences:
                  for run in compared.runs.all]  # fmt: skip
         split = next((found.group(1) for found in given if found), "split.parquet")
         run = next(run for run in compared.runs.runs if run.name == verdict.chosen)
-        made_from = run.content.dataset.fingerprint
-        found = sorted(compared.datasets, key=lambda d: d.manifest.fingerprint != made_from)
+        model = run.content.dataset.names.model
+        found = sorted(
+            compared.datasets,
+            key=lambda d: (run.name not in d.runs, d.manifest.names.model != model),
+        )
         dataset = os.path.normpath(found[0].path) if found else "DATASET"
         parts = ["embedkit", command, dataset, "--split", split, *options]
-        model = found[0].manifest.names.model if found else DEFAULT_MODEL
+        model = found[0].manifest.names.model if found else model
         if command == "finetune" and model != DEFAULT_MODEL:
             parts += ["--model", model]
         if run.content.task == "regression":
