@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 
-# both are read once, when the libraries are imported
+# all are read once, when the libraries are imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers and their children share the cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave them to the others
 
 import gc
 import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,9 +56,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what the imports have made out of garbage collections, which Trainer asks for."""
+    """Keep what the imports have made out of garbage collections, of which there are fewer."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -72,6 +75,14 @@ def _no_figures() -> Iterator[None]:
     """Figures of runs are not drawn, except in tests with the marker ``figures``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png_of", lambda _: b"a figure")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_collections_by_trainer() -> Iterator[None]:
+    """A collection of garbage before each training takes as long as training a tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 

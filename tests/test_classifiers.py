@@ -67,7 +67,7 @@ def test_the_choices_of_every_fold_are_kept() -> None:
     assert found.final.choice.value in row.values
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_noise_is_predicted_as_the_majority_is(seed: int) -> None:
     random = np.random.default_rng(seed)
     X = random.normal(size=(150, 40)).astype(np.float32)
@@ -112,7 +112,7 @@ def test_many_records_are_separated_as_well_as_by_plain_scikit_learn() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "extra_trees")) for n in ESTIMATORS],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ("extra_trees", "mlp"))) for n in ESTIMATORS],
 )
 def test_the_number_of_threads_changes_nothing(name: str) -> None:
     X, target = two_classes(80)

@@ -379,8 +379,6 @@ def test_dry_run_tells_the_bytes(
     here: Path, embedkit_: Any, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     """With vectors of a usual width; those of the tiny model are smaller than their frame."""
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
     monkeypatch.setattr("embedkit.dataset.estimate._LEAST_SECONDS", 0.05)
     lines = [
         line

@@ -269,11 +269,20 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+# every model with every layer, and with first tokens alone; the rest with two of them
+ASKED = [(VIEWS, "all"), (("cls_-1", "pooler"), ""), (VIEWS, ""), ((), "all"), (("mean_-1",), "")]
+
+
 @pytest.mark.parametrize(
-    ("views", "tokens"),
-    [(VIEWS, "all"), (VIEWS, ""), (("cls_-1", "pooler"), ""), ((), "all"), (("mean_-1",), "")],
-)
+    ("name", "views", "tokens"),
+    [
+        pytest.param(
+            name, *asked, id=f"{name}-{number}",
+            marks=[pytest.mark.slow] * (number > 1 and name not in ("bf16 varlen", "bf16 plain")),
+        )
+        for name in MODELS for number, asked in enumerate(ASKED)
+    ],
+)  # fmt: skip
 def test_a_shard_keeps_to_the_rules(
     name: str, views: Sequence[str], tokens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 import embedkit
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.encoding.encoder import Encoder
 from tests.processes import ROOT
+from tests.store_fixtures import load_quickly
 
+LOAD = Encoder.load
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "embedkit").rglob("*.py")
@@ -51,6 +55,12 @@ def examples_of(module: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
+def load(model: str = DEFAULT_MODEL, *, forward: str = "auto", **settings: Any) -> Encoder:
+    """The model that most examples name is loaded once; nothing changes its weights."""
+    once = model == DEFAULT_MODEL and forward == "auto"
+    return (load_quickly if once else LOAD)(model, forward=forward, **settings)
+
+
 CASES = [test for module in MODULES for test in examples_of(module)]
 
 
@@ -61,6 +71,7 @@ def test_examples(
     skipped = [e.source for e in test.examples if e.options.get(doctest.SKIP)]
     assert bool(skipped) == (test.name in NOT_RUN), skipped
     monkeypatch.chdir(shutil.copytree(files, tmp_path / "here"))
+    monkeypatch.setattr(Encoder, "load", load)
     printed: list[str] = []
     globs: dict[str, Any] = {**test.globs, "embedkit": embedkit, "np": np}
     test.globs = globs

@@ -251,6 +251,9 @@ def test_encoder_gives_the_same_bits_for_any_budget_and_order(minilm: Encoder) -
         minilm.batch_tokens = 2_048
 
 
+@pytest.mark.parametrize(
+    "models", ["twelve", pytest.param("minilm", marks=pytest.mark.slow)], indirect=True
+)
 def test_the_first_tokens_of_the_last_layer_alone(
     models: tuple[PackedModel, PlainModel, Checkpoint],
 ) -> None:

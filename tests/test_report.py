@@ -273,17 +273,18 @@ def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
     assert "<b>$x$</b>" in Seen(html).text
 
 
-def test_signs_that_no_picture_can_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "svg"])
+def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
     """Control letters in labels, and letters that no font has: neither error nor warning."""
     labels = ("a\x07b", "긍정\U000e0041")
     _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=40)
     paths = [write_fake_run(tmp_path / name, [labels[i] for i in y], o, [i % 4 for i in range(40)],
                             classes=labels)
              for name, o in zip(("one", "결과"), outputs, strict=True)]  # fmt: skip
-    for kind in ("svg", "pdf"):
-        folder = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
-        assert folder is not None
-    for file in (tmp_path / "r.figures").glob("*.svg"):
+    folder = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
+    assert folder is not None
+    assert list(folder.glob(f"*.{kind}"))
+    for file in folder.glob("*.svg"):
         ElementTree.fromstring(file.read_bytes())
 
 

@@ -268,8 +268,15 @@ def test_the_view_is_chosen_without_the_held_out_fold(tmp_path: Path, shared: Pa
 # all learners
 
 
-@pytest.mark.parametrize("features", ["vectors", "tfidf"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("estimator", "features"),
+    [
+        # its forest is large on disk, whatever it has learnt from
+        pytest.param(e, f, marks=[pytest.mark.slow] * ((e, f) == ("extra_trees", "tfidf")))
+        for e in ESTIMATORS
+        for f in ("vectors", "tfidf")
+    ],
+)
 def test_every_estimator_is_saved_and_predicts_again(
     shared: Path, tmp_path: Path, estimator: str, features: str
 ) -> None:

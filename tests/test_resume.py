@@ -388,7 +388,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("first", "then"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_a_job_goes_on_with_another_number_of_threads(
     corpus: Path, tmp_path: Path, first: int, then: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.model_selection import StratifiedGroupKFold
 
 from embedkit.dataset.record_keys import text_key
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
 from embedkit.runs.split_files import read_split, write_split
-from embedkit.runs.splits import Labelled, make_split, same_text_groups, split
+from embedkit.runs.splits import Labelled, assign_folds, make_split, same_text_groups, split
 
 LABELS = ["0", "1"] * 40
 
@@ -79,6 +81,24 @@ def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> 
     for text, fold in zip(texts, made.folds[:, 0], strict=True):
         found.setdefault(text_key(text), set()).add(int(fold))
     assert all(len(folds) == 1 for folds in found.values())
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5, 20])
+@pytest.mark.parametrize("folds", [2, 5, 12])
+def test_folds_of_groups_are_those_of_scikit_learn(classes: int, folds: int) -> None:
+    random = np.random.default_rng(classes)
+    strata = random.integers(classes, size=300)
+    strata[: 20 * (classes > 1)] = 0  # a class of groups of its own
+    for seed, kinds in enumerate((20, 90, 280)):
+        groups = random.integers(kinds, size=300)
+        found = assign_folds(strata, groups, folds, seed=seed)
+        theirs = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            wanted = [test for _, test in theirs.split(strata, strata, groups)]
+        assert [np.flatnonzero(found == fold).tolist() for fold in range(folds)] == [
+            test.tolist() for test in wanted
+        ]
 
 
 def test_duplicates_part_only_if_allowed() -> None:

@@ -73,7 +73,7 @@ def accuracy(dataset: Path, out: Path, **settings: Any) -> float:
     return made.content.scores["cross_validation"]["accuracy"].value
 
 
-@pytest.mark.parametrize("store_text", [True, False])
+@pytest.mark.parametrize("store_text", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_coin_flips_cannot_be_predicted(coins: Path, tmp_path: Path, store_text: bool) -> None:
     """With duplicates in other folds a nearest neighbour would be right nearly always.
 

@@ -76,10 +76,11 @@ def test_a_rise_is_the_difference_of_the_scores() -> None:
 
 def test_a_probe_stores_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Encoder, "load", load_quickly)
-    embedkit.extract(corpus_of(tmp_path / "c.tsv", 300), out=tmp_path / "data", layers="all",
+    embedkit.extract(corpus_of(tmp_path / "c.tsv", 120), out=tmp_path / "data", layers="0,2",
                      model=str(tiny_model()))  # fmt: skip
-    found = probe(tmp_path / "data", out=tmp_path / "probe", folds=3, threads=1, shuffles=1,
+    found = probe(tmp_path / "data", out=tmp_path / "probe", folds=2, threads=1, shuffles=1,
                   learning_curve=True).content  # fmt: skip
+    assert len(found.views) == 2
     best = max(found.views, key=lambda view: view.score.value)
     assert best.p_best == 1
     for view in found.views:
@@ -111,12 +112,17 @@ def test_few_records_of_a_curve_are_of_all_classes() -> None:
     assert sorted(growing_order(train, values, seed=0)) == list(train)
 
 
-def test_a_curve_of_a_small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "seeds", [(0,), pytest.param((1, 2, 3), marks=pytest.mark.slow)], ids=["one", "more"]
+)
+def test_a_curve_of_a_small_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, ...]
+) -> None:
     """A tenth of its training records may be two."""
     monkeypatch.setattr(Encoder, "load", load_quickly)
     embedkit.extract(corpus_of(tmp_path / "c.tsv", 30), out=tmp_path / "data",
                      model=str(tiny_model()))  # fmt: skip
-    for seed in range(4):
+    for seed in seeds:
         found = probe(tmp_path / "data", out=tmp_path / f"probe{seed}", folds=3, threads=1,
                       shuffles=1, seed=seed, learning_curve=True)  # fmt: skip
         assert [len(view.curve) for view in found.content.views] == [5]

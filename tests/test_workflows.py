@@ -7,8 +7,10 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +53,29 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Done]]:
+    """A folder in which the first command of a page has run; several pages begin with the same."""
+
+    @cache
+    def folder(line: str) -> tuple[Path, Done]:
+        path = tmp_path_factory.mktemp("begun")
+        shutil.copytree(ROOT / "data", path / "data")
+        return path, command(*shlex.split(line)[1:], cwd=path)
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory,
+    begun: Callable[[str], tuple[Path, Done]],
+) -> Ran:  # fmt: skip
+    first, *lines = [line for block in blocks(request.param, "bash") for line in block.splitlines()]
     folder = tmp_path_factory.mktemp(request.param)
-    shutil.copytree(ROOT / "data", folder / "data")
-    lines = [line for block in blocks(request.param, "bash") for line in block.splitlines()]
-    results = {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
+    path, done = begun(first)
+    shutil.copytree(path, folder, dirs_exist_ok=True)
+    results = {first: done}
+    results |= {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
     spoken = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
         patch.chdir(folder)

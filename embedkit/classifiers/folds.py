@@ -124,16 +124,19 @@ def side_by_side(
         progress: receives the number of fits that are done.
     """
     from joblib import Parallel, delayed
+    from scipy import linalg  # noqa: F401 - has a BLAS of its own, which is limited too
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController()  # looking for them takes as long as a small fit
 
     def one(task: Callable[[], T]) -> T:
-        with threadpool_limits(1):  # OpenMP counts threads for each thread that calls it
+        with libraries.limit(limits=1):  # OpenMP counts threads for each thread that calls it
             return task()
 
     waiting = list(tasks)
     found: list[T] = []
-    with threadpool_limits(1), warnings.catch_warnings():
+    with libraries.limit(limits=1), warnings.catch_warnings():
         # the weak end of a path may not converge; its inner score says what that is worth
         warnings.simplefilter("ignore", ConvergenceWarning)
         # filters are those of the process: one set by a thread ends when another thread's does

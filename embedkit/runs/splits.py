@@ -8,6 +8,7 @@ case, width or whitespace only.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from embedkit.dataset.record_keys import (
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.errors import OutputExistsError, UsageError, check_counts, check_seed, did_you_mean
 from embedkit.runs.split_files import TEST, TRAIN, Split, SplitSettings, write_split
-from embedkit.types import Int64
+from embedkit.types import Float64, Int64
 
 __all__ = [
     "Labelled",
@@ -246,13 +247,33 @@ def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int6
     if distinct == len(groups):
         subsets = StratifiedKFold(**options).split(strata, strata)
     else:
-        subsets = StratifiedGroupKFold(**options).split(strata, strata, groups)
+        by_group = StratifiedGroupKFold(**options)
+        by_group._find_best_fold = _best_fold  # the same answer, several times as fast
+        subsets = by_group.split(strata, strata, groups)
     result = np.empty(len(strata), np.int64)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         for number, (_, test) in enumerate(subsets):
             result[test] = number
     return result
+
+
+def _best_fold(y_counts_per_fold: Float64, y_cnt: Int64, group_y_counts: Float64) -> int:
+    """The fold to which a group is added, as ``StratifiedGroupKFold`` chooses it.
+
+    It tries the folds one by one; here all of them are tried at once.
+    """
+    folds = np.arange(len(y_counts_per_fold))
+    tried = np.repeat(y_counts_per_fold[None], len(folds), axis=0)
+    tried[folds, folds] += group_y_counts
+    spreads = np.std(tried / y_cnt, axis=1).mean(axis=1).tolist()
+    sizes = y_counts_per_fold.sum(axis=1).tolist()
+    best, lowest, smallest = 0, math.inf, math.inf
+    for fold, (spread, size) in enumerate(zip(spreads, sizes, strict=True)):
+        near = abs(spread - lowest) <= 1e-8 + 1e-5 * abs(lowest) < math.inf  # np.isclose
+        if spread < lowest or (near and size < smallest):
+            best, lowest, smallest = fold, spread, size
+    return best
 
 
 def inner_folds(
