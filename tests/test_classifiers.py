@@ -93,7 +93,10 @@ def test_noise_takes_the_strongest_regularisation_and_is_no_worse_than_guessing(
 @pytest.mark.parametrize("name", ["logreg", "svm", "ridge"])
 def test_the_unit_of_the_vectors_does_not_matter(name: str) -> None:
     X, target = two_classes(200)
-    wanted, *found = (run(X * np.float32(s), target, name).predictions for s in (1, 0.01, 100))
+    made = split_of(target.y, folds=2)
+    wanted, *found = (
+        run(X * np.float32(s), target, name, split=made).predictions for s in (1, 0.01, 100)
+    )
     for one in found:
         assert np.allclose(one.proba, wanted.proba, atol=5e-3)
 
@@ -180,7 +183,7 @@ def test_a_metric_to_tune_for() -> None:
     X, target = two_classes(200, positives=0.2)
     scores = {}
     for metric in ("accuracy", "average_precision", "f2"):
-        choice = run(X, target, metric=metric).choices[0]
+        choice = run(X, target, metric=metric, split=split_of(target.y, folds=2)).choices[0]
         assert 0 < choice.score <= 1
         scores[metric] = choice.score
     assert len(set(scores.values())) == 3

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,22 +33,19 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def wide(folder: Path, layers: int) -> str:
-    """A BERT with 6 heads of width 20: no multiple of any vector's."""
+@pytest.fixture(scope="module")
+def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT of 12 layers with 6 heads of width 20: no multiple of any vector's."""
     from transformers import BertTokenizer
 
+    folder = tmp_path_factory.mktemp("twelve")
     vocabulary = wordpiece_vocabulary()
     BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(folder)
     save_model(
-        folder, "bert", vocab_size=len(vocabulary), hidden_size=120, num_hidden_layers=layers,
+        folder, "bert", vocab_size=len(vocabulary), hidden_size=120, num_hidden_layers=12,
         num_attention_heads=6, intermediate_size=200,
     )  # fmt: skip
     return str(folder)
-
-
-@pytest.fixture(scope="module")
-def wide_and_deep(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return wide(tmp_path_factory.mktemp("twelve"), 12)
 
 
 def wrong_under(setting: str, *models: str) -> list[str]:
@@ -71,8 +67,8 @@ def wrong_under(setting: str, *models: str) -> list[str]:
     return found
 
 
-def test_the_same_bits(tmp_path: Path) -> None:
-    assert wrong_under(QUICK, wide(tmp_path, 3)) == []
+def test_the_same_bits(wide_and_deep: str) -> None:
+    assert wrong_under(QUICK, wide_and_deep) == []
 
 
 @pytest.mark.slow
