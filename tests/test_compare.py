@@ -643,7 +643,7 @@ def test_values(tmp_path: Path) -> None:
     assert worst.mcnemar is None
     for metric in ("mae", "r2", "pearson", "spearman"):
         assert row_of(compare(paths, metric=metric).table, "coarse").to_best.significant
-    assert "p (best)" in comparison_text(table)
+    assert "p (first row)" in comparison_text(table)
 
 
 def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
                 page.locator("#layer").fill(str(k))
                 same, other = report.by_word[word][k]
                 text = heading(page, f"{word} at layer {layer}")
-                assert f"same sense {same:.2f}, other sense {other:.2f}" in text
+                assert f"same sense {same:.3f}, other sense {other:.3f}" in text
                 score = report.layers[k].nearest
                 facts = page.inner_text("#facts").replace("\xa0", " ")
                 shown = [int(100 * v + 0.5) for v in (score.value, score.low, score.high)]

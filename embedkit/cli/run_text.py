@@ -225,7 +225,8 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             "held out": _SUBSETS[subset],
             "value": metric_text(score.value, name),
             "95 % interval": interval_text(score, name),
-            "majority": metric_text(score.majority, name),
+            # the frequencies of the classes are right on average by construction
+            "majority": "–" if name == "calibration_error" else metric_text(score.majority, name),
         }
         for subset, found in content.scores.items()
         for name, score in sorted(found.items(), key=lambda one: _place(one[0]))

@@ -122,7 +122,8 @@ class Row:
         name: of the method.
         kind: ``frozen``, ``finetuned``, ``blend`` or ``majority``.
         path: folder of the run; ``None`` for what is made here.
-        scores: by name, on out-of-fold predictions.
+        scores: by name, on out-of-fold predictions. The calibration error of the majority is NaN:
+            the frequencies of the classes are right on average by construction.
         test: the same on the test set; empty without one, or without its labels.
         to_best: against the best row; ``None`` in the best row itself.
         to_baseline: against the baseline; ``None`` in the baseline itself.
@@ -314,7 +315,8 @@ class _Subset:
         scores = scored(wanted, unit, seed=seed)
         self.scores: dict[str, dict[str, Score]] = {name: {} for name in self.names}
         for (name, m), score in scores.items():
-            self.scores[name][m] = score
+            says_nothing = name == MAJORITY and m == "calibration_error" != metric
+            self.scores[name][m] = Score(*[float("nan")] * 3) if says_nothing else score
         found = influences(tested, unit, seed=seed)
         self._influence = np.stack([found[name] for name in self.names], axis=1)
         self._values = np.array([self.scores[name][metric].value for name in self.names])

@@ -13,7 +13,7 @@ from embedkit.comparison.cases import Cases, Nearest, cases_of, nearest_records
 from embedkit.comparison.compare import Compared, Row
 from embedkit.comparison.effects import Effect, Scale, effect_of, scale_of
 from embedkit.comparison.findings import Verdict, verdict_of
-from embedkit.comparison.load import LoadedProbe, LoadedRun
+from embedkit.comparison.load import LoadedProbe
 from embedkit.comparison.slices import (
     CalibrationBin,
     ClassRow,
@@ -42,9 +42,7 @@ class Method:
     Attributes:
         name: of the row.
         kind: ``frozen``, ``finetuned``, ``blend`` or ``majority``.
-        what: short description: view, estimator or head; empty of what is made here.
-        style: number of its colour and shape; 0 is the chosen method, 1 the baseline, and the
-            last stands for all that have none of their own.
+        style: number of its colour and shape; 0 is the chosen method, 1 the baseline.
         score: in the metric of the comparison.
         effect: against the baseline; ``None`` for the baseline itself.
         milliseconds: from a text to its prediction, encoding included; ``None`` if unknown.
@@ -53,16 +51,11 @@ class Method:
 
     name: str
     kind: str
-    what: str
     style: int
     score: Score
     effect: Effect | None
     milliseconds: float | None
     unfit: bool
-
-
-STYLES = 6
-"""Number of colours and shapes; the last is shared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,14 +208,13 @@ def _nearest(compared: Compared, cases: Cases, verdict: Verdict) -> Nearest | No
 
 def _methods(compared: Compared, scale: Scale, verdict: Verdict) -> tuple[Method, ...]:
     table = compared.table
-    runs = {run.name: run for run in compared.runs.runs}
     order = [verdict.chosen, table.baseline]
     order += [row.name for row in table.rows if row.kind != "majority"]
-    styles = {name: min(i, STYLES - 1) for i, name in enumerate(dict.fromkeys(order))}
+    styles = {name: i for i, name in enumerate(dict.fromkeys(order))}
     cost = _milliseconds(compared)
     return tuple(
         Method(
-            row.name, row.kind, _what(runs.get(row.name)), styles.get(row.name, STYLES - 1),
+            row.name, row.kind, styles.get(row.name, len(styles)),
             row.scores[table.metric], _against(compared, row, scale), cost.get(row.name),
             row.name in verdict.unfit,
         )
@@ -235,16 +227,6 @@ def _against(compared: Compared, row: Row, scale: Scale) -> Effect | None:
     if row.name == baseline:
         return None
     return effect_of(row.name, baseline, compared.differences[row.name, baseline], scale)
-
-
-def _what(run: LoadedRun | None) -> str:
-    if run is None:
-        return ""
-    content = run.content
-    if isinstance(content, FinetuneRun):
-        return f"fine-tuned, {content.head}"
-    features = "TF-IDF" if content.features == "tfidf" else " + ".join(content.views)
-    return f"{features}, {content.estimator}"
 
 
 def _milliseconds(compared: Compared) -> dict[str, float]:

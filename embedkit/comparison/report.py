@@ -8,6 +8,7 @@ letters do.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from embedkit.comparison.charts import Chart, charts_of
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared
 from embedkit.comparison.content import ReportContent, content_of
 from embedkit.comparison.drawing import Scene, as_file, as_svg
-from embedkit.comparison.layers import curve, curves_of, heat_map
+from embedkit.comparison.layers import curve, curves_of, frames_inverted, heat_map
 from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.sentences import Sentences
@@ -107,7 +108,8 @@ def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Itera
         yield Chart("curve", partial(curve, probe, _styles(compared, content), words))
     logs = [(run.name, training_log(run.path)) for run in compared.runs.runs]
     for number, (name, entries) in enumerate(((n, log) for n, log in logs if log), 1):
-        yield Chart(f"training-{number}", partial(training_chart, name, entries, words))
+        style = content.method(name).style
+        yield Chart(f"training-{number}", partial(training_chart, name, style, entries, words))
 
 
 def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
@@ -132,6 +134,7 @@ class _Probe:
     metric: str
     views: tuple[ViewScore, ...]
     tested: bool
+    inverted: bool
     random: dict[str, float]
 
 
@@ -141,7 +144,8 @@ def _render(
     from markupsafe import Markup
 
     filters: dict[str, Callable[..., Any]] = {
-        "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol
+        "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol,
+        "breaks": _breaks,
     }  # fmt: skip
     return render_page(
         "report", filters=filters,
@@ -173,7 +177,7 @@ def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dic
                     repeat=words("cases.repeat") if split.repeats > 1 else "")  # fmt: skip
     if not content.classes:
         limit = f"{float(np.std(content.cases.records.y)):.3g}"
-        caption += " " + words("cases.off", limit=limit)
+        caption += words("gap") + words("cases.off", limit=limit)
     said = Sentences(words, compared, content.scale)
     return {
         "sentences": said, "title": said.title(content.verdict), "facts": facts.lstrip(" ·"),
@@ -195,11 +199,11 @@ def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict
     low, high = _agreement(table.agreement)
     return {
         "metrics": metrics,
-        "lower_names": ", ".join(m for m in metrics if m in LOWER_IS_BETTER) or "–",
+        "lower_names": ", ".join(words.metric(m) for m in metrics if m in LOWER_IS_BETTER) or "–",
         "unit": words(f"unit.{compared.runs.runs[0].content.split.unit}"),
         "probes": [
             _Probe(probe.name, probe.content.metric, probe.content.views,
-                   any(v.p_best is not None for v in probe.content.views),
+                   any(v.p_best is not None for v in probe.content.views), frames_inverted(probe),
                    {n: float(np.mean(s)) for n, s in probe.content.random_weights.items()})
             for probe in compared.runs.probes
         ],
@@ -276,10 +280,17 @@ def _symbol(style: int) -> Any:
     return Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + Markup(drawn[start:])
 
 
+def _breaks(text: str) -> Any:
+    """Text that may end a line after the marks inside names, rather than inside their words."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
+
+
 def _pair_text(content: ReportContent, words: Phrases, pair: Any) -> Any:
     from markupsafe import Markup
 
-    names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), shown(name))
+    names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), _breaks(name))
              for key, name in (("true", content.classes[pair.true]),
                                ("said", content.classes[pair.said]))}  # fmt: skip
     return Markup(words.template("classes.pair")).format(**names)
