@@ -9,11 +9,14 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["HARMLESS", "MINUS", "bytes_text", "columns", "duration_text", "is_percent",
+__all__ = ["HARMLESS", "MINUS", "TYPED_IN", "bytes_text", "columns", "duration_text", "is_percent",
            "json_line", "metric_text", "shorten", "visible", "without_nan"]  # fmt: skip
 
 
 MINUS = "\N{MINUS SIGN}"
+TYPED_IN = "EMBEDKIT_TYPED_IN"
+"""Environment variable of stages: the folder in which ``embedkit run`` was typed."""
+
 _PERCENT_METRICS = frozenset({
     "accuracy", "macro_f1", "balanced_accuracy", "roc_auc", "average_precision", "precision",
     "recall",

@@ -8,6 +8,7 @@ connection to the hub) the English half runs with the built-in English model.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -106,9 +107,8 @@ def summary(outputs: Path, model: str) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """A path as it can be typed in the current folder."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    """A path as it can be typed in the current folder, as ``embedkit run`` shows it too."""
+    return os.path.relpath(path)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from embedkit.cli.text import (
     asked_for_all,
     metric_heading,
     number_text,
+    path_text,
     score_text,
     table_markdown,
     table_text,
@@ -27,14 +27,11 @@ from embedkit.cli.text import (
 )
 from embedkit.display import bytes_text, is_percent, metric_text, visible
 from embedkit.errors import UsageError
-from embedkit.types import Progress
 
 if TYPE_CHECKING:
     from embedkit.comparison.compare import Compared, Comparison, Cost, Difference, Row
 
 __all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_markdown", "verdict_text"]
-
-logger = logging.getLogger(__name__)
 
 _WIDE = 1_000
 """Columns beyond which the output is no terminal."""
@@ -93,30 +90,31 @@ def compare(
         raise UsageError(f"{given} blended into a file; name it with --write-blend.")
     columns = parse_submission(submission)
     with progress_bar() as progress:
-        progress(Progress("comparing", 0, None))
-        found = calculate(runs, baseline=baseline, metric=metric, seed=seed)
+        found = calculate(runs, baseline=baseline, metric=metric, seed=seed, progress=progress)
+    wrote: list[str] = []
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
         made = found.chosen_blend(blend)
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        logger.info("wrote %s: %s records, %s", write_blend, f"{count:,}", made.name)
+        wrote.append(f"{path_text(write_blend)}: {count:,} records, {made.name}")
     if report is not None:
         from embedkit.comparison.report import write_report
         from embedkit.predict import parse_label_names
 
         with progress_bar() as progress:
-            progress(Progress("writing the report", 0, None))
             folder = write_report(
                 found, report, texts=texts, worth=worth, label_names=parse_label_names(label_names),
-                report_lang=report_lang, figures=figures, overwrite=overwrite,
+                report_lang=report_lang, figures=figures, overwrite=overwrite, progress=progress,
             )  # fmt: skip
-        logger.info("wrote %s%s", report, f", figures in {folder}" if folder else "")
+        wrote.append(path_text(report) + (f", figures in {path_text(folder)}" if folder else ""))
     verdict, tables = (
         (verdict_markdown, comparison_markdown) if markdown else (verdict_text, comparison_text)
     )
     return Result(
-        found.table, lambda: f"{verdict(found, worth)}\n\n{tables(found.table)}",
+        found.table,
+        lambda: "\n".join([verdict(found, worth), "", tables(found.table),
+                           *(f"wrote {one}" for one in wrote if not markdown)]),
         finding=not markdown, asked_for=markdown,
     )  # fmt: skip
 

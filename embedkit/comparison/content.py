@@ -30,7 +30,7 @@ from embedkit.runs.content import FinetuneRun
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.resampling import Score
 from embedkit.runs.view_predictions import read_view_predictions
-from embedkit.types import Bool, Float64
+from embedkit.types import Bool, Float64, ProgressCallback, no_progress, steps
 
 __all__ = ["Method", "ReportContent", "content_of"]
 
@@ -108,6 +108,7 @@ def content_of(
     texts: str | Path | None = None,
     worth: float | None = None,
     label_names: Mapping[str, str] | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> ReportContent:
     """Return what a report shows.
 
@@ -117,21 +118,26 @@ def content_of(
         worth: smallest difference that matters, as for
             :func:`~embedkit.comparison.effects.scale_of`.
         label_names: names to show beside labels.
+        progress: called after every step.
 
     Raises:
         UsageError: a name does not exist, or ``texts`` cannot be read.
         MismatchError: ``texts`` is not what the runs were made from.
     """
+    step = steps(progress, "looking at records", 4, "steps")
     scale = scale_of(compared, worth)
     verdict = verdict_of(compared, scale)
     records, table = compared.runs.records, compared.table
     found = find_texts(set(records.row[records.first_repeat].tolist()), compared.runs.all,
                        compared.datasets, texts)  # fmt: skip
     lengths = find_lengths(records.row[records.first_repeat], compared.datasets, found)
+    step()
     voting = [run.name for run in compared.runs.runs if run.name not in verdict.unfit]
     cut = _cut(compared, verdict.chosen, lengths)
     cases = cases_of(compared, verdict.chosen, voting=voting or [verdict.chosen], cut=cut)
+    step()
     cases = replace(cases, nearest=_nearest(compared, cases, verdict))
+    step()
     mine = cases.records
     has_other = table.baseline in cases.methods and table.baseline != verdict.chosen
     index = records.first_repeat

@@ -35,6 +35,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.pages import for_script, lang_attribute, render_page, shown
 from embedkit.runs.content import ViewScore
 from embedkit.runs.predictions import Predictions
+from embedkit.types import ProgressCallback, no_progress, steps
 
 __all__ = ["write_report"]
 
@@ -55,6 +56,7 @@ def write_report(
     report_lang: str = "en",
     figures: str | None = None,
     overwrite: bool = False,
+    progress: ProgressCallback = no_progress,
 ) -> Path | None:
     """Write the page.
 
@@ -70,6 +72,7 @@ def write_report(
         figures: also write the pictures in this format, one of
             :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.
         overwrite: replace an earlier report.
+        progress: called after every step.
 
     Returns:
         The folder of the pictures; ``None`` if none were asked for.
@@ -87,10 +90,17 @@ def write_report(
         raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    content = content_of(compared, texts=texts, worth=worth, label_names=label_names)
+    content = content_of(compared, texts=texts, worth=worth, label_names=label_names,
+                         progress=progress)  # fmt: skip
     words = Phrases(report_lang, compared, content.scale)
     charts = list(_charts(compared, content, words))
-    html = _render(compared, content, words, charts)
+    step = steps(progress, "drawing", len(charts) + 1, "pictures")
+    pictures = {}
+    for chart in charts:
+        pictures[chart.name] = _drawn(chart)
+        step()
+    html = _render(compared, content, words, pictures)
+    step()
     folder = page.with_suffix(".figures")
     files = {}
     for chart in charts if figures is not None else ():
@@ -139,7 +149,7 @@ class _Probe:
 
 
 def _render(
-    compared: Compared, content: ReportContent, words: Phrases, charts: Sequence[Chart]
+    compared: Compared, content: ReportContent, words: Phrases, pictures: Mapping[str, Any]
 ) -> str:
     from markupsafe import Markup
 
@@ -153,8 +163,7 @@ def _render(
         **_details(compared, content, words),
         words=words, content=content, scale=content.scale, verdict=content.verdict,
         alerts=content.alerts, table=compared.table, classes=content.classes,
-        pictures={chart.name: _drawn(chart) for chart in charts},
-        wide=_wide({chart.name for chart in charts}, content),
+        pictures=pictures, wide=_wide(set(pictures), content),
         pair_text=partial(_pair_text, content, words),
         first_classes=_FIRST_CLASSES, nan=math.nan, version=__version__,
         page_words=Markup(for_script(_page_words(words))),
