@@ -8,7 +8,6 @@ connection to the hub) the English half runs with the built-in English model.
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.display import path_from
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.errors import ModelError
 from embedkit.runs.folder import read_run
@@ -108,7 +108,7 @@ def summary(outputs: Path, model: str) -> list[str]:
 
 def shown(path: Path) -> str:
     """A path as it can be typed in the current folder, as ``embedkit run`` shows it too."""
-    return os.path.relpath(path)
+    return path_from(path, "")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from embedkit.display import (
     is_percent,
     json_line,
     metric_text,
+    path_from,
     shorten,
     visible,
     without_nan,
@@ -269,7 +270,7 @@ def path_text(path: str | Path) -> str:
     ``run``; other commands show it as it was given.
     """
     typed_in = os.environ.get(TYPED_IN)
-    return visible(os.path.relpath(path, typed_in) if typed_in else str(path))
+    return visible(path_from(path, typed_in) if typed_in else str(path))
 
 
 def one_line(text: str) -> str:

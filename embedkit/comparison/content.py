@@ -124,7 +124,7 @@ def content_of(
         UsageError: a name does not exist, or ``texts`` cannot be read.
         MismatchError: ``texts`` is not what the runs were made from.
     """
-    step = steps(progress, "looking at records", 4, "steps")
+    step = steps(progress, "looking at records", 3, "steps")
     scale = scale_of(compared, worth)
     verdict = verdict_of(compared, scale)
     records, table = compared.runs.records, compared.table
