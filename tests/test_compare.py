@@ -592,7 +592,7 @@ def test_of_several_probes_the_best_one_answers(tmp_path: Path) -> None:
     compared = compare([path, *(tmp_path / "p" / name for name in best)])
     assert [probe.name for probe in compared.runs.probes] == ["best", "first", "other"]
     answers = " ".join(verdict_text(compared).split())
-    assert "Which layer? best: Highest: mean_1." in answers
+    assert "best: Only mean_1 was scored: accuracy 80.0 % (70.0 to 90.0)." in answers
     assert "80.0 % (70.0 to 90.0)" in answers
 
 
