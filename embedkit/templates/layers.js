@@ -87,6 +87,6 @@
       keys.append(made, " ");
     };
     for (const line of lines) key(`3px ${line.dashed ? "dashed" : "solid"} ${line.color}`, line.name);
-    if (chance !== undefined) key("2px dotted var(--soft)", `chance ${format(chance)}`);
+    if (chance !== undefined) key("2px dashed var(--soft)", `chance ${format(chance)}`);
     target.replaceChildren(svg, keys);
   };
