@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["HARMLESS", "MINUS", "bytes_text", "columns", "duration_text", "is_percent",
-           "json_line", "metric_text", "shorten", "visible", "without_nan"]  # fmt: skip
+__all__ = ["HARMLESS", "MINUS", "TYPED_IN", "bytes_text", "columns", "duration_text", "is_percent",
+           "json_line", "metric_text", "path_from", "shorten", "visible",
+           "without_nan"]  # fmt: skip
 
 
 MINUS = "\N{MINUS SIGN}"
+TYPED_IN = "EMBEDKIT_TYPED_IN"
+"""Environment variable of stages: the folder in which ``embedkit run`` was typed."""
+
 _PERCENT_METRICS = frozenset({
     "accuracy", "macro_f1", "balanced_accuracy", "roc_auc", "average_precision", "precision",
     "recall",
@@ -99,6 +105,16 @@ def shorten(text: str, limit: float) -> str:
             break
         head, tail = (head + one, tail) if len(head) <= len(tail) else (head, one + tail)
     return f"{head}…{tail}"
+
+
+def path_from(path: str | Path, folder: str | Path) -> str:
+    """Return a path as it can be typed in a folder: relative where it lies in it.
+
+    >>> path_from("/home/me/outputs/page.html", "/home/me"), path_from("/data/x", "/home/me")
+    ('outputs/page.html', '/data/x')
+    """
+    there, here = Path(os.path.abspath(path)), Path(os.path.abspath(folder))  # noqa: PTH100 - links
+    return str(there.relative_to(here) if there.is_relative_to(here) else there)
 
 
 def bytes_text(count: float) -> str:

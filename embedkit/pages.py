@@ -54,7 +54,7 @@ def render_page(
 
 def packed(content: bytes) -> str:
     """Return base64 of the compressed content; the same content gives the same text."""
-    return base64.b64encode(gzip.compress(content, compresslevel=9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
 
 
 def packed_json(value: Any) -> str:

@@ -20,9 +20,11 @@ from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
-from embedkit.types import Float64
+from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
 __all__ = ["Prediction", "Predictor", "parse_label_names", "predictions_of"]
+
+_CHUNK = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +139,16 @@ class Predictor:
         """Return the prediction for each text; arguments and errors as for `predict_proba`."""
         return self._predictions(self.predict_proba(texts, pairs))
 
-    def predict_stored(self, dataset: str | Path) -> tuple[VectorData, list[Prediction]]:
+    def predict_stored(
+        self, dataset: str | Path, *, progress: ProgressCallback = no_progress
+    ) -> tuple[VectorData, list[Prediction]]:
         """Return a dataset and the prediction for each of its records.
 
         A run on vectors reads the stored ones; nothing is encoded again.
+
+        Args:
+            dataset: folder that ``extract`` wrote.
+            progress: called after every chunk of records.
 
         Raises:
             UsageError: the dataset does not hold what the run reads.
@@ -153,12 +161,30 @@ class Predictor:
                 dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
             )
         if views:
-            return data, self._predictions(self._model.predict_vectors(data.X))
+            X = data.X
+            return data, self._in_chunks(
+                len(X), lambda part: self._model.predict_vectors(X[part]), progress
+            )
         if not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
         paired = data.manifest.job.input.text_pair is not None
         pairs = [str(text) for text in data.column("text_pair")] if paired else None
-        return data, self._predictions(self._model.predict_proba(data.text, pairs))
+        texts = data.text
+        return data, self._in_chunks(
+            len(texts),
+            lambda part: self._model.predict_proba(texts[part], pairs and pairs[part]),
+            progress,
+        )
+
+    def _in_chunks(
+        self, n: int, predict: Callable[[slice], Any], progress: ProgressCallback
+    ) -> list[Prediction]:
+        found: list[Prediction] = []
+        progress(Progress("predicting", 0, n, "records"))
+        for start in range(0, n, _CHUNK):
+            found += self._predictions(predict(slice(start, start + _CHUNK)))
+            progress(Progress("predicting", min(start + _CHUNK, n), n, "records"))
+        return found
 
     def _checked(self, values: Any) -> Float64:
         """What a model gave: a finite number for each class, or a value."""

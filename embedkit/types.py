@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bool", "Float32", "Float64", "Int64", "Progress", "ProgressCallback", "no_progress"]
+__all__ = ["Bool", "Float32", "Float64", "Int64", "Progress", "ProgressCallback", "no_progress",
+           "steps"]  # fmt: skip
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -41,3 +43,10 @@ ProgressCallback = Callable[[Progress], None]
 
 def no_progress(_: Progress) -> None:
     """Ignore progress; the default of every ``progress`` parameter."""
+
+
+def steps(progress: ProgressCallback, stage: str, total: int, unit: str) -> Callable[[], None]:
+    """Return a function that reports one more step; that there is none yet is reported at once."""
+    numbers = count(1)
+    progress(Progress(stage, 0, total, unit))
+    return lambda: progress(Progress(stage, next(numbers), total, unit))

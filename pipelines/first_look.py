@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.display import path_from
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.errors import ModelError
 from embedkit.runs.folder import read_run
@@ -106,9 +107,8 @@ def summary(outputs: Path, model: str) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """A path as it can be typed in the current folder."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    """A path as it can be typed in the current folder, as ``embedkit run`` shows it too."""
+    return path_from(path, "")
 
 
 if __name__ == "__main__":

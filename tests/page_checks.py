@@ -84,6 +84,37 @@ def findings_of_axe(page: Any) -> list[Any]:
     return list(page.evaluate(f"axe.run().then(result => {named})"))
 
 
+WIDTHS = (390, 800, 1_400)
+"""A phone, a tablet, and a desktop."""
+
+STICKING_OUT = """() => [...document.querySelectorAll("body *")].filter((one) => {
+  const style = getComputedStyle(one);
+  return one.checkVisibility() && !one.closest("svg, .scroll") && style.display !== "inline"
+    && style.overflowX === "visible" && one.clientWidth && one.scrollWidth > one.clientWidth + 1;
+}).map((one) => `${one.tagName} ${one.className}: ${one.scrollWidth} > ${one.clientWidth}`)"""
+
+
+def check_fit(page: Any, *, axe: bool = False) -> None:
+    """At every width and in both themes nothing is wider than the window or than its own box.
+
+    With ``axe``, for a page that is open with ``bypass_csp``, it finds nothing there either.
+    """
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(50)  # pictures that are drawn for a width are drawn again
+            where = f"{width} pixels, {scheme}"
+            assert page.evaluate("document.documentElement.scrollWidth") == width, where
+            assert page.evaluate(STICKING_OUT) == [], where
+            ink, paper = (
+                int(page.evaluate(f"getComputedStyle(document.body).{one}")[4:].split(",")[0])
+                for one in ("color", "backgroundColor")
+            )
+            assert (ink < paper) == (scheme == "light"), where
+            assert not axe or findings_of_axe(page) == [], where
+
+
 def pasted(page: Any) -> str:
     """What was copied last."""
     page.evaluate("""() => { const area = document.createElement("textarea"); area.id = "paste";

@@ -592,7 +592,7 @@ def test_of_several_probes_the_best_one_answers(tmp_path: Path) -> None:
     compared = compare([path, *(tmp_path / "p" / name for name in best)])
     assert [probe.name for probe in compared.runs.probes] == ["best", "first", "other"]
     answers = " ".join(verdict_text(compared).split())
-    assert "Which layer? best: Highest: mean_1." in answers
+    assert "best: Only mean_1 was scored: accuracy 80.0 % (70.0 to 90.0)." in answers
     assert "80.0 % (70.0 to 90.0)" in answers
 
 
@@ -643,7 +643,7 @@ def test_values(tmp_path: Path) -> None:
     assert worst.mcnemar is None
     for metric in ("mae", "r2", "pearson", "spearman"):
         assert row_of(compare(paths, metric=metric).table, "coarse").to_best.significant
-    assert "p (best)" in comparison_text(table)
+    assert "p (first row)" in comparison_text(table)
 
 
 def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:

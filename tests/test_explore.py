@@ -31,6 +31,7 @@ from embedkit.explore.page import explore
 from embedkit.search.exact import unit_rows
 from tests.page_checks import block as block_of
 from tests.page_checks import (
+    check_fit,
     findings_of_axe,
     json_block,
     opened,
@@ -369,6 +370,21 @@ def test_the_page_fits_the_screen(browser: Any, folder: Path, width: int, scheme
         ink = page.evaluate("getComputedStyle(document.body).color")
         assert (int(ink[4:].split(",")[0]) > 128) == (scheme == "dark")
         assert findings_of_axe(page) == []
+
+
+def test_the_page_fits_every_width_in_both_themes(browser: Any, folder: Path) -> None:
+    with opened(browser, folder / "page.html") as page:
+        page.click("#list button >> nth=0")
+        page.wait_for_selector("#chosen .found button")
+        check_fit(page)
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_at_any_width(browser: Any, folder: Path) -> None:
+    with opened(browser, folder / "page.html", bypass_csp=True) as page:
+        page.click("#list button >> nth=0")
+        page.wait_for_selector("#chosen .found button")
+        check_fit(page, axe=True)
 
 
 def test_every_control_by_mouse(browser: Any, folder: Path) -> None:

@@ -8,6 +8,8 @@ from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from string import Formatter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from embedkit.comparison.cases import cases_of, label_issues
 from embedkit.comparison.charts import charts_of
 from embedkit.comparison.compare import Compared, Difference, compare
 from embedkit.comparison.content import content_of
+from embedkit.comparison.drawing import COLOURS, colour_of, shape_of
 from embedkit.comparison.effects import WORDS, Scale, judge, scale_of
-from embedkit.comparison.findings import verdict_of
+from embedkit.comparison.findings import LayerAnswer, verdict_of
+from embedkit.comparison.layers import frames_inverted
 from embedkit.comparison.phrases import Phrases
 from embedkit.comparison.sentences import Sentences
 from embedkit.comparison.slices import by_class, by_length, calibration, confused_pairs, wilson
@@ -29,7 +33,8 @@ from embedkit.comparison.texts import Texts
 from embedkit.encoding.views import view_ranges
 from embedkit.errors import UsageError
 from embedkit.runs.predictions import Predictions
-from tests.run_fixtures import random_runs, write_fake_run
+from embedkit.runs.resampling import Score
+from tests.run_fixtures import many_runs, random_runs, write_fake_run
 
 ACCURACY = Scale("accuracy", lower=False, percent=True, worth=0.01)
 
@@ -440,6 +445,74 @@ def test_one_style_per_method(compared: Compared) -> None:
     assert styles["c"] == 0
     assert styles["a"] == 1
     assert len({style for name, style in styles.items() if name != "majority"}) == len(styles) - 1
+
+
+def test_twelve_runs_have_a_colour_and_shape_each(tmp_path: Path) -> None:
+    runs = many_runs(tmp_path, ("0", "1"), n=120, strength=0.3, random=np.random.default_rng(0))
+    found = compare(runs, baseline=runs[0].name)
+    content = content_of(found)
+    scene = next(c for c in charts_of(content, Phrases("en", found, content.scale))
+                 if c.name == "forest").scene(510)  # fmt: skip
+    page = (files("embedkit") / "templates" / "page.css").read_text("utf-8")
+    known = [m.style for m in content.methods if m.kind != "majority"]
+    assert len(known) > 12
+    looks = {(colour_of(style), shape_of(style)) for style in known}
+    assert len(looks) == len(known)
+    assert [colour for colour, _ in looks].count("m0") == 1  # lines have no shape
+    assert all(page.count(f"--{colour}: ") == 2 for colour, _ in looks)  # light and dark
+    assert {item.colour for item in scene.items if item.colour.startswith("m")} <= set(COLOURS)
+
+
+def layer_answer(compared: Compared, nested: Score, chosen: tuple[tuple[str, int], ...]) -> str:
+    """What is said of three views, of which mean_2 is best with 76.6 %."""
+    scale = scale_of(compared)
+    said = Sentences(Phrases("en", compared, scale), compared, scale)
+    answer = LayerAnswer("probe", "accuracy", nested, chosen, "mean_2", 0.766,
+                         ("mean_1", "mean_2"), 3)  # fmt: skip
+    verdict = replace(verdict_of(compared, scale), layer=answer)
+    return said.answers(verdict)[0][1]
+
+
+def test_two_scores_of_views_are_told_apart(compared: Compared) -> None:
+    """The best score, and the one to report: why they differ, or that they are the same."""
+    other = layer_answer(compared, Score(0.763, 0.73, 0.79), (("mean_2", 3), ("mean_1", 2)))
+    assert (
+        "The best is mean_2 (76.6 %). Not told apart from it: 1 of the other 2 (mean_1)." in other
+    )
+    assert ("The score to report is accuracy 76.3 % (73.0 to 79.0), of the views that inner folds "
+            "chose without the scored records: mean_2 in 3 of 5 folds, mean_1 in 2 of 5 folds. "
+            "That of the best of 3 views is partly luck.") in other  # fmt: skip
+    same = layer_answer(compared, Score(0.766, 0.73, 0.79), (("mean_2", 5),))
+    assert "chose it in all 5 folds, so that its score is the one to report" in same
+    assert "luck" not in same
+
+
+def test_p_is_said_to_be_corrected(compared: Compared) -> None:
+    scale = scale_of(compared)
+    said = Sentences(Phrases("en", compared, scale), compared, scale)
+    verdict = verdict_of(compared, scale)
+    assert verdict.effect is not None
+    assert f"corrected for {compared.table.tests} comparisons" in said.word(verdict.effect)
+    blend = said.answers(verdict)[2][1]
+    assert "accuracy " in blend
+    assert "; corrected p" in blend
+
+
+def test_a_framed_view_below_one_without_a_frame_is_explained() -> None:
+    def probe(*views: tuple[str, float, float]) -> Any:
+        found = [SimpleNamespace(name=n, score=Score(v, v, v), p_best=p) for n, v, p in views]
+        return SimpleNamespace(content=SimpleNamespace(metric="accuracy", views=found))
+
+    assert frames_inverted(probe(("a", 0.8, 1.0), ("b", 0.75, 0.01), ("c", 0.7, 0.2)))
+    assert not frames_inverted(probe(("a", 0.8, 1.0), ("b", 0.75, 0.2), ("c", 0.7, 0.01)))
+    assert not frames_inverted(probe(("a", 0.8, 1.0), ("b", 0.7, 0.2)))
+
+
+def test_japanese_words_stand_without_spaces(compared: Compared) -> None:
+    words = Phrases("ja", compared, scale_of(compared))
+    assert words("title.level", chosen=words.method("majority"), baseline="tfidf") == (
+        "多数派クラスと tfidf は同等"
+    )
 
 
 def test_a_method_has_one_colour_and_shape_in_all_pictures(tmp_path: Path) -> None:

@@ -14,15 +14,17 @@ import click
 import pytest
 
 import embedkit
+from embedkit.cli import compare as compare_module
 from embedkit.cli import extract as extract_module
 from embedkit.cli import info as info_module
 from embedkit.cli import predict as predict_module
 from embedkit.cli.main import cli
 from embedkit.cli.progress import progress_bar
 from embedkit.cli.search import _index_text
-from embedkit.cli.text import say
+from embedkit.cli.text import path_text, say
 from embedkit.dataset import estimate as estimate_module
 from embedkit.dataset.planning import ExtractPlan
+from embedkit.display import TYPED_IN
 from embedkit.search.index import IndexInfo, build_index
 from embedkit.types import Progress, ProgressCallback
 from tests.finetune_fixtures import corpus_of
@@ -44,11 +46,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("module", "typed", "stages"),
     [
         (predict_module, "predict run c.tsv", {"predicting": (100, 100)}),
+        (predict_module, "predict run data", {"predicting": (60, 60)}),
+        (compare_module, "compare run --report page.html",
+         {"reading": (1, 1), "scoring": (2, 2), "comparing": (2, 2), "looking at records": (3, 3),
+          "drawing": (4, 4)}),
         (info_module, "verify data --recompute 2", {"recomputing": (1, 2)}),
         (extract_module, "extract c.tsv --dry-run --out new",
          {"reading": (100, 100), "timing the model": (0, None)}),
     ],
-    ids=["predict", "verify", "dry-run"],
+    ids=["predict", "predict-dataset", "compare", "verify", "dry-run"],
 )  # fmt: skip
 def test_progress_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch, module: object, typed: str,
@@ -119,3 +125,14 @@ def test_a_note_stands_on_a_line_of_its_own_above_the_bar(monkeypatch: pytest.Mo
     shown = re.sub(r"\x1b\[[?\d;]*[a-zA-JL-Z]", "", terminal.getvalue())  # all but "clear the line"
     assert "encoding" in shown
     assert "\r\x1b[2Knote: [a] :smile: column\n" in shown
+
+
+def test_paths_of_a_stage_are_those_of_the_folder_where_run_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage works in the folder of its recipe; ``made …`` and ``make run`` use the same words."""
+    page = tmp_path / "outputs" / "report.html"
+    assert path_text("../report.html") == "../report.html"
+    monkeypatch.setenv(TYPED_IN, str(tmp_path))
+    monkeypatch.chdir(page.parent.parent)
+    assert path_text(page) == path_text("outputs/report.html") == "outputs/report.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -127,6 +128,9 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
     for row in compared.table.rows:
         for scores in (row.scores, row.test):
             for name, score in scores.items():
+                if (row.name, name) == ("majority", "calibration_error"):
+                    assert math.isnan(score.value)  # it would say nothing
+                    continue
                 shown_score = words.score(score.value, name)
                 assert f"{shown_score}{words.interval(score.low, score.high, name)}" in text
     manifest = embedkit.load(shared / "data").manifest

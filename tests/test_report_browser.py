@@ -21,7 +21,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.fsio import file_sha256
 from embedkit.runs.splits import split
 from tests import page_checks, run_fixtures
-from tests.page_checks import findings_of_axe, pasted
+from tests.page_checks import check_fit, findings_of_axe, pasted
 from tests.run_fixtures import many_runs, write_fake_run
 from tests.store_fixtures import load_quickly, tiny_model
 from tests.test_report import EVIL, corpus_of, payload
@@ -49,7 +49,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     random = np.random.default_rng(0)
     labels = tuple(f"とても長い分類の名前がここにあります{i:02}" for i in range(77))
     many = many_runs(folder / "many", labels, n=600, strength=2, random=random)
-    write_report(compare(many), folder / "many.html", report_lang="ja")
+    write_report(compare(many, baseline=many[0].name), folder / "many.html", report_lang="ja")
     values = random.normal(size=300)
     made = [write_fake_run(folder / f"values/{name}", values,
                            values + random.normal(size=300) * noise, [i % 5 for i in range(300)],
@@ -99,6 +99,21 @@ def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: st
     assert light == (scheme == "light")
     assert page.evaluate(OVERLAPS) == []
     assert findings_of_axe(page) == []
+
+
+@pytest.mark.parametrize("name", ["vectors", "many", "values"])
+def test_the_page_fits_every_width_in_both_themes(opened: Any, name: str) -> None:
+    page = opened(name)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    check_fit(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vectors", "many", "values"])
+def test_axe_finds_nothing_at_any_width(opened: Any, name: str) -> None:
+    page = opened(name, bypass_csp=True)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    check_fit(page, axe=True)
 
 
 def test_cells_of_the_heat_map_lead_to_the_errors_of_their_view(

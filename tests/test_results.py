@@ -607,8 +607,8 @@ def test_of_many_labels_the_likeliest_are_printed(capsys: pytest.CaptureFixture[
     _show([Prediction("c", proba), Prediction("x", {"x": 0.625, "y": 0.375})], as_json=False)
     _show([Prediction("c", proba)], as_json=True)
     many, two, data = capsys.readouterr().out.splitlines()
-    assert many == "c\tc 0.400  b 0.250  e 0.200  2 others 0.150"
-    assert two == "x\tx 0.625  y 0.375"
+    assert many == "c\tc 40.0 %  b 25.0 %  e 20.0 %  2 others 15.0 %"
+    assert two == "x\tx 62.5 %  y 37.5 %"
     assert json.loads(data)["proba"] == proba
 
 

@@ -21,7 +21,7 @@ from embedkit.explore.layout import first_axes
 from embedkit.explore.senses_page import write_senses
 from embedkit.words.senses import _interval, _Pairs, compare_senses
 from embedkit.words.uses import Use, uses_of_spans
-from tests.page_checks import findings_of_axe, json_block, opened, pasted, until
+from tests.page_checks import check_fit, findings_of_axe, json_block, opened, pasted, until
 from tests.store_fixtures import load_quickly, tiny_model
 
 EVIL = "<img src=x onerror=document.title='owned'>"
@@ -284,7 +284,7 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
                 page.locator("#layer").fill(str(k))
                 same, other = report.by_word[word][k]
                 text = heading(page, f"{word} at layer {layer}")
-                assert f"same sense {same:.2f}, other sense {other:.2f}" in text
+                assert f"same sense {same:.3f}, other sense {other:.3f}" in text
                 score = report.layers[k].nearest
                 facts = page.inner_text("#facts").replace("\xa0", " ")
                 shown = [int(100 * v + 0.5) for v in (score.value, score.low, score.high)]
@@ -292,7 +292,7 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
         # the nearest words of the use under the pointer, whose line is marked
         page.locator(".point").nth(2).locator("circle, polygon").first.hover()
         number = [i for i, word in enumerate(report.words) if word == "bus"][2]
-        near = ", ".join(f"{n.word} {n.cosine:.2f}" for n in report.nearby[2][number])
+        near = ", ".join(f"{n.word} {n.cosine:.3f}" for n in report.nearby[2][number])
         assert near in page.inner_text("#chosen")
         assert page.get_attribute("#list button[aria-current]", "data-use") == "2"
         page.hover("#list button >> nth=3")
@@ -391,3 +391,16 @@ def test_the_page_fits_the_screen(
     with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert findings_of_axe(page) == []
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_the_page_fits_every_width_in_both_themes(browser: Any, folder: Path, name: str) -> None:
+    with opened(browser, folder / f"{name}.html") as page:
+        check_fit(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_axe_finds_nothing_at_any_width(browser: Any, folder: Path, name: str) -> None:
+    with opened(browser, folder / f"{name}.html", bypass_csp=True) as page:
+        check_fit(page, axe=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,10 @@ from embedkit.cli.options import FILE, option, options
 from embedkit.cli.progress import progress_bar
 from embedkit.cli.text import (
     Rows,
+    asked_for_all,
     metric_heading,
     number_text,
+    path_text,
     score_text,
     table_markdown,
     table_text,
@@ -26,15 +27,14 @@ from embedkit.cli.text import (
 )
 from embedkit.display import bytes_text, is_percent, metric_text, visible
 from embedkit.errors import UsageError
-from embedkit.types import Progress
 
 if TYPE_CHECKING:
     from embedkit.comparison.compare import Compared, Comparison, Cost, Difference, Row
-    from embedkit.runs.metrics import Score
 
 __all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_markdown", "verdict_text"]
 
-logger = logging.getLogger(__name__)
+_WIDE = 1_000
+"""Columns beyond which the output is no terminal."""
 
 
 @command(
@@ -90,30 +90,31 @@ def compare(
         raise UsageError(f"{given} blended into a file; name it with --write-blend.")
     columns = parse_submission(submission)
     with progress_bar() as progress:
-        progress(Progress("comparing", 0, None))
-        found = calculate(runs, baseline=baseline, metric=metric, seed=seed)
+        found = calculate(runs, baseline=baseline, metric=metric, seed=seed, progress=progress)
+    wrote: list[str] = []
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
         made = found.chosen_blend(blend)
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        logger.info("wrote %s: %s records, %s", write_blend, f"{count:,}", made.name)
+        wrote.append(f"{path_text(write_blend)}: {count:,} records, {made.name}")
     if report is not None:
         from embedkit.comparison.report import write_report
         from embedkit.predict import parse_label_names
 
         with progress_bar() as progress:
-            progress(Progress("writing the report", 0, None))
             folder = write_report(
                 found, report, texts=texts, worth=worth, label_names=parse_label_names(label_names),
-                report_lang=report_lang, figures=figures, overwrite=overwrite,
+                report_lang=report_lang, figures=figures, overwrite=overwrite, progress=progress,
             )  # fmt: skip
-        logger.info("wrote %s%s", report, f", figures in {folder}" if folder else "")
+        wrote.append(path_text(report) + (f", figures in {path_text(folder)}" if folder else ""))
     verdict, tables = (
         (verdict_markdown, comparison_markdown) if markdown else (verdict_text, comparison_text)
     )
     return Result(
-        found.table, lambda: f"{verdict(found, worth)}\n\n{tables(found.table)}",
+        found.table,
+        lambda: "\n".join([verdict(found, worth), "", tables(found.table),
+                           *(f"wrote {one}" for one in wrote if not markdown)]),
         finding=not markdown, asked_for=markdown,
     )  # fmt: skip
 
@@ -154,6 +155,7 @@ def _verdict(found: Compared, worth: float | None) -> tuple[str, list[str], list
     lead = [f"{sentence}{f': {records}' if records else ''}."]
     if verdict.effect is not None:
         lead.append(words.word(verdict.effect))
+    lead += words.methods(verdict)
     answers = [(question, f"{answer} {command}".strip())
                for question, answer, command in words.answers(verdict)]  # fmt: skip
     return words.title(verdict), lead, answers
@@ -162,9 +164,10 @@ def _verdict(found: Compared, worth: float | None) -> tuple[str, list[str], list
 def comparison_text(table: Comparison) -> str:
     """Return scores, differences and cost for a terminal."""
     width = terminal_width()
+    every = asked_for_all() or width > _WIDE
     return "\n".join(
         table_text(block) if not isinstance(block, str) else "\n".join(wrapped(block, width))
-        for block in _blocks(table)
+        for block in _blocks(table, every_interval=every)
     )
 
 
@@ -175,13 +178,14 @@ def comparison_markdown(table: Comparison) -> str:
     )
 
 
-def _blocks(table: Comparison) -> Iterator[str | Rows]:
-    """Sentences and tables."""
+def _blocks(table: Comparison, *, every_interval: bool = True) -> Iterator[str | Rows]:
+    """Sentences and tables; where there is little room, only the first metric has intervals."""
     counts = f"{table.records['folds']:,} records in folds"
     if table.records["test"]:
         counts += f", {table.records['test']:,} in the test set"
-    yield f"Scores on held-out records with 95 % intervals ({counts}), best first:"
-    yield [_score_cells(table, row) for row in table.rows]
+    intervals = "95 % intervals" if every_interval else f"95 % intervals of {table.metric} (--all)"
+    yield f"Scores on held-out records ({counts}), best first, with {intervals}:"
+    yield [_score_cells(table, row, every_interval) for row in table.rows]
     yield from (f"Seeds of {one.text}." for one in table.seeds)
     if table.rows[0].test:
         yield "Test set:"
@@ -189,44 +193,37 @@ def _blocks(table: Comparison) -> Iterator[str | Rows]:
     unit = " in points" if is_percent(table.metric) else ""
     yield (
         f"Differences in {table.metric}{unit} to the baseline ({visible(table.baseline)}) and to "
-        f"the best ({visible(table.best)}), with 95 % intervals; p of a paired sign-flip test, "
-        f"corrected for {table.tests} pairs:"
+        f"the first row ({visible(table.best)}), with 95 % intervals; p of a paired sign-flip "
+        f"test, corrected for {table.tests} pairs:"
     )
     yield [_difference_cells(table, row) for row in table.rows]
     if table.rows[0].test:
         yield f"Differences in {table.metric}{unit} on the test set; p corrected for these pairs:"
         yield [_difference_cells(table, row, test=True) for row in table.rows]
     yield from (f"Not the same input: {visible(one.text)}." for one in table.inputs)
-    yield "Cost; a frozen encoder is not counted on disk:"
+    yield "Cost; an encoder that was not trained further is not counted on disk:"
     yield [_cost_cells(row.name, row.cost) for row in table.rows if row.cost]
 
 
-def _score_cells(table: Comparison, row: Row) -> dict[str, str]:
+def _score_cells(table: Comparison, row: Row, every_interval: bool) -> dict[str, str]:
     names = [table.metric, *(name for name in row.scores if name != table.metric)]
     cells = {
-        _named(n): score_text(row.scores[n], n) if n == table.metric else _short(row.scores[n], n)
+        _named(n): score_text(row.scores[n], n) if every_interval or n == table.metric
+        else metric_text(row.scores[n].value, n)
         for n in names
-    }
+    }  # fmt: skip
     return {"method": visible(row.name), **cells}
 
 
 def _test_cells(table: Comparison, row: Row) -> dict[str, str]:
     names = [table.metric, *(name for name in row.test if name != table.metric)][:3]
-    cells = {_named(n): score_text(row.test[n], n) for n in names}
-    return {"method": visible(row.name), **cells}
+    return {"method": visible(row.name)} | {_named(n): score_text(row.test[n], n) for n in names}
 
 
 def _named(metric: str) -> str:
     from embedkit.comparison.compare import LOWER_IS_BETTER
 
     return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
-
-
-def _short(score: Score, metric: str) -> str:
-    value = metric_text(score.value, metric)
-    if value == "–" or math.isnan(score.low):
-        return value
-    return f"{value} ±{metric_text((score.high - score.low) / 2, metric)}"
 
 
 def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dict[str, str]:
@@ -236,7 +233,7 @@ def _difference_cells(table: Comparison, row: Row, *, test: bool = False) -> dic
     if test:
         to_best, to_baseline = row.test_to_best, row.test_to_baseline
     repeats = any(r.to_best and r.to_best.p_repeats is not None for r in table.rows) and not test
-    for what, found in (("baseline", to_baseline), ("best", to_best)):
+    for what, found in (("baseline", to_baseline), ("first row", to_best)):
         cells[f"to {what}"] = _difference(found, table.metric)
         cells[f"p ({what})"] = _p(found.p_corrected if found else None)
         if repeats:

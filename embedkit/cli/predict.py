@@ -17,7 +17,7 @@ from embedkit import fsio
 from embedkit.cli.command import command
 from embedkit.cli.options import FILE, option, options, reading_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import reasons_text, say
+from embedkit.cli.text import percent_text, reasons_text, say
 from embedkit.display import json_line, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, UsageError
 from embedkit.types import Progress, ProgressCallback
@@ -123,10 +123,11 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
             say(json_line({"label": one.label, "proba": one.proba}))
             continue
         ordered = sorted(one.proba.items(), key=lambda item: -item[1])
-        tail = "  ".join(f"{visible(name)} {proba:.3f}" for name, proba in ordered[:_SHOWN])
+        tail = "  ".join(f"{visible(name)} {percent_text(proba)}"
+                         for name, proba in ordered[:_SHOWN])  # fmt: skip
         if len(ordered) > _SHOWN:
             rest = sum(proba for _, proba in ordered[_SHOWN:])
-            tail += f"  {len(ordered) - _SHOWN} others {rest:.3f}"
+            tail += f"  {len(ordered) - _SHOWN} others {percent_text(rest)}"
         say(visible(one.label) + (f"\t{tail}" if tail else ""))
 
 
@@ -151,8 +152,7 @@ def _predict_dataset(
     from embedkit.prediction_files import PredictedRecord
 
     with progress_bar() as progress:
-        progress(Progress("predicting", 0, None))
-        data, found = predictor.predict_stored(dataset)
+        data, found = predictor.predict_stored(dataset, progress=progress)
     stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
     count = write(PredictedRecord(*one) for one in stored)
     return _told(count, data.manifest.totals.rejected, "", out=out, quiet=quiet)

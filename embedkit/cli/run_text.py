@@ -159,9 +159,9 @@ def _probe_finding(content: ProbeRun) -> str:
         content.views, key=lambda view: view.score.value
     )
     level = [view.name for view in content.views if (view.p_best or 0.0) >= 0.05]
-    first = f"{best.name} is highest"
+    first = f"{best.name} is the best view"
     if len(level) > 1:
-        first = f"{view_ranges(level)} are not told apart from the best"
+        first = f"{view_ranges(level)} are not told apart from the best view"
     nested = content.nested
     return (
         f"{first}; views chosen in inner folds: {_found(content.metric, nested)}, "
@@ -225,7 +225,8 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             "held out": _SUBSETS[subset],
             "value": metric_text(score.value, name),
             "95 % interval": interval_text(score, name),
-            "majority": metric_text(score.majority, name),
+            # the frequencies of the classes are right on average by construction
+            "majority": "–" if name == "calibration_error" else metric_text(score.majority, name),
         }
         for subset, found in content.scores.items()
         for name, score in sorted(found.items(), key=lambda one: _place(one[0]))

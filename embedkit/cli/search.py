@@ -13,8 +13,8 @@ from embedkit.choices import INDEX_KINDS, SEARCH_METRICS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, option, options, whitening_of
 from embedkit.cli.progress import progress_bar
-from embedkit.cli.text import one_line, table_text
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.cli.text import number_text, one_line, table_text
+from embedkit.display import bytes_text, duration_text, metric_text, visible
 from embedkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ def _index_text(info: IndexInfo, folder: Path) -> str:
     table = table_text([
         {
             KINDS[info.kind].effort or "setting": point.setting,
-            "recall@10": f"{point.recall:.4f}",
-            **({} if few else {"ms per query": f"{point.single_ms:.2f}",
+            "recall@10, %": metric_text(point.recall, "recall"),
+            **({} if few else {"ms per query": number_text(point.single_ms),
                                "queries/s": f"{point.batch_per_second:,.0f}"}),
             "": "used" if point.setting == info.setting else "",
         }

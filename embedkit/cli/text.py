@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,10 +18,12 @@ import click
 from embedkit.display import (
     HARMLESS,
     MINUS,
+    TYPED_IN,
     columns,
     is_percent,
     json_line,
     metric_text,
+    path_from,
     shorten,
     visible,
     without_nan,
@@ -30,9 +33,9 @@ if TYPE_CHECKING:
     from embedkit.runs.metrics import Score
 
 __all__ = ["asked_for_all", "bar_shown", "count_text", "interval_text", "json_text", "ledger_text",
-           "metric_heading", "number_text", "one_line", "percent_text", "reasons_text", "say",
-           "say_finding", "score_text", "table_markdown", "table_text", "terminal_width",
-           "wrapped"]  # fmt: skip
+           "metric_heading", "number_text", "one_line", "path_text", "percent_text",
+           "reasons_text", "say", "say_finding", "score_text", "table_markdown", "table_text",
+           "terminal_width", "wrapped"]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
 _UNLIMITED = 1 << 16
@@ -258,6 +261,16 @@ def ledger_text(
     text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
     text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
     return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
+
+
+def path_text(path: str | Path) -> str:
+    """Return a path as it can be typed where the command was typed.
+
+    Of a stage of ``embedkit run``, which works in the folder of its recipe, that is the folder of
+    ``run``; other commands show it as it was given.
+    """
+    typed_in = os.environ.get(TYPED_IN)
+    return visible(path_from(path, typed_in) if typed_in else str(path))
 
 
 def one_line(text: str) -> str:

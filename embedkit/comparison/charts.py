@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedkit.comparison.content import Method, ReportContent
-from embedkit.comparison.drawing import Scene, apart, text_width, ticks
+from embedkit.comparison.drawing import Scene, apart, colour_of, text_width, ticks
 from embedkit.comparison.phrases import Phrases
 from embedkit.display import shorten
 from embedkit.runs.resampling import Score
@@ -87,7 +87,7 @@ def forest(content: ReportContent, words: Phrases, width: float) -> Scene:
         for tick in marked:
             scene.line((axis(tick), y - 10), (axis(tick), y + 10))
         scene.line((axis(0), y - 10), (axis(0), y + 10), colour="ink", width=1.2)
-        colour = f"m{method.style}"
+        colour = colour_of(method.style)
         scene.line((axis(effect.low), y), (axis(effect.high), y), colour=colour, width=3)
         scene.mark(axis(effect.value), y, method.style)
     for tick in marked:
@@ -147,7 +147,7 @@ def cost(content: ReportContent, words: Phrases, width: float) -> Scene:
         px, py = x(method.milliseconds or 1), y(method.score.value)
         if math.isfinite(method.score.low):
             scene.line((px, y(method.score.low)), (px, y(method.score.high)), width=2,
-                       colour=f"m{method.style}", opacity=0.5)  # fmt: skip
+                       colour=colour_of(method.style), opacity=0.5)  # fmt: skip
         scene.mark(px, py, method.style)
     marks = [(names[m.name], x(m.milliseconds or 1), y(m.score.value), m.style) for m in rows]
     _names_of_marks(scene, marks, right, (_TOP + 6, bottom))
@@ -197,7 +197,7 @@ def _names_at_right(
     ordered = sorted(marks, key=lambda mark: mark[2])
     places = apart([y for _, _, y, _ in ordered], 18, low=room[0] - 18, high=room[1])
     for (name, x, y, style), place in zip(ordered, places, strict=True):
-        scene.line((x + 8, y), (right + 4, place), (right + 10, place), colour=f"m{style}",
+        scene.line((x + 8, y), (right + 4, place), (right + 10, place), colour=colour_of(style),
                    width=0.8, opacity=0.7)  # fmt: skip
         scene.text(right + 14, place + 4, name, size=12, bold=not style)
 
@@ -271,7 +271,7 @@ def length(content: ReportContent, words: Phrases, width: float) -> Scene:
 
 def _score_line(scene: Scene, axis: _Axis, score: Score, y: float, style: int) -> None:
     if math.isfinite(score.low):
-        scene.line((axis(score.low), y), (axis(score.high), y), colour=f"m{style}", width=2.5,
+        scene.line((axis(score.low), y), (axis(score.high), y), colour=colour_of(style), width=2.5,
                    opacity=0.6)  # fmt: skip
     if math.isfinite(score.value):
         scene.mark(axis(score.value), y, style, radius=5)
@@ -310,10 +310,12 @@ def calibration(content: ReportContent, words: Phrases, width: float) -> Scene:
     start = max(x.low, low)
     scene.line((x(start), y(start)), (x(1), y(1)), colour="soft", dashed=True)
     for style, found in reversed(list(zip(_styles(content, bins), bins.values(), strict=True))):
-        scene.line(*((x(b.confidence), y(b.right)) for b in found), colour=f"m{style}", width=1.6)
+        scene.line(
+            *((x(b.confidence), y(b.right)) for b in found), colour=colour_of(style), width=1.6
+        )
         for one in found:
             px = x(one.confidence)
-            scene.line((px, y(one.low)), (px, y(one.high)), colour=f"m{style}", width=2,
+            scene.line((px, y(one.low)), (px, y(one.high)), colour=colour_of(style), width=2,
                        opacity=0.4)  # fmt: skip
             scene.mark(px, y(one.right), style, radius=4)
     scene.text((left + right) / 2, height - 6, words("calibration.x"), colour="soft", size=12,

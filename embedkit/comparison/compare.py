@@ -34,7 +34,7 @@ from embedkit.runs.resampling import (
     scored,
     unit_count,
 )
-from embedkit.types import Int64
+from embedkit.types import Int64, ProgressCallback, no_progress, steps
 
 __all__ = [
     "LOWER_IS_BETTER",
@@ -122,7 +122,8 @@ class Row:
         name: of the method.
         kind: ``frozen``, ``finetuned``, ``blend`` or ``majority``.
         path: folder of the run; ``None`` for what is made here.
-        scores: by name, on out-of-fold predictions.
+        scores: by name, on out-of-fold predictions. The calibration error of the majority is NaN:
+            the frequencies of the classes are right on average by construction.
         test: the same on the test set; empty without one, or without its labels.
         to_best: against the best row; ``None`` in the best row itself.
         to_baseline: against the baseline; ``None`` in the baseline itself.
@@ -216,6 +217,7 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     seed: int = 0,
+    progress: ProgressCallback = no_progress,
 ) -> Compared:
     """Compare runs that were made under one split.
 
@@ -226,6 +228,7 @@ def compare(
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
             all runs chose their thresholds, else accuracy, of values the root mean squared error.
         seed: of the signs of the tests.
+        progress: called after every run, method and pair.
 
     Raises:
         UsageError: a run, name or metric does not exist.
@@ -236,7 +239,7 @@ def compare(
         >>> found.table.metric, [row.name for row in found.table.rows if row.kind != "majority"]
         ('macro_f1', ['logreg'])
     """
-    opened = read_runs(runs)
+    opened = read_runs(runs, progress=progress)
     records = opened.records
     metric = _metric(metric, opened)
     predictions, blends = _predictions(opened, metric)
@@ -245,7 +248,7 @@ def compare(
     encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     subsets = {"folds": records.out_of_fold, "test": records.scored_test}
     found = {
-        name: _Subset(predictions, index, metric, seed)
+        name: _Subset(predictions, index, metric, seed, progress)
         for name, index in subsets.items() if len(index)
     }  # fmt: skip
     differences = _differences(found["folds"], chosen)
@@ -294,8 +297,9 @@ class _Subset:
         index: Int64,
         metric: str,
         seed: int,
+        progress: ProgressCallback,
     ) -> None:
-        self._metric, self._seed = metric, seed
+        self._metric, self._seed, self._progress = metric, seed, progress
         self._found = {name: p.take(index) for name, p in predictions.items()}
         self._metrics = {
             name: metrics_of(p, beta=beta_of(metric), baseline=name == MAJORITY)
@@ -305,22 +309,25 @@ class _Subset:
         self._records = self._found[self.names[0]]
         unit = self._records.group
         tested = {name: found[metric] for name, found in self._metrics.items()}
-        wanted = {
-            (name, m): found[m]
-            for name, found in self._metrics.items()
-            for m in found
-            if m in _SHOWN or m == metric or not self._records.classes
-        }
-        scores = scored(wanted, unit, seed=seed)
-        self.scores: dict[str, dict[str, Score]] = {name: {} for name in self.names}
-        for (name, m), score in scores.items():
-            self.scores[name][m] = score
+        self.scores: dict[str, dict[str, Score]] = {}
+        step = steps(progress, "scoring", len(self.names), "methods")
+        for name, known in self._metrics.items():
+            wanted = {m: one for m, one in known.items()
+                      if m in _SHOWN or m == metric or not self._records.classes}  # fmt: skip
+            self.scores[name] = scored(wanted, unit, seed=seed)
+            step()
+        if metric != "calibration_error" in self.scores[MAJORITY]:  # it would say nothing
+            self.scores[MAJORITY]["calibration_error"] = Score(*[float("nan")] * 3)
         found = influences(tested, unit, seed=seed)
         self._influence = np.stack([found[name] for name in self.names], axis=1)
         self._values = np.array([self.scores[name][metric].value for name in self.names])
         self._units = unit_count(unit)
         self._rests_on = tested[self.names[0]].units(unit, paired=True)
         self.pairs = list(combinations([n for n in self.names if n != MAJORITY], 2))
+        p, first = self._records, self._records.repeat == self._records.repeat.min()
+        self._single = len(np.unique(unit[first])) == first.sum()
+        self._right = {name: one.y_pred[first] == p.y[first]
+                       for name, one in self._found.items() if p.classes}  # fmt: skip
 
     def ordered(self) -> list[str]:
         """Names of the methods, best first; those without a score last."""
@@ -334,11 +341,13 @@ class _Subset:
         """Differences of pairs; each family of pairs is corrected for on its own."""
         tests = {pair: found for family in families for pair, found in self._tests(family).items()}
         made = {}
+        step = steps(self._progress, "comparing", len(pairs), "pairs")
         for pair in pairs:
             p, corrected, repeats = tests.get(frozenset(pair), (None, None, None))
             made[pair] = replace(
                 self._difference(*pair), p=p, p_corrected=corrected, p_repeats=repeats
             )
+            step()
         return made
 
     def _difference(self, name: str, other: str) -> Difference:
@@ -346,14 +355,11 @@ class _Subset:
         value = float(self._values[one] - self._values[two])
         influence = self._influence[:, one] - self._influence[:, two]
         found = Difference(value, *difference_interval(value, influence))
-        p = self._records
-        if not p.classes:
+        if not self._right:
             return found
-        first = p.repeat == p.repeat.min()
-        right, their = (self._found[n].y_pred[first] == p.y[first] for n in (name, other))
+        right, their = self._right[name], self._right[other]
         counts = int((right & ~their).sum()), int((their & ~right).sum())
-        single = len(np.unique(p.group[first])) == first.sum()
-        exact = mcnemar(*counts) if self._metric == "accuracy" and single else None
+        exact = mcnemar(*counts) if self._metric == "accuracy" and self._single else None
         return replace(found, only_this=counts[0], only_other=counts[1], mcnemar=exact)
 
     def _tests(

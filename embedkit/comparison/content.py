@@ -13,7 +13,7 @@ from embedkit.comparison.cases import Cases, Nearest, cases_of, nearest_records
 from embedkit.comparison.compare import Compared, Row
 from embedkit.comparison.effects import Effect, Scale, effect_of, scale_of
 from embedkit.comparison.findings import Verdict, verdict_of
-from embedkit.comparison.load import LoadedProbe, LoadedRun
+from embedkit.comparison.load import LoadedProbe
 from embedkit.comparison.slices import (
     CalibrationBin,
     ClassRow,
@@ -30,7 +30,7 @@ from embedkit.runs.content import FinetuneRun
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.resampling import Score
 from embedkit.runs.view_predictions import read_view_predictions
-from embedkit.types import Bool, Float64
+from embedkit.types import Bool, Float64, ProgressCallback, no_progress, steps
 
 __all__ = ["Method", "ReportContent", "content_of"]
 
@@ -42,9 +42,7 @@ class Method:
     Attributes:
         name: of the row.
         kind: ``frozen``, ``finetuned``, ``blend`` or ``majority``.
-        what: short description: view, estimator or head; empty of what is made here.
-        style: number of its colour and shape; 0 is the chosen method, 1 the baseline, and the
-            last stands for all that have none of their own.
+        style: number of its colour and shape; 0 is the chosen method, 1 the baseline.
         score: in the metric of the comparison.
         effect: against the baseline; ``None`` for the baseline itself.
         milliseconds: from a text to its prediction, encoding included; ``None`` if unknown.
@@ -53,16 +51,11 @@ class Method:
 
     name: str
     kind: str
-    what: str
     style: int
     score: Score
     effect: Effect | None
     milliseconds: float | None
     unfit: bool
-
-
-STYLES = 6
-"""Number of colours and shapes; the last is shared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +108,7 @@ def content_of(
     texts: str | Path | None = None,
     worth: float | None = None,
     label_names: Mapping[str, str] | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> ReportContent:
     """Return what a report shows.
 
@@ -124,21 +118,26 @@ def content_of(
         worth: smallest difference that matters, as for
             :func:`~embedkit.comparison.effects.scale_of`.
         label_names: names to show beside labels.
+        progress: called after every step.
 
     Raises:
         UsageError: a name does not exist, or ``texts`` cannot be read.
         MismatchError: ``texts`` is not what the runs were made from.
     """
+    step = steps(progress, "looking at records", 3, "steps")
     scale = scale_of(compared, worth)
     verdict = verdict_of(compared, scale)
     records, table = compared.runs.records, compared.table
     found = find_texts(set(records.row[records.first_repeat].tolist()), compared.runs.all,
                        compared.datasets, texts)  # fmt: skip
     lengths = find_lengths(records.row[records.first_repeat], compared.datasets, found)
+    step()
     voting = [run.name for run in compared.runs.runs if run.name not in verdict.unfit]
     cut = _cut(compared, verdict.chosen, lengths)
     cases = cases_of(compared, verdict.chosen, voting=voting or [verdict.chosen], cut=cut)
+    step()
     cases = replace(cases, nearest=_nearest(compared, cases, verdict))
+    step()
     mine = cases.records
     has_other = table.baseline in cases.methods and table.baseline != verdict.chosen
     index = records.first_repeat
@@ -215,14 +214,13 @@ def _nearest(compared: Compared, cases: Cases, verdict: Verdict) -> Nearest | No
 
 def _methods(compared: Compared, scale: Scale, verdict: Verdict) -> tuple[Method, ...]:
     table = compared.table
-    runs = {run.name: run for run in compared.runs.runs}
     order = [verdict.chosen, table.baseline]
     order += [row.name for row in table.rows if row.kind != "majority"]
-    styles = {name: min(i, STYLES - 1) for i, name in enumerate(dict.fromkeys(order))}
+    styles = {name: i for i, name in enumerate(dict.fromkeys(order))}
     cost = _milliseconds(compared)
     return tuple(
         Method(
-            row.name, row.kind, _what(runs.get(row.name)), styles.get(row.name, STYLES - 1),
+            row.name, row.kind, styles.get(row.name, len(styles)),
             row.scores[table.metric], _against(compared, row, scale), cost.get(row.name),
             row.name in verdict.unfit,
         )
@@ -235,16 +233,6 @@ def _against(compared: Compared, row: Row, scale: Scale) -> Effect | None:
     if row.name == baseline:
         return None
     return effect_of(row.name, baseline, compared.differences[row.name, baseline], scale)
-
-
-def _what(run: LoadedRun | None) -> str:
-    if run is None:
-        return ""
-    content = run.content
-    if isinstance(content, FinetuneRun):
-        return f"fine-tuned, {content.head}"
-    features = "TF-IDF" if content.features == "tfidf" else " + ".join(content.views)
-    return f"{features}, {content.estimator}"
 
 
 def _milliseconds(compared: Compared) -> dict[str, float]:

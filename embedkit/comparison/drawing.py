@@ -17,17 +17,21 @@ from markupsafe import Markup, escape
 
 from embedkit.display import columns, visible
 
-__all__ = ["COLOURS", "SHAPES", "Scene", "apart", "as_file", "as_svg", "text_width", "ticks"]
+__all__ = ["COLOURS", "SHAPES", "Scene", "apart", "as_file", "as_svg", "colour_of", "shape_of",
+           "text_width", "ticks"]  # fmt: skip
 
 COLOURS = {
     "m0": "#1f66b0", "m1": "#b1580c", "m2": "#2a7a4f", "m3": "#8a4fb5", "m4": "#b3364f",
-    "m5": "#6b747d", "ink": "#1b1f24", "soft": "#59626b", "line": "#d5d9de", "band": "#e9ebee",
-    "paper": "#ffffff",
+    "m5": "#6b747d", "m6": "#00757f", "m7": "#7a6a00", "ink": "#1b1f24", "soft": "#59626b",
+    "line": "#d5d9de", "band": "#e9ebee", "paper": "#ffffff",
 }  # fmt: skip
-"""Colour by name; ``m0`` is the chosen method, ``m1`` the baseline, ``m5`` all that share one."""
+"""Colour by name; ``m0`` is the chosen method, ``m1`` the baseline."""
 
 SHAPES = ("circle", "square", "diamond", "up", "down", "cross")
-"""Shape of a mark by the number of the method's style."""
+"""Shapes of marks."""
+
+_SHARED = 6
+"""Colours of the methods other than the chosen one and the baseline, whose own none other has."""
 
 Anchor = Literal["start", "middle", "end"]
 _SVG_ROUND = 1
@@ -112,7 +116,7 @@ class Scene:
         self, x: float, y: float, style: int, *, radius: float = 5.5, opacity: float = 1
     ) -> None:
         """Draw the mark of a method."""
-        colour, shape = f"m{style}", SHAPES[style]
+        colour, shape = colour_of(style), shape_of(style)
         if shape == "circle":
             self.items.append(_Circle(x, y, radius, colour, opacity))
             return
@@ -125,6 +129,22 @@ class Scene:
     ) -> None:  # fmt: skip
         """Write text; ``y`` is its base line."""
         self.items.append(_Text(x, y, visible(text), colour, size, anchor, bold))
+
+
+def colour_of(style: int) -> str:
+    """Return the colour of a method by the number of its style."""
+    return f"m{style if style < 2 else 2 + (style - 2) % _SHARED}"
+
+
+def shape_of(style: int) -> str:
+    """Return the shape of a method by the number of its style.
+
+    No two of 38 methods have the same colour and the same shape.
+
+    >>> len({(colour_of(style), shape_of(style)) for style in range(38)})
+    38
+    """
+    return SHAPES[(style + max(style - 2, 0) // _SHARED) % len(SHAPES)]
 
 
 _CORNERS: dict[str, tuple[tuple[float, float], ...]] = {

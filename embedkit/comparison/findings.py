@@ -31,7 +31,8 @@ class LayerAnswer:
         metric: metric of the probe.
         nested: score of the choice in inner folds.
         chosen: the views that inner folds chose, and in how many folds; most often first.
-        best: view with the highest score.
+        best: view with the best score.
+        score: that score.
         level: views that are not told apart from it, in stored order, itself included; ``None``
             where the probe has no tests.
         views: number of views.
@@ -42,6 +43,7 @@ class LayerAnswer:
     nested: Score
     chosen: tuple[tuple[str, int], ...]
     best: str
+    score: float
     level: tuple[str, ...] | None
     views: int
 
@@ -165,8 +167,9 @@ def _layer(probe: LoadedProbe) -> LayerAnswer:
     chosen = sorted(((v.name, v.chosen) for v in content.views if v.chosen), key=lambda v: -v[1])
     tested = any(view.p_best is not None for view in content.views)
     level = tuple(v.name for v in content.views if (v.p_best or 0.0) >= _SIGNIFICANT)
+    best = _ranked(probe)[0]
     return LayerAnswer(
-        probe.name, content.metric, content.nested, tuple(chosen), _ranked(probe)[0].name,
+        probe.name, content.metric, content.nested, tuple(chosen), best.name, best.score.value,
         level if tested else None, len(content.views),
     )  # fmt: skip
 

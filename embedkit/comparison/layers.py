@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
-from embedkit.comparison.content import STYLES
-from embedkit.comparison.drawing import Scene, apart, text_width, ticks
+from embedkit.comparison.drawing import Scene, apart, colour_of, text_width, ticks
 from embedkit.comparison.load import LoadedProbe
 from embedkit.comparison.phrases import Phrases
 from embedkit.display import shorten
@@ -17,7 +17,7 @@ from embedkit.encoding.views import split_view
 from embedkit.runs.content import CurvePoint, ViewScore
 from embedkit.runs.metrics import LOWER_IS_BETTER
 
-__all__ = ["curve", "curves_of", "grid_of", "heat_map"]
+__all__ = ["curve", "curves_of", "frames_inverted", "grid_of", "heat_map"]
 
 _SIGNIFICANT = 0.05
 _SHOWN_CURVES = 3
@@ -63,7 +63,7 @@ def heat_map(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
     grid, metric = grid_of(probe), probe.content.metric
     across = width >= 64 + 52 * len(grid.layers)
     rows, tops = (grid.poolings, grid.layers) if across else (grid.layers, grid.poolings)
-    label = max(text_width(shorten(name, 14)) for name in [*rows, words("layers.layer")]) + 14
+    label = max(text_width(shorten(name, 14)) for name in [*rows, words("layers.layer")]) + 22
     cell_width = min((width - label - 4) / len(tops), 78.0 if across else 110.0)
     cell_height = 44.0 if not grid.random else 58.0
     top = 24.0
@@ -99,12 +99,24 @@ def heat_map(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
     return scene
 
 
+def _framed(view: ViewScore) -> bool:
+    return (view.p_best or 0.0) >= _SIGNIFICANT
+
+
+def frames_inverted(probe: LoadedProbe) -> bool:
+    """Return whether a view that is told apart from the best has a better score than another."""
+    sign = -1 if probe.content.metric in LOWER_IS_BETTER else 1
+    found = {framed: [sign * v.score.value for v in probe.content.views if _framed(v) == framed]
+             for framed in (True, False)}  # fmt: skip
+    return bool(found[True]) and bool(found[False]) and max(found[False]) > min(found[True])
+
+
 def _cell(
     scene: Scene, words: Phrases, view: ViewScore, metric: str, depth: float,
     random: float | None, box: tuple[float, float, float, float],
 ) -> None:  # fmt: skip
     x, y, width, height = box
-    framed = (view.p_best or 0.0) >= _SIGNIFICANT
+    framed = _framed(view)
     scene.box(x, y, width, height, colour="m0", opacity=round(0.05 + 0.4 * depth, 3),
               outline="ink" if framed else None, name=view.name)  # fmt: skip
     middle, half = x + width / 2, (view.score.high - view.score.low) / 2
@@ -140,7 +152,7 @@ def curve(probe: LoadedProbe, styles: Mapping[str, int], words: Phrases, width: 
     """
     metric = probe.content.metric
     found = curves_of(probe)
-    free = [style for style in (2, 3, 4, 0, 1) if style not in styles.values()]
+    free = (style for style in count() if style not in styles.values())
     names = [name or words("curve.tfidf") for name, _ in found]
     height, left = 270.0, 56.0
     bottom = height - 44
@@ -167,14 +179,14 @@ def curve(probe: LoadedProbe, styles: Mapping[str, int], words: Phrases, width: 
         scene.line((left, y(tick)), (right, y(tick)))
         scene.text(left - 6, y(tick) + 4, _short(words, tick, metric), colour="soft", size=12,
                    anchor="end")  # fmt: skip
-    for count in counts:
-        scene.text(x(count), bottom + 18, f"{count:,}", colour="soft", size=12, anchor="middle")
+    for records in counts:
+        scene.text(x(records), bottom + 18, f"{records:,}", colour="soft", size=12, anchor="middle")
     scene.text((left + right) / 2, height - 6, words("curve.axis"), colour="soft", size=12,
                anchor="middle")  # fmt: skip
     places = apart([y(points[-1].score) for _, points in found], 16, low=14, high=bottom)
     for (key, points), name, place in zip(found, names, places, strict=True):
-        style = styles[key] if key in styles else free.pop(0) if free else STYLES - 1
-        colour = f"m{style}"
+        style = styles[key] if key in styles else next(free)
+        colour = colour_of(style)
         if all(math.isfinite(p.low) for p in points):
             scene.area(*((x(p.records), y(p.high)) for p in points),
                        *((x(p.records), y(p.low)) for p in reversed(points)), colour=colour,

@@ -15,6 +15,7 @@ from embedkit.runs.content import PredictionRun, ProbeRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import LOWER_IS_BETTER
 from embedkit.runs.predictions import Predictions, read_predictions
+from embedkit.types import ProgressCallback, no_progress, steps
 
 __all__ = ["LoadedProbe", "LoadedRun", "RunSet", "read_runs"]
 
@@ -77,8 +78,8 @@ class RunSet:
         return self.runs[0].content.test_set is not None
 
 
-def read_runs(paths: Sequence[str | Path]) -> RunSet:
-    """Read runs that were made under the same split.
+def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_progress) -> RunSet:
+    """Read runs that were made under the same split; ``progress`` is called after every run.
 
     Raises:
         TypeError: ``paths`` is a single string.
@@ -95,6 +96,7 @@ def read_runs(paths: Sequence[str | Path]) -> RunSet:
     runs: list[LoadedRun] = []
     probes: list[LoadedProbe] = []
     fingerprints: dict[str, Path] = {}
+    step = steps(progress, "reading", len(folders), "runs")
     for name, path in zip(_names(folders), folders, strict=True):
         content = read_run(path)
         if not isinstance(content, PredictionRun | ProbeRun):
@@ -105,6 +107,7 @@ def read_runs(paths: Sequence[str | Path]) -> RunSet:
         else:
             predictions = read_predictions(path, content.classes)
             runs.append(LoadedRun(name, path, content, predictions))
+        step()
     if len(fingerprints) > 1:
         first, other = list(fingerprints.values())[:2]
         raise MismatchError(

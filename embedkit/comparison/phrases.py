@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,6 +16,9 @@ from embedkit.display import MINUS, is_percent, metric_text
 from embedkit.runs.resampling import Score
 
 __all__ = ["Phrases", "p_text"]
+
+_KANA = "[\u3001-\u30ff\u4e00-\u9fff\uff01-\uff5e]"
+"""Japanese letters and punctuation."""
 
 
 @cache
@@ -46,7 +50,11 @@ class Phrases:
         """Return the sentence of a key; integers get separators of thousands."""
         shown = {name: f"{value:,}" if isinstance(value, int) else value
                  for name, value in values.items()}  # fmt: skip
-        return self._words[key].format(**shown)
+        if self.lang != "ja":
+            return self._words[key].format(**shown)
+        # spaces divide Latin names from Japanese words, but no Japanese words from each other
+        marked = self._words[key].format(**{name: f"\0{value}\0" for name, value in shown.items()})
+        return re.sub(rf"(?<={_KANA}) \0(?={_KANA})|(?<={_KANA})\0 (?={_KANA})|\0", "", marked)
 
     def template(self, key: str) -> str:
         """Return a sentence with its places for values."""
@@ -84,7 +92,8 @@ class Phrases:
     def score(self, value: float, metric: str | None = None) -> str:
         """Return a score with its unit."""
         number = self.number(value, metric)
-        return self("percent", value=number) if self.is_percent(metric) else number
+        percent = self.is_percent(metric) and not math.isnan(value)
+        return self("percent", value=number) if percent else number
 
     def is_percent(self, metric: str | None = None) -> bool:
         """Whether a metric is shown in per cent."""
@@ -128,14 +137,14 @@ class Phrases:
 
 
 def p_text(p: float | None) -> str:
-    """Return p with three digits.
+    r"""Return p with three digits.
 
     >>> p_text(0.0004), p_text(0.25), p_text(None)
-    ('< 0.001', '0.250', '–')
+    ('<\xa00.001', '0.250', '–')
     """
     if p is None:
         return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _digits(worth: float) -> int:

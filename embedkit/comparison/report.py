@@ -8,6 +8,7 @@ letters do.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from embedkit.comparison.charts import Chart, charts_of
 from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared
 from embedkit.comparison.content import ReportContent, content_of
 from embedkit.comparison.drawing import Scene, as_file, as_svg
-from embedkit.comparison.layers import curve, curves_of, heat_map
+from embedkit.comparison.layers import curve, curves_of, frames_inverted, heat_map
 from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.sentences import Sentences
@@ -34,6 +35,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.pages import for_script, lang_attribute, render_page, shown
 from embedkit.runs.content import ViewScore
 from embedkit.runs.predictions import Predictions
+from embedkit.types import ProgressCallback, no_progress, steps
 
 __all__ = ["write_report"]
 
@@ -54,6 +56,7 @@ def write_report(
     report_lang: str = "en",
     figures: str | None = None,
     overwrite: bool = False,
+    progress: ProgressCallback = no_progress,
 ) -> Path | None:
     """Write the page.
 
@@ -69,6 +72,7 @@ def write_report(
         figures: also write the pictures in this format, one of
             :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.
         overwrite: replace an earlier report.
+        progress: called after every step.
 
     Returns:
         The folder of the pictures; ``None`` if none were asked for.
@@ -86,10 +90,17 @@ def write_report(
         raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    content = content_of(compared, texts=texts, worth=worth, label_names=label_names)
+    content = content_of(compared, texts=texts, worth=worth, label_names=label_names,
+                         progress=progress)  # fmt: skip
     words = Phrases(report_lang, compared, content.scale)
     charts = list(_charts(compared, content, words))
-    html = _render(compared, content, words, charts)
+    step = steps(progress, "drawing", len(charts) + 1, "pictures")
+    pictures = {}
+    for chart in charts:
+        pictures[chart.name] = _drawn(chart)
+        step()
+    html = _render(compared, content, words, pictures)
+    step()
     folder = page.with_suffix(".figures")
     files = {}
     for chart in charts if figures is not None else ():
@@ -107,7 +118,8 @@ def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Itera
         yield Chart("curve", partial(curve, probe, _styles(compared, content), words))
     logs = [(run.name, training_log(run.path)) for run in compared.runs.runs]
     for number, (name, entries) in enumerate(((n, log) for n, log in logs if log), 1):
-        yield Chart(f"training-{number}", partial(training_chart, name, entries, words))
+        style = content.method(name).style
+        yield Chart(f"training-{number}", partial(training_chart, name, style, entries, words))
 
 
 def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
@@ -132,16 +144,18 @@ class _Probe:
     metric: str
     views: tuple[ViewScore, ...]
     tested: bool
+    inverted: bool
     random: dict[str, float]
 
 
 def _render(
-    compared: Compared, content: ReportContent, words: Phrases, charts: Sequence[Chart]
+    compared: Compared, content: ReportContent, words: Phrases, pictures: Mapping[str, Any]
 ) -> str:
     from markupsafe import Markup
 
     filters: dict[str, Callable[..., Any]] = {
-        "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol
+        "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol,
+        "breaks": _breaks,
     }  # fmt: skip
     return render_page(
         "report", filters=filters,
@@ -149,8 +163,7 @@ def _render(
         **_details(compared, content, words),
         words=words, content=content, scale=content.scale, verdict=content.verdict,
         alerts=content.alerts, table=compared.table, classes=content.classes,
-        pictures={chart.name: _drawn(chart) for chart in charts},
-        wide=_wide({chart.name for chart in charts}, content),
+        pictures=pictures, wide=_wide(set(pictures), content),
         pair_text=partial(_pair_text, content, words),
         first_classes=_FIRST_CLASSES, nan=math.nan, version=__version__,
         page_words=Markup(for_script(_page_words(words))),
@@ -173,7 +186,7 @@ def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dic
                     repeat=words("cases.repeat") if split.repeats > 1 else "")  # fmt: skip
     if not content.classes:
         limit = f"{float(np.std(content.cases.records.y)):.3g}"
-        caption += " " + words("cases.off", limit=limit)
+        caption += words("gap") + words("cases.off", limit=limit)
     said = Sentences(words, compared, content.scale)
     return {
         "sentences": said, "title": said.title(content.verdict), "facts": facts.lstrip(" ·"),
@@ -195,11 +208,11 @@ def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict
     low, high = _agreement(table.agreement)
     return {
         "metrics": metrics,
-        "lower_names": ", ".join(m for m in metrics if m in LOWER_IS_BETTER) or "–",
+        "lower_names": ", ".join(words.metric(m) for m in metrics if m in LOWER_IS_BETTER) or "–",
         "unit": words(f"unit.{compared.runs.runs[0].content.split.unit}"),
         "probes": [
             _Probe(probe.name, probe.content.metric, probe.content.views,
-                   any(v.p_best is not None for v in probe.content.views),
+                   any(v.p_best is not None for v in probe.content.views), frames_inverted(probe),
                    {n: float(np.mean(s)) for n, s in probe.content.random_weights.items()})
             for probe in compared.runs.probes
         ],
@@ -276,10 +289,17 @@ def _symbol(style: int) -> Any:
     return Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + Markup(drawn[start:])
 
 
+def _breaks(text: str) -> Any:
+    """Text that may end a line after the marks inside names, rather than inside their words."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
+
+
 def _pair_text(content: ReportContent, words: Phrases, pair: Any) -> Any:
     from markupsafe import Markup
 
-    names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), shown(name))
+    names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), _breaks(name))
              for key, name in (("true", content.classes[pair.true]),
                                ("said", content.classes[pair.said]))}  # fmt: skip
     return Markup(words.template("classes.pair")).format(**names)

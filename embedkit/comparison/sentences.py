@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from embedkit.choices import DEFAULT_MODEL
@@ -14,6 +15,7 @@ from embedkit.comparison.effects import Effect, Scale
 from embedkit.comparison.findings import PoolingAnswer, Verdict
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.encoding.views import split_view, view_ranges
+from embedkit.runs.content import FinetuneRun, PredictionRun
 
 __all__ = ["Sentences"]
 
@@ -67,11 +69,38 @@ class Sentences:
         )  # fmt: skip
         if not self._compared.runs.records.classes:
             return first, second, ""
-        return first, second, words("lead.records", gained=effect.gained, lost=effect.lost)
+        return first, second, self._records(effect)
+
+    def methods(self, verdict: Verdict) -> list[str]:
+        """Return what the methods are that the other sentences name."""
+        named = [verdict.chosen, self._compared.table.baseline]
+        named += [] if verdict.finetuned is None else [verdict.finetuned.name]
+        runs = {run.name: run.content for run in self._compared.runs.runs}
+        return [self._what(name, runs[name]) for name in dict.fromkeys(named) if name in runs]
+
+    def _what(self, name: str, run: PredictionRun) -> str:
+        if isinstance(run, FinetuneRun):
+            return self._words("what.finetuned", name=name, head=run.head)
+        if run.features == "tfidf":
+            return self._words("what.tfidf", name=name, estimator=run.estimator)
+        return self._words("what.vectors", name=name, estimator=run.estimator,
+                           views=" + ".join(run.views))  # fmt: skip
 
     def word(self, effect: Effect) -> str:
         """Return what the test and the margin say."""
-        return self._words(f"word.{effect.word}", p=p_text(effect.p), worth=self._words.worth)
+        tests = self._tests(effect)
+        p = self._words("p.of_many" if tests > 1 else "p.one", p=p_text(effect.p), tests=tests)
+        return self._words(f"word.{effect.word}", p=p, worth=self._words.worth)
+
+    def _tests(self, effect: Effect) -> int:
+        """Number of comparisons that p is corrected for; those with the majority on their own."""
+        table = self._compared.table
+        return len(table.rows) - 1 if MAJORITY in (effect.name, effect.other) else table.tests
+
+    def _records(self, effect: Effect) -> str:
+        """Records gained and lost: those of the accuracy, whatever metric is asked for."""
+        key = "lead.records" if self._scale.metric == "accuracy" else "lead.records.by_class"
+        return self._words(key, gained=effect.gained, lost=effect.lost)
 
     def alert(self, alert: Alert) -> str:
         """Return a warning as one or two sentences."""
@@ -95,24 +124,36 @@ class Sentences:
         found = verdict.layer
         if found is None:
             return words("untried"), self._command(verdict, "probe")
-        folds = sum(count for _, count in found.chosen)
-        chosen = ", ".join(words("layer.folds", view=view, folds=count, all=folds)
-                           for view, count in found.chosen)  # fmt: skip
-        if found.level is None:
-            first = words("layer.best", view=found.best)
-        elif len(found.level) == 1 < found.views:
-            first = words("layer.alone", view=found.best, others=found.views - 1)
-        else:
-            first = words("layer.level", views=view_ranges(found.level), count=len(found.level),
-                          all=found.views)  # fmt: skip
-        nested = found.nested
+        nested, others = found.nested, found.views - 1
+        report = {
+            "metric": words.metric(found.metric), "score": words.score(nested.value, found.metric),
+            "interval": words.interval(nested.low, nested.high, found.metric),
+        }  # fmt: skip
+        best = {"view": found.best, "score": words.score(found.score, found.metric)}
+        said = [words("view.help", view=found.best)]
         if len(self._compared.runs.probes) > 1:
-            first = f"{found.run}: {first}"
-        return f"{first} " + words(
-            "layer.chosen", views=chosen, metric=words.metric(found.metric),
-            score=words.score(nested.value, found.metric),
-            interval=words.interval(nested.low, nested.high, found.metric),
-        ), ""  # fmt: skip
+            said.append(f"{found.run}{words('colon').rstrip()}")
+        if not others:
+            return self._joined([*said, words("layer.only", view=found.best, **report)]), ""
+        if found.level is None:
+            said.append(words("layer.best", **best))
+        elif len(found.level) == 1:
+            said.append(words("layer.alone", others=others, **best))
+        else:
+            level = [view for view in found.level if view != found.best]
+            said.append(words("layer.level", views=view_ranges(level), count=len(level),
+                              others=others, **best))  # fmt: skip
+        folds = sum(count for _, count in found.chosen)
+        if found.chosen == ((found.best, folds),):
+            said.append(words("layer.same", folds=folds, **report))
+        else:
+            chosen = ", ".join(words("layer.folds", view=view, folds=count, all=folds)
+                               for view, count in found.chosen)  # fmt: skip
+            said.append(words("layer.chosen", views=chosen, all=found.views, **report))
+        return self._joined(said), ""
+
+    def _joined(self, sentences: Sequence[str]) -> str:
+        return self._words("gap").join(sentences)
 
     def _pooling(self, verdict: Verdict) -> tuple[str, str]:
         words = self._words
@@ -125,7 +166,7 @@ class Sentences:
         score = words.score(view.score.value, found.metric)
         said = [words("pooling.best", pooling=pooling, view=view.name, score=score)]
         said += [self._other_pooling(found, name) for name, _ in others]
-        return " ".join(said), ""
+        return self._joined(said), ""
 
     def _other_pooling(self, found: PoolingAnswer, pooling: str) -> str:
         apart = found.told_apart(pooling)
@@ -138,7 +179,20 @@ class Sentences:
         if verdict.blend is None:
             return self._words("blend.none"), ""
         chosen, runs = self._words.method(verdict.chosen), len(self._compared.runs.runs)
-        return self._effect("blend.answer", verdict.blend, chosen=chosen, runs=runs), ""
+        said = [self._effect("blend.answer", verdict.blend, chosen=chosen, runs=runs)]
+        said += self._worse_loss(verdict.blend)
+        return self._joined(said), ""
+
+    def _worse_loss(self, effect: Effect) -> Iterator[str]:
+        """A better score in the metric asked for may come with worse probabilities."""
+        rows = {row.name: row.scores for row in self._compared.table.rows}
+        value, other = (rows[name].get("log_loss") for name in (effect.name, effect.other))
+        if value is None or other is None or self._scale.metric == "log_loss":
+            return
+        if value.value > other.value:
+            numbers = {name: self._words.score(one.value, "log_loss")
+                       for name, one in (("value", value), ("other", other))}  # fmt: skip
+            yield self._words("blend.loss", **numbers)
 
     def _finetuned(self, verdict: Verdict) -> tuple[str, str]:
         words = self._words
@@ -150,7 +204,7 @@ class Sentences:
             said = [self._effect("finetuned.answer", verdict.finetuned)]
             said += [self.alert(alert) for alert in short_trainings(self._compared)
                      if alert.values["run"] == verdict.finetuned.name]  # fmt: skip
-            return " ".join(said), ""
+            return self._joined(said), ""
         kinds = {run.content.kind for run in self._compared.runs.runs}
         if kinds == {"finetuned"}:
             return words("finetuned.alone"), ""
@@ -166,10 +220,15 @@ class Sentences:
         words = self._words
         if not self._compared.runs.records.classes:
             key = key.replace(".answer", ".values")
+        interval = words.change(effect)
+        if effect.p is not None:
+            key_of_p = "p.corrected" if self._tests(effect) > 1 else "p.one"
+            interval += words("and") + words(key_of_p, p=p_text(effect.p))
         return words(
-            key, answer=words(f"answer.{effect.word}"), name=words.method(effect.name),
-            other=words.method(effect.other), difference=words.difference(effect.value),
-            interval=words.change(effect), gained=effect.gained, lost=effect.lost, **more,
+            key, answer=words(f"answer.{effect.word}"), name=_capital(words.method(effect.name)),
+            other=words.method(effect.other), metric=words.metric(self._scale.metric),
+            difference=words.difference(effect.value), interval=interval,
+            records=self._records(effect), **more,
         )  # fmt: skip
 
     def _curve(self, verdict: Verdict) -> tuple[str, str]:
@@ -229,17 +288,20 @@ def _cut(words: Phrases, kind: str, values: dict[str, Any]) -> str:
 
 
 def _all_wrong(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    said = words("alert.all_wrong", records=values["records"], sure=values["sure"],
-                 percent=words.whole(values["percent"]))  # fmt: skip
-    more = values["relabel"]
-    return said + (f" {words('alert.relabel', records=more)}" if more else "")
+    count = values["records"]
+    said = [words("alert.all_wrong", records=count, sure=values["sure"],
+                  percent=words.whole(values["percent"]))]  # fmt: skip
+    if values["relabel"]:
+        said.append(words("alert.relabel", records=values["relabel"], all=count))
+    return words("gap").join(said)
 
 
 def _small_classes(words: Phrases, kind: str, values: dict[str, Any]) -> str:
     names = values["classes"]
-    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-    return words("alert.small_classes", count=len(names), all=values["all"],
+    shown = ", ".join(names[:5])
+    said = words("alert.small_classes", count=len(names), all=values["all"],
                  limit=values["limit"], classes=shown)  # fmt: skip
+    return said.removesuffix(words("stop")) + " …" if len(names) > 5 else said
 
 
 def _calibration(words: Phrases, kind: str, values: dict[str, Any]) -> str:

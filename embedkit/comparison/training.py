@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embedkit.comparison.drawing import Scene, ticks
+from embedkit.comparison.drawing import Scene, colour_of, ticks
 from embedkit.comparison.phrases import Phrases
 
 __all__ = ["training_chart", "training_log"]
@@ -22,7 +22,7 @@ def training_log(path: Path) -> list[dict[str, Any]]:
 
 
 def training_chart(
-    name: str, entries: Sequence[dict[str, Any]], words: Phrases, width: float
+    name: str, style: int, entries: Sequence[dict[str, Any]], words: Phrases, width: float
 ) -> Scene:
     """Draw training loss (lines) and validation loss (marks) of every fold by epoch."""
     lines: dict[tuple[int, ...], list[tuple[float, float]]] = {}
@@ -50,9 +50,9 @@ def training_chart(
         scene.text(place((tick, 0))[0], bottom + 18, f"{tick:g}", colour="soft", size=12,
                    anchor="middle")  # fmt: skip
     for found in lines.values():
-        scene.line(*map(place, sorted(found)), colour="m5", width=1.2, opacity=0.8)
+        scene.line(*map(place, sorted(found)), colour=colour_of(style), width=1.2, opacity=0.6)
     for mark in marks:
-        scene.mark(*place(mark), 0, radius=3.5, opacity=0.8)
+        scene.mark(*place(mark), style, radius=3.5)
     scene.text((left + right) / 2, height - 6, words("training.axis"), colour="soft", size=12,
                anchor="middle")  # fmt: skip
     return scene

@@ -22,7 +22,7 @@ from typing import Any
 
 from embedkit import fsio
 from embedkit._version import __version__
-from embedkit.display import duration_text
+from embedkit.display import duration_text, path_from
 from embedkit.errors import EXIT_REJECTS
 from embedkit.experiments.recipe import Stage
 from embedkit.experiments.stage_process import StageProcesses
@@ -106,7 +106,7 @@ def _run_all(
         else:
             progress(f"{about}: {plan.reason or 'forced'}")
             status, code, seconds = _run(stage, plan, quiet=quiet, divert=divert)
-        shown = tuple(os.path.relpath(stage.folder / name) for name in stage.outputs)
+        shown = tuple(path_from(stage.folder / name, "") for name in stage.outputs)
         results.append(StageResult(stage.name, status, code, seconds, shown))
         if status == FAILED:
             earlier = f"; {number - 1} earlier stages are done" if number > 1 else ""

@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from embedkit.display import TYPED_IN
+
 __all__ = ["StageProcesses"]
 
 _ENCODER = ("transformers.models.bert.modeling_bert", "embedkit.encoding.packed")
@@ -103,7 +105,7 @@ class StageProcesses:
 def _environment() -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(p for p in (package, os.environ.get("PYTHONPATH")) if p)
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, "PYTHONPATH": path, TYPED_IN: str(Path.cwd())}
 
 
 def _in_new_python(arguments: Sequence[str], folder: Path, *, divert: bool) -> int:

@@ -202,7 +202,7 @@ def _multiples(report: SenseReport, words: Sequence[_Word]) -> Scene:
     scene = Scene(_LEFT + columns * cell, rows * (cell + 16) + 30,
                   title=f"Uses of {what} by layer, {report.model}")  # fmt: skip
     for number, word in enumerate(shown):
-        styles = {s: min(i, len(SHAPES) - 1) for i, s in enumerate(_senses(report, word.uses))}
+        styles = {s: i for i, s in enumerate(_senses(report, word.uses))}
         reach = max(float(np.abs(word.points).max()), 1e-9) * 1.12
         for k, layer in enumerate(layers):
             row, column = divmod(k, columns) if len(shown) == 1 else (number, k)
@@ -213,7 +213,7 @@ def _multiples(report: SenseReport, words: Sequence[_Word]) -> Scene:
                 sense = report.senses[i]
                 scene.mark(x + _PANEL / 2 * (1 + at[0] / reach),
                            y + _PANEL / 2 * (1 - at[1] / reach),
-                           styles.get(sense, len(SHAPES) - 1), radius=4)  # fmt: skip
+                           styles[sense], radius=4)  # fmt: skip
         y = 22 + (0 if len(shown) == 1 else number) * (cell + 16)
         scene.text(0, y + 10, shorten(word.name, 12), size=13, bold=True)
         for line, (sense, style) in enumerate(styles.items()):

@@ -79,15 +79,14 @@
       draw("rect", { class: "hit", x: x(i) - step / 2, y: 8, width: step || wide, height: tall - 8 }, svg).addEventListener("click", () => go(i));
     });
     const keys = make("p", "soft");
-    for (const line of lines) {
-      const key = make("span", "key");
-      key.style.background = line.color;
-      keys.append(key, line.name);
-    }
-    if (chance !== undefined) {
-      const key = make("span", "key");
-      key.style.borderTop = "2px dashed var(--soft)";
-      keys.append(key, `chance ${format(chance)}`);
-    }
+    // drawn as borders, which paper shows too
+    const key = (drawn, name) => {
+      const made = make("span", "key"), sign = make("i");
+      sign.style.borderTop = drawn;
+      made.append(sign, name);
+      keys.append(made, " ");
+    };
+    for (const line of lines) key(`3px ${line.dashed ? "dashed" : "solid"} ${line.color}`, line.name);
+    if (chance !== undefined) key("2px dashed var(--soft)", `chance ${format(chance)}`);
     target.replaceChildren(svg, keys);
   };

@@ -11,8 +11,9 @@
   for (const table of document.querySelectorAll("table.sortable")) {
     const headings = [...table.tHead.rows[0].cells];
     headings.forEach((heading, column) => {
-      const button = make("button", "", heading.textContent);
+      const button = make("button");
       button.type = "button";
+      button.append(...heading.childNodes);
       heading.replaceChildren(button);
       button.addEventListener("click", () => {
         const down = heading.getAttribute("aria-sort") !== "descending";
@@ -155,7 +156,7 @@
           const tag = make("span", data.labels.length && data.y[j] !== data.y[i] ? "chip wrong" : "chip");
           tag.append(speak(make("span", "", shown(label(data.y[j]))), label(data.y[j])));
           const text = shown(data.texts[j] ?? say("cases.record", { row: data.rows[j] }));
-          line.append(tag, " ", speak(make("span", "", text.slice(0, 300)), text), " ", make("span", "soft", (cosine / 1000).toFixed(2)));
+          line.append(tag, " ", speak(make("span", "", text.slice(0, 300)), text), " ", make("span", "soft", (cosine / 1000).toFixed(3)));
           list.append(line);
         }
         box.append(list);

@@ -7,9 +7,10 @@
   const STEP = 100, NAMED = 40, BUTTONS = 40, TALL = 380;
   const state = { word: data.start.word, layer: data.start.layer, chosen: 0, query: "", listed: STEP };
   const corners = { square: "-6,-6 6,-6 6,6 -6,6", diamond: "0,-8 8,0 0,8 -8,0", up: "0,-8 8,6 -8,6", down: "0,8 8,-6 -8,-6", cross: "-7,-3 -3,-3 -3,-7 3,-7 3,-3 7,-3 7,3 3,3 3,7 -3,7 -3,3 -7,3" };
+  // as on the other pages: no two of 38 senses have the same colour and the same shape
   const mark = (style, parent) => {
-    const shape = data.shapes[style];
-    return shape === "circle" ? draw("circle", { r: 6.5, class: `m${style}` }, parent) : draw("polygon", { points: corners[shape], class: `m${style}` }, parent);
+    const rest = Math.max(style - 2, 0), shape = data.shapes[(style + Math.floor(rest / 6)) % data.shapes.length], name = `m${style < 2 ? style : 2 + (rest % 6)}`;
+    return shape === "circle" ? draw("circle", { r: 6.5, class: name }, parent) : draw("polygon", { points: corners[shape], class: name }, parent);
   };
   const symbol = (style) => {
     const svg = document.createElementNS(SVG, "svg");
@@ -20,7 +21,7 @@
   };
   const uses = () => data.uses[state.word];
   const senses = () => [...new Set(uses().map((use) => use.sense))];
-  const styleOf = (use) => Math.min(senses().indexOf(use.sense), data.shapes.length - 1);
+  const styleOf = (use) => senses().indexOf(use.sense);
   const senseOf = (use) => (use.sense === null ? "no sense given" : shown(use.sense));
   // the slider goes through the layers of the first model; of another, the layer at the same depth
   const layerOf = (model) => (first.layers.length < 2 ? model.layers.length - 1
@@ -77,7 +78,7 @@
         const group = draw("g", { class: "point", tabindex: few ? 0 : -1, role: "button", "aria-label": `${senseOf(use)}: ${shown(use.before + use.word + use.after)}` }, svg);
         mark(styleOf(use), group);
         draw("circle", { class: "ring", r: 11 }, group);
-        if (few && senses().length > 1) draw("text", { x: 12, y: 4 }, group, senseOf(use).length > 18 ? `${senseOf(use).slice(0, 17)}…` : senseOf(use));
+        if (few && senses().length > 1) draw("text", { x: 15, y: 4 }, group, senseOf(use).length > 18 ? `${senseOf(use).slice(0, 17)}…` : senseOf(use));
         group.addEventListener("mouseenter", () => pick(i));
         group.addEventListener("focus", () => pick(i));
         group.addEventListener("click", () => pick(i));
@@ -101,7 +102,7 @@
     const list = uses(), layer = state.layer, own = first.words[state.word];
     const same = own.same[layer], other = own.other[layer];
     by("heading").textContent = shown(known(same, other)
-      ? `${state.word} at ${named(first.layers[layer])}: same sense ${same.toFixed(2)}, other sense ${other.toFixed(2)} (${signed(same - other)})`
+      ? `${state.word} at ${named(first.layers[layer])}: same sense ${same.toFixed(3)}, other sense ${other.toFixed(3)} (${signed(same - other)})`
       : `${state.word} at ${named(first.layers[layer])}: ${count(list.length)} uses`);
     by("facts").textContent = data.models.map((model) => {
       const at = layerOf(model), [value, low, high] = model.all[at];
@@ -120,9 +121,10 @@
       const go = (number) => jump(Math.round((number / Math.max(1, model.layers.length - 1)) * (first.layers.length - 1)));
       const values = [...own.same, ...own.other].filter((value) => known(value));
       const chart = { names: model.layers, now: at, go, format: (value) => value.toFixed(2) };
-      const low = Math.floor(Math.min(...values) * 10) / 10, high = Math.ceil(Math.max(...values) * 10) / 10;
+      // fifths, so that the four steps between them are round numbers
+      const low = Math.floor(Math.min(...values) * 5) / 5, high = Math.ceil(Math.max(...values) * 5) / 5;
       const lines = [{ name: "same sense", values: own.same, color: "var(--m0)" }, { name: "other sense", values: own.other, color: "var(--m1)", dashed: true }].filter((line) => line.values.some((value) => known(value)));
-      if (lines.length) lineChart(panel.word, { ...chart, lines, low, high: high > low ? high : low + 0.1, label: `cosines of uses of ${state.word} by layer` });
+      if (lines.length) lineChart(panel.word, { ...chart, lines, low, high: high > low ? high : low + 0.2, label: `cosines of uses of ${state.word} by layer` });
       else panel.word.replaceChildren(make("p", "soft", "No two uses with known senses."));
       if (known(model.all[0][0])) {
         const part = (number) => model.all.map((one) => one[number]);
@@ -138,7 +140,10 @@
     const lines = [speak(body, text), make("p", "soft", `${senseOf(use)} · row ${use.row} · ${shown(use.id)}`)];
     for (const model of data.models) {
       const near = model.words[state.word].near[layerOf(model)];
-      if (near) lines.push(make("p", "soft", `nearest other words at ${named(model.layers[layerOf(model)])}${beside ? ` of ${shown(model.name)}` : ""}: ${near[state.chosen].map(([word, cosine]) => `${shown(word)} ${cosine.toFixed(2)}`).join(", ")}`));
+      if (near) {
+        const listed = near[state.chosen].map(([word, cosine]) => `${shown(word)} ${cosine.toFixed(3)}`).join(", ");
+        lines.push(speak(make("p", "soft", `nearest other words at ${named(model.layers[layerOf(model)])}${beside ? ` of ${shown(model.name)}` : ""}: ${listed}`), listed));
+      }
     }
     by("chosen").replaceChildren(...lines);
     for (const panel of panels) {
