@@ -45,7 +45,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MULTILINGUAL = "multilingual"
 """The name by which multilingual-e5-small is found, wherever its weights come from."""
 
-FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow")
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "conllu")
 QUOTINGS = ("auto", "none", "csv")
 UNICODE_FORMS = ("none", "nfc", "nfkc")
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import ON_LONG, PRECISIONS, SUBTOKENS
-from embedkit.corpus.records import normal_form
+from embedkit.corpus.rows import normal_form
 from embedkit.dataset.schema import cast_for_storage
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.few_texts import FewTextsEncoder
