@@ -54,8 +54,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--words", is_flag=False, flag_value="mean", default=None, callback=_no_corpus,
            metavar="[first|last|first_last|mean]",
            help="Also write word vectors, formed from these sub-tokens. [mean]"),
-    option("--word-label", help="Column with a label for each word, for --words: upos, xpos, deprel "
-           "… of CoNLL-U, else a column of labels separated by spaces."),
+    option("--word-label", help="Column with a label for each word, with --words: upos, xpos "
+           "or deprel of CoNLL-U, else a column of labels separated by spaces."),
     option("--tokens", is_flag=True, help="Also write token vectors."),
     "--max-length",
     option("--on-long", type=click.Choice(ON_LONG),

@@ -74,7 +74,9 @@ def _labels(cell: str, *, marked: bool) -> tuple[str, ...]:
 
 def _normal_spans(raw: str, spans: Sequence[Span], text: str, form: str) -> tuple[Span, ...]:
     """Spans in the normal form of a text, which is put together from those of its pieces."""
-    pieces, found, before, length = [], [], 0, 0
+    pieces: list[str] = []
+    found: list[Span] = []
+    before = length = 0
     for start, end in spans:
         gap, word = normal_form(raw[before:start], form), normal_form(raw[start:end], form)
         pieces += gap, word

@@ -119,9 +119,7 @@ class JobSettings:
     folds: FoldSettings | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON holds it: without ``folds`` for a checkpoint, and without ``word_label`` where
-        there is none, as in earlier versions.
-        """
+        """As JSON holds it: without ``folds`` and ``word_label`` that are ``None``, as earlier."""
         content = asdict(self)
         if self.input.word_label is None:
             del content["input"]["word_label"]

@@ -24,6 +24,7 @@ from embedkit.types import Int64
 
 __all__ = [
     "MAX_CHARS",
+    "Spans",
     "TextTokenizer",
     "TokenizedText",
     "TokenizerSettings",
@@ -41,6 +42,9 @@ _Part = tuple[Ints, Ints | None]
 """Token ids of one text without special ones, and their spans where they are asked for."""
 
 _HUGE = 10**9
+
+Spans = Sequence[Sequence[tuple[int, int]] | Ints]
+"""Start and end of the words of each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,7 @@ class TextTokenizer:
         *,
         settings: TokenizerSettings,
         offsets: bool = False,
-        words: Sequence[Sequence[tuple[int, int]]] | None = None,
+        words: Spans | None = None,
     ) -> list[TokenizedText]:
         """Tokenize texts, or pairs of texts.
 
@@ -238,7 +242,7 @@ class TextTokenizer:
         ]
         if not offsets:
             return built
-        known = ([_ints(spans).reshape(-1, 2)] for spans in words or ())
+        known = ([np.array(one, np.int32).reshape(-1, 2)] for one in words or ())
         if words is None:
             known = ([word_spans(text) for text in some] for some in zip(*sources, strict=True))
         return [_with_words(text, spans) for text, spans in zip(built, known, strict=True)]
