@@ -126,8 +126,8 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
     fold, repeat = runs[0].fold[test[0]], runs[0].repeat[test[0]]
     inner = [run.inner for run in runs if run.inner is not None]
     here = [p.take(np.flatnonzero((p.fold == fold) & (p.repeat == repeat))) for p in inner]
-    rows = reduce(np.intersect1d, [p.row for p in here])
-    here = [p.take(np.searchsorted(p.row, rows)) for p in here]
+    keys = reduce(np.intersect1d, [p.keys for p in here])
+    here = [p.take(np.searchsorted(p.keys, keys)) for p in here]
     return [p.proba for p in here], here[0].y
 
 

@@ -164,12 +164,12 @@ def content_of(
 
 def _said_by_views(probe: LoadedProbe, records: Predictions) -> dict[str, Float64]:
     names = [view.name for view in probe.content.views]
-    row, found = read_view_predictions(probe.path, names, records.classes)
+    keys, found = read_view_predictions(probe.path, names, records.classes)
     if not found:
         return {}
-    order = np.argsort(row, kind="stable")
-    place = order[np.minimum(np.searchsorted(row[order], records.row), len(row) - 1)]
-    if not np.array_equal(row[place], records.row):
+    order = np.argsort(keys, kind="stable")
+    place = order[np.minimum(np.searchsorted(keys[order], records.keys), len(keys) - 1)]
+    if not np.array_equal(keys[place], records.keys):
         raise DamagedError(
             f"{probe.path} has predictions for other records than the runs. Make the probe again."
         )

@@ -118,19 +118,9 @@ class VectorData:
         Raises:
             UsageError: the dataset was made without a label column.
         """
-        if self.has_word_labels:
+        if self.level == "sentence" or "label" in self.columns:
             return _strings(self.reader.column("label"))
         return self._of_record(_strings(self._sentences.column("label")))
-
-    @property
-    def has_word_labels(self) -> bool:
-        """Whether a row is a word with a label of its own."""
-        return self.level == "word" and self.manifest.job.input.word_label is not None
-
-    @cached_property
-    def records(self) -> VectorData:
-        """The same dataset with a row for each record, in its default view; itself if it is so."""
-        return self if self.level == "sentence" else load(self.path)
 
     @cached_property
     def ids(self) -> NDArray[np.str_]:

@@ -100,6 +100,12 @@ class VectorOptions:
         widths = [*self.views.values(), *self.token_layers.values()]
         return "" if all(widths) else "views: a width is 0"
 
+    def columns(self, level: str) -> set[str]:
+        """Names of the vector columns of records (``sentence``), or of words and tokens."""
+        if level == "sentence":
+            return set(self.views)
+        return {f"{_LAYER}{name}" for name in self.token_layers}
+
     @property
     def tokenizer(self) -> TokenizerSettings:
         """Lengths, windows and prefix."""
@@ -237,7 +243,16 @@ class DatasetEncoder:
             texts: ``n`` texts.
             spans: start and end of the words of each text; by default the whitespace words.
         """
-        return self.views_and_words(texts, spans=spans)[1]
+        from embedkit.encoding.tables import joined  # which loads torch
+
+        parts = []
+        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
+            some = slice(start, start + _TEXTS_AT_ONCE)
+            _, found = self.views_and_words(
+                texts[some], spans=None if spans is None else spans[some]
+            )
+            parts.append(replace(found, row=found.row + start))
+        return joined(parts)
 
     def views_and_words(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *,
