@@ -8,15 +8,28 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["word_index", "word_spans"]
+__all__ = ["split_words", "word_index", "word_spans"]
 
 _Ints = NDArray[np.int32]
 _WORD = re.compile(r"\S+")
+_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
 
 
 def word_spans(text: str) -> _Ints:
     """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32."""
     return np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
+
+
+def split_words(text: str) -> _Ints:
+    """Start and end of the words of a text where punctuation is apart, ``(n_words, 2)`` int32.
+
+    Runs of letters and digits, and every other character that is not white space: about what a
+    treebank takes for words.
+
+    >>> split_words("No, 3.").tolist()
+    [[0, 2], [2, 3], [4, 5], [5, 6]]
+    """
+    return np.array([m.span() for m in _WORD_OR_MARK.finditer(text)], np.int32).reshape(-1, 2)
 
 
 def word_index(segment: NDArray[np.int8], spans: _Ints, words: Sequence[_Ints]) -> _Ints:
