@@ -177,7 +177,8 @@ def comparison_markdown(table: Comparison) -> str:
 
 def _blocks(table: Comparison) -> Iterator[str | Rows]:
     """Sentences and tables."""
-    counts = f"{table.records['folds']:,} records in folds"
+    what = "words" if table.level == "word" else "records"
+    counts = f"{table.records['folds']:,} {what} in folds"
     if table.records["test"]:
         counts += f", {table.records['test']:,} in the test set"
     yield f"Scores on held-out records with 95 % intervals ({counts}), best first:"
@@ -198,7 +199,7 @@ def _blocks(table: Comparison) -> Iterator[str | Rows]:
         yield [_difference_cells(table, row, test=True) for row in table.rows]
     yield from (f"Not the same input: {visible(one.text)}." for one in table.inputs)
     yield "Cost; a frozen encoder is not counted on disk:"
-    yield [_cost_cells(row.name, row.cost) for row in table.rows if row.cost]
+    yield [_cost_cells(row.name, row.cost, table.level) for row in table.rows if row.cost]
 
 
 def _score_cells(table: Comparison, row: Row) -> dict[str, str]:
@@ -257,13 +258,14 @@ def _p(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else number_text(p)
 
 
-def _cost_cells(name: str, cost: Cost) -> dict[str, str]:
+def _cost_cells(name: str, cost: Cost, level: str) -> dict[str, str]:
+    per = "ms/word" if level == "word" else "ms/text"
     memory = cost.peak_memory_bytes
     return {
         "method": visible(name),
         "fit s": number_text(cost.fit_seconds, ".1f"),
-        "encode, ms/text": number_text(cost.encode_seconds, ".1f"),
-        "predict, ms/text": number_text(cost.predict_seconds),  # seconds per 1,000 texts
+        f"encode, {per}": number_text(cost.encode_seconds, ".1f"),
+        f"predict, {per}": number_text(cost.predict_seconds),  # seconds per 1,000
         "peak memory": "–" if memory is None else bytes_text(memory),
         "trainable": number_text(cost.parameters, ","),
         "on disk": bytes_text(cost.size_bytes),
