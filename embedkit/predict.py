@@ -178,6 +178,12 @@ class Predictor:
         Raises:
             TypeError: ``texts`` is a single string.
             UsageError: the run labels texts.
+
+        Example:
+            >>> predictor = embedkit.Predictor("runs/tagger")                      # doctest: +SKIP
+            >>> [(word.text, word.prediction.label)
+            ...  for word in predictor.predict_words(["It rained."])[0]]           # doctest: +SKIP
+            [('It', 'PRON'), ('rained', 'VERB'), ('.', 'PUNCT')]
         """
         if isinstance(texts, str):
             raise TypeError(f"texts={texts!r} is a string; pass a list of strings.")
