@@ -180,10 +180,10 @@ class Predictor:
             UsageError: the run labels texts.
 
         Example:
-            >>> predictor = embedkit.Predictor("runs/tagger")                      # doctest: +SKIP
-            >>> [(word.text, word.prediction.label)
-            ...  for word in predictor.predict_words(["It rained."])[0]]           # doctest: +SKIP
-            [('It', 'PRON'), ('rained', 'VERB'), ('.', 'PUNCT')]
+            >>> predictor = embedkit.Predictor("runs/tagger")
+            >>> (words,) = predictor.predict_words(["the river bank of town 20"])
+            >>> [(word.text, word.prediction.label) for word in words[:3]]
+            [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
         """
         if isinstance(texts, str):
             raise TypeError(f"texts={texts!r} is a string; pass a list of strings.")

@@ -191,8 +191,8 @@ def target_of(data: VectorData, task: str) -> Target:
     """
     if data.level == "word" and "label" not in data.columns:
         raise UsageError(
-            f"{data.path} has no labels of words. Extract it again and name their column with "
-            "word_label=, such as upos of a corpus in CoNLL-U."
+            f"{data.path} has no labels of words. Extract it again with their column: embedkit "
+            "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
         )
     return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
 
