@@ -31,7 +31,7 @@ NOT_RUN = {"embedkit.dataset.store.VectorData.iter_batches": "a DataLoader start
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What examples name: corpus.tsv, vectors (its dataset), split.parquet, runs/logreg, runs/tagger."""
+    """What examples name: corpus.tsv, vectors (its dataset), split.parquet, and two runs."""
     folder = tmp_path_factory.mktemp("examples")
     rows = [
         f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
