@@ -31,6 +31,7 @@ __all__ = [
     "PRECISIONS",
     "QUOTINGS",
     "REPORT_LANGUAGES",
+    "RUN_LEVELS",
     "SEARCH_METRICS",
     "STORAGES",
     "SUBTOKENS",
@@ -45,7 +46,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MULTILINGUAL = "multilingual"
 """The name by which multilingual-e5-small is found, wherever its weights come from."""
 
-FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow")
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "conllu")
 QUOTINGS = ("auto", "none", "csv")
 UNICODE_FORMS = ("none", "nfc", "nfkc")
 
@@ -83,6 +84,8 @@ BEST_BLEND = "best"
 """Instead of one of them: the one with the better score."""
 
 LEVELS = ("sentence", "word", "token")
+RUN_LEVELS = ("sentence", "word")
+"""What a run labels: records, or the words of records."""
 SEARCH_METRICS = ("cosine", "dot", "euclid")
 WHITENINGS = ("center", "whiten")
 INDEX_KINDS = ("flat", "hnsw", "ivf", "ivfpq")

@@ -15,14 +15,20 @@ from numpy.typing import NDArray
 
 from embedkit.dataset.store import VectorData, load
 from embedkit.dataset.vector_settings import DatasetEncoder, encode_as, normal_form
+from embedkit.encoding.tokenization import Spans
+from embedkit.encoding.word_index import split_words, word_spans
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import decide
-from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
+from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs, words_of_texts
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
-__all__ = ["Prediction", "Predictor", "parse_label_names", "predictions_of"]
+__all__ = ["Prediction", "Predictor", "WordPrediction", "parse_label_names", "predictions_of"]
+
+
+_Place = tuple[int, int, int, int]
+"""Number of a text, of a word in it, and the start and end of the word."""
 
 _CHUNK = 4_096
 
@@ -41,6 +47,25 @@ class Prediction:
     label: str
     proba: dict[str, float]
     value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WordPrediction:
+    """The prediction for one word.
+
+    Attributes:
+        word: its number in the text.
+        text: the word.
+        start: its first character in the text.
+        end: the one after its last.
+        prediction: label and probabilities.
+    """
+
+    word: int
+    text: str
+    start: int
+    end: int
+    prediction: Prediction
 
 
 class Predictor:
@@ -118,8 +143,10 @@ class Predictor:
 
         Raises:
             TypeError: ``texts`` or ``pairs`` is a single string.
-            UsageError: pairs were given or are missing, unlike in the run's dataset.
+            UsageError: pairs were given or are missing, unlike in the run's dataset; or the run
+                labels words.
         """
+        self._check_level("sentence")
         for name, value in (("texts", texts), ("pairs", pairs)):
             if isinstance(value, str):
                 raise TypeError(f"{name}={value!r} is a string; pass a list of strings.")
@@ -139,10 +166,56 @@ class Predictor:
         """Return the prediction for each text; arguments and errors as for `predict_proba`."""
         return self._predictions(self.predict_proba(texts, pairs))
 
+    def predict_words(
+        self, texts: Sequence[str], *, spans: Spans | None = None
+    ) -> list[list[WordPrediction]]:
+        """Return the predictions for the words of each text, by a run that labels words.
+
+        Args:
+            texts: ``n`` texts.
+            spans: start and end of the words of each text; by default those between white space,
+                of a run on words that a corpus marked runs of letters and digits, and each other
+                character by itself. A word that the model does not see has no prediction.
+
+        Raises:
+            TypeError: ``texts`` is a single string.
+            UsageError: the run labels texts.
+
+        Example:
+            >>> predictor = embedkit.Predictor("runs/tagger")
+            >>> (words,) = predictor.predict_words(["the river bank of town 20"])
+            >>> [(word.text, word.prediction.label) for word in words[:3]]
+            [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
+        """
+        if isinstance(texts, str):
+            raise TypeError(f"texts={texts!r} is a string; pass a list of strings.")
+        self._check_level("word")
+        assert self.content is not None
+        if spans is None:
+            texts = [normal_form(text, self.content.dataset.unicode) for text in texts]
+            divide = split_words if self.content.dataset.marked_words else word_spans
+            spans = [divide(text) for text in texts]
+        places, values = self._model.predict_words(texts, spans)
+        made: list[list[WordPrediction]] = [[] for _ in texts]
+        for (record, word, start, end), one in zip(places, self._predictions(values), strict=True):
+            text = texts[record][start:end]
+            made[record].append(WordPrediction(word, text, start, end, one))
+        return made
+
+    @property
+    def labels_words(self) -> bool:
+        """Whether the run labels the words of texts, not texts."""
+        return self.content is not None and self.content.level == "word"
+
+    def _check_level(self, level: str) -> None:
+        if self.labels_words != (level == "word"):
+            what, use = ("words", "predict_words") if self.labels_words else ("texts", "predict")
+            raise UsageError(f"{self.run} labels {what}. Use {use}().")
+
     def predict_stored(
         self, dataset: str | Path, *, progress: ProgressCallback = no_progress
     ) -> tuple[VectorData, list[Prediction]]:
-        """Return a dataset and the prediction for each of its records.
+        """Return a dataset and the prediction for each of its records, or of its words.
 
         A run on vectors reads the stored ones; nothing is encoded again.
 
@@ -155,11 +228,13 @@ class Predictor:
             MismatchError: its vectors were made with other settings than those of the run.
         """
         views = [] if self.content is None else list(self.content.views)
-        data = load(dataset, views or None)
+        level = "sentence" if self.content is None else self.content.level
+        data = load(dataset, views or None, level=level)
         if self.content is not None:
             check_alike(
-                dataset_content(data), self.content.dataset, name=str(dataset), vectors=bool(views)
-            )
+                dataset_content(data), self.content.dataset, name=str(dataset),
+                vectors=bool(views), level=level,
+            )  # fmt: skip
         if views:
             X = data.X
             return data, self._in_chunks(
@@ -167,6 +242,8 @@ class Predictor:
             )
         if not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
+        if level == "word":
+            return data, self._predictions(self._model.predict_proba(data.text, None))
         paired = data.manifest.job.input.text_pair is not None
         pairs = [str(text) for text in data.column("text_pair")] if paired else None
         texts = data.text
@@ -226,6 +303,7 @@ class _Trained:
 
         self.predict_vectors = load_model(run, verify=verify)
         self._encoder: DatasetEncoder | None = None
+        self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
         if content.views:
             self._encoder = encode_as(
                 content.dataset, content.views, owner=str(run), device=device, model=model,
@@ -236,6 +314,20 @@ class _Trained:
         if self._encoder is None:
             return self.predict_vectors(joined_pairs(texts, pairs))
         return self.predict_vectors(self._encoder(texts, pairs))
+
+    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[list[_Place], Any]:
+        """The words that are predicted, and their probabilities or values."""
+        if self._encoder is None:
+            record, word, words = words_of_texts(texts, spans)
+            ends = np.concatenate([np.empty((0, 2), int), *map(np.asarray, spans)])
+            features: Any = words
+        else:
+            found = self._encoder.words(texts, spans=spans)
+            record, word, features = found.row, found.word.astype(np.int64), found.X
+            ends = np.stack([found.start, found.end], axis=1)
+        columns = (values.tolist() for values in (record, word, ends[:, 0], ends[:, 1]))
+        places = list(zip(*columns, strict=True))
+        return places, self.predict_vectors(features) if places else self._nothing
 
 
 def _finetuned(

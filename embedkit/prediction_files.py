@@ -1,6 +1,7 @@
 """Prediction files as TSV, CSV, JSON lines or Parquet: written by ``predict`` and ``compare``.
 
 row, id, [fold], label, proba_<label> …      of a regression row, id, [fold], value
+row, id, word, [text], …                     of words
 
 A submission has two columns only, under names of one's own: id, and label or value.
 """
@@ -29,6 +30,7 @@ __all__ = ["PredictedRecord", "Submission", "file_format", "parse_submission",
            "read_prediction_files", "tsv_field", "write_prediction_file"]  # fmt: skip
 
 _ROUNDING = 1e-6
+_OF_WORDS = {"word": "int64", "text": "string"}
 _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
@@ -41,12 +43,16 @@ class PredictedRecord:
         id: id of the record.
         prediction: its prediction.
         fold: fold that it was held out in; ``None`` for new records.
+        word: number of the word in the record, where words are predicted.
+        text: the word.
     """
 
     row: int
     id: str
     prediction: Prediction
     fold: str | None = None
+    word: int | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ def write_prediction_file(
     *,
     as_json: bool = False,
     folds: bool = False,
+    words: Sequence[str] = (),
     submission: Submission | None = None,
 ) -> int:
     """Write records one after the other; a file appears when it is complete.
@@ -74,6 +81,7 @@ def write_prediction_file(
         out: file; its ending decides the format. Without it standard output.
         as_json: JSON lines on standard output.
         folds: also write the fold of each record.
+        words: columns of words that the records have: ``word`` and ``text``.
         submission: names of the columns of id and answer, where only these are written.
 
     Returns:
@@ -86,7 +94,7 @@ def write_prediction_file(
     if out is not None:
         kind = file_format(out)
         fsio.make_folder(out.parent)
-    columns = _columns(names, folds)
+    columns = _columns(names, folds, words)
     rows = (_fields(record, flat=kind != "jsonl") for record in records)
     if submission is not None:
         answer = "label" if names else "value"
@@ -203,9 +211,10 @@ def tsv_field(value: object) -> str:
     return re.sub(r"[\t\r\n]", " ", text)
 
 
-def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
+def _columns(names: Sequence[str], folds: bool, words: Sequence[str]) -> dict[str, str]:
     """Names and Arrow types of the columns."""
-    columns = {"row": "int64", "id": "string"} | ({"fold": "string"} if folds else {})
+    columns = {"row": "int64", "id": "string"} | {name: _OF_WORDS[name] for name in words}
+    columns |= {"fold": "string"} if folds else {}
     if not names:
         return columns | {"value": "float64"}
     return columns | {"label": "string"} | {f"proba_{name}": "float64" for name in names}
@@ -214,8 +223,10 @@ def _columns(names: Sequence[str], folds: bool) -> dict[str, str]:
 def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
     """A record as JSON lines hold it, or ``flat``, with a column per probability, as tables do."""
     fields: dict[str, Any] = {"row": record.row, "id": record.id}
-    if record.fold is not None:
-        fields["fold"] = record.fold
+    fields |= {
+        name: value for name in ("word", "text", "fold")
+        if (value := getattr(record, name)) is not None
+    }  # fmt: skip
     made = record.prediction
     if made.value is not None:
         return fields | {"value": made.value}

@@ -45,8 +45,8 @@ def verify(
 
     Example:
         >>> found = embedkit.verify("vectors", recompute=1)
-        >>> found.ok, found.rows, found.recomputed_rows
-        (True, 12, 12)
+        >>> found.ok, found.rows, found.recomputed_rows  # 12 texts and their 72 words
+        (True, 12, 84)
     """
     file = Path(path)
     if not file.is_file():

@@ -35,7 +35,7 @@ NOT_RUN = {"embedkit.dataset.store.VectorData.iter_batches": "a DataLoader start
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What examples name: corpus.tsv, vectors (its dataset), split.parquet, runs/logreg."""
+    """What examples name: corpus.tsv, vectors (its dataset), split.parquet, and two runs."""
     folder = tmp_path_factory.mktemp("examples")
     rows = [
         f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
@@ -47,6 +47,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
                          words="mean", tokens=True)  # fmt: skip
         embedkit.split("vectors", out="split.parquet", folds=2)
         embedkit.train("vectors", split="split.parquet", out="runs/logreg")
+        tagged = [
+            {"text": row.split("\t")[1], "tags": "DET NOUN NOUN ADP NOUN NUM"} for row in rows
+        ]
+        embedkit.extract(tagged, out="tagged", words="mean", word_label="tags")
+        embedkit.train("tagged", level="word", folds=2, tune=False, out="runs/tagger")
     return folder
 
 

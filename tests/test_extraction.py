@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import embedkit
 from embedkit.dataset.planning import ExtractSettings, plan_extract
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenization import word_spans
+from embedkit.encoding.word_index import word_spans
 from embedkit.errors import CorpusError, DamagedError, EncodeError, ModelError, UsageError
 from embedkit.types import Progress
 from tests.store_fixtures import (

@@ -24,9 +24,9 @@ from embedkit.encoding.tokenization import (
     TokenizerSettings,
     window_owner,
     window_starts,
-    word_spans,
 )
 from embedkit.encoding.vocabulary import load_tokenizer, tokenize
+from embedkit.encoding.word_index import word_spans
 from embedkit.errors import ModelError, UsageError
 from tests.models import FAMILIES, OLD_TOKENIZERS, TEXTS, bert_tokenizer, build_old
 

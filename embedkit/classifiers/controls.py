@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.dataset.record_keys import stored_texts
+from embedkit.dataset.record_keys import records_of_words, stored_texts, word_spans_of
 from embedkit.dataset.store import VectorData
 from embedkit.dataset.vector_settings import DatasetEncoder
 from embedkit.errors import UsageError
@@ -18,17 +18,27 @@ from embedkit.types import Float32
 __all__ = ["control_task", "encode_at_random", "linear_cka"]
 
 
-def control_task(target: Target, split: Split, seed: int) -> Target:
+def control_task(
+    target: Target, split: Split, seed: int, *, words: Sequence[str] | None = None
+) -> Target:
     """Return the target of a control task: random labels, the same one for the same text.
 
     Hewitt & Liang (2019), "Designing and Interpreting Probes with Control Tasks". Every group (the
     records of one text, or of one value of the group column) takes the label of a randomly chosen
     record, so that the labels keep their distribution and tell nothing but which text it is. The
     score of a probe minus its score on the control task is its selectivity.
+
+    Args:
+        target: what is predicted.
+        split: its groups, and the records in folds, which the labels are taken from.
+        seed: of the labels.
+        words: ``n`` words as written, where words are predicted: a word has the same label in every
+            sentence.
     """
     random = np.random.default_rng(seed)
     index = split.in_folds
-    _, first, group = np.unique(split.group[index], return_index=True, return_inverse=True)
+    kinds = split.group if words is None else np.array(words, np.str_)
+    _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
     y = target.y.copy()
     y[index] = random.permutation(target.y[index][first])[group]
     return Target(y, target.classes)
@@ -38,8 +48,8 @@ def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[
     """Return views of the stored texts by the same architecture with freshly initialised tensors.
 
     Args:
-        data: the dataset.
-        names: of stored views; the pooler is left out.
+        data: the dataset, of records or of words.
+        names: of stored views or layers; the pooler is left out.
         seed: of the weights.
 
     Raises:
@@ -48,7 +58,7 @@ def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[
     from embedkit.encoding.encoder import Encoder
     from embedkit.encoding.model import PlainModel
 
-    texts = stored_texts(data)
+    texts = stored_texts(records_of_words(data))
     if texts is None or data.manifest.job.input.text_pair:
         raise UsageError(
             "control='random-weights' encodes the stored texts again, and this dataset has none "
@@ -62,7 +72,11 @@ def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[
     assert isinstance(encoder.model, PlainModel)
     randomize(encoder.model.module, seed)
     wanted = [name for name in names if name != "pooler"]
-    return DatasetEncoder(encoder, vectors, wanted).views(texts)
+    encode = DatasetEncoder(encoder, vectors, wanted)
+    if data.level == "sentence":
+        return encode.views(texts)
+    found = encode.words(texts, spans=word_spans_of(data))
+    return {f"layer_{name}": layer for name, layer in found.vectors.items()}
 
 
 def randomize(module: Any, seed: int) -> None:

@@ -88,8 +88,10 @@ def cross_validate(
     )  # fmt: skip
     predictions = []
     for (repeat, fold), (train, test), result in zip(folds, subsets, fitted, strict=True):
-        where: dict[str, Any] = {"row": split.row, "ids": ids, "group": split.group,
-                                 "target": target, "fold": fold, "repeat": repeat}  # fmt: skip
+        where: dict[str, Any] = {
+            "row": split.row, "ids": ids, "group": split.group, "target": target, "fold": fold,
+            "repeat": repeat, "word": split.word,
+        }  # fmt: skip
         inner, cut = None, None if threshold is None else threshold.value
         if result.fitted.inner is not None:
             inner = Predictions.of_fold(train, result.fitted.inner, **where)

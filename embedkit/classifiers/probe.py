@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.choices import check_choice
+from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.codelength import online_codelength
 from embedkit.classifiers.controls import control_task, encode_at_random, linear_cka
 from embedkit.classifiers.estimators import EstimatorSettings
@@ -73,6 +73,7 @@ def probe(
     *,
     out: str | Path,
     view: str | Sequence[str] | None = None,
+    level: str = "sentence",
     estimator: str | None = None,
     task: str = "classification",
     split: str | Path | None = None,
@@ -95,7 +96,9 @@ def probe(
     Args:
         dataset: folder that ``extract`` wrote, with a label column.
         out: folder for the table and the figures.
-        view: name of a stored view, or several in a list; by default all.
+        view: name of a stored view, or several in a list; by default all. Of words layers.
+        level: ``sentence``: records are labelled, or ``word``: the words of records, as in
+            :func:`~embedkit.classifiers.train.train`.
         estimator: one of :data:`~embedkit.choices.ESTIMATORS`, fitted on each view; by default
             ``logreg``, of values ``ridge``.
         task: ``classification`` or ``regression``.
@@ -131,9 +134,11 @@ def probe(
     check_counts(threads=threads, shuffles=shuffles, encoders=encoders)
     if control is not None:
         check_choice(("random-weights",), control=control)
-    data = load(dataset)
-    names = list(data.manifest.views) if wanted is None else [
-        load(dataset, name).views[0] for name in wanted
+    check_choice(RUN_LEVELS, level=level)
+    data = load(dataset, level=level)
+    table = "sentences" if level == "sentence" else "words"
+    names = list(data.manifest.columns_of(table)) if wanted is None else [
+        load(dataset, name, level=level).views[0] for name in wanted
     ]  # fmt: skip
     target = target_of(data, task)
     if metric is not None:
@@ -186,8 +191,9 @@ class _Probe:
         self._settings, self._names, self._options = settings, names, options
         self._progress = progress
         self._folds = [split.fold(0, fold) for fold in range(split.n_folds)]
+        words = data.text if data.level == "word" and options.shuffles else None
         self._controls = [
-            control_task(target, split, settings.seed + number)
+            control_task(target, split, settings.seed + number, words=words)
             for number in range(options.shuffles)
         ]
 
@@ -201,7 +207,7 @@ class _Probe:
             random = np.random.default_rng(self._settings.seed)
             rows = np.sort(random.choice(rows, _CKA_RECORDS, replace=False))
         for number, name in enumerate(self._names):
-            X = load(self._data.path, name).X
+            X = load(self._data.path, name, level=self._data.level).X
             results[name], bits[name] = self._fit_view(X)
             sampled.append(X[rows])
             self._progress(Progress("fitting", number + 1, len(self._names), "views", number + 1))
@@ -209,8 +215,9 @@ class _Probe:
                 for f in range(len(self._folds))]  # fmt: skip
         outputs = {name: self._in_order([f.proba for f in found])
                    for name, found in results.items()}  # fmt: skip
-        write_view_predictions(folder, self._split.row[self._held_out], outputs,
-                               self._target.classes)  # fmt: skip
+        held_out, words = self._held_out, self._split.word
+        write_view_predictions(folder, self._split.row[held_out], outputs, self._target.classes,
+                               word=None if words is None else words[held_out])  # fmt: skip
         p_best = compare_to_best(outputs, self._target.y[self._held_out], **self._tested)
         views = tuple(
             self._view_score(name, results[name], bits[name], best.count(name), p_best[name])
@@ -225,6 +232,7 @@ class _Probe:
             estimator=settings.pop("estimator"),
             task=settings.pop("task"),
             settings=settings,
+            level=self._data.level,
             dataset=dataset_content(self._data, folder),
             split=SplitContent.of(self._split),
             metric=self._options.metric,

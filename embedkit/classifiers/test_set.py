@@ -18,11 +18,24 @@ from embedkit.corpus import (
     hash_inputs,
     plan_corpus,
 )
-from embedkit.dataset.record_keys import source_of, stored_texts, text_key, text_keys, whole_text
+from embedkit.dataset.record_keys import (
+    records_of_words,
+    source_of,
+    stored_texts,
+    text_key,
+    text_keys,
+    whole_text,
+)
 from embedkit.dataset.store import VectorData, is_dataset, load
 from embedkit.dataset.vector_settings import encode_as
 from embedkit.errors import UsageError
-from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs
+from embedkit.runs.reencoding import (
+    check_alike,
+    dataset_content,
+    joined_pairs,
+    marked_spans,
+    words_of_texts,
+)
 from embedkit.runs.splits import same_text_groups
 from embedkit.runs.targets import Target, target_like
 from embedkit.types import Int64
@@ -45,6 +58,7 @@ class TestSet:
         features: ``(m, width)`` float32, or a list of texts.
         rejected: number of records that were not embedded.
         seen_texts: how many of its texts occur in the training dataset; ``None`` if unknown.
+        word: ``(m,)`` number of each word in its record; ``None`` of records.
     """
 
     __test__ = False  # no class of tests
@@ -57,6 +71,7 @@ class TestSet:
     features: Any
     rejected: int
     seen_texts: int | None
+    word: Int64 | None = None
 
 
 def load_test_set(
@@ -83,27 +98,29 @@ def load_test_set(
     reading = reading or CorpusOptions()
     if is_dataset(test):
         check_settled(test, reading)
-        found, labels, keys = _from_dataset(test, data, texts_only)
+        found, labels, keys, rows = _from_dataset(test, data, texts_only)
     else:
-        found, labels, keys = _from_corpus(test, data, texts_only, reading)
+        found, labels, keys, rows = _from_corpus(test, data, texts_only, reading)
+    group = same_text_groups(keys, None, len(rows))
     return replace(
         found,
-        group=same_text_groups(keys, None, len(found.row)),
+        group=group[np.searchsorted(rows, found.row)],
         target=target_like(target, labels, rows=found.row, name=str(test)),
-        seen_texts=count_seen(keys, text_keys(data)),
+        seen_texts=count_seen(keys, text_keys(records_of_words(data))),
     )
 
 
-_Found = tuple[TestSet, list[str | None] | None, Sequence[int] | Int64 | None]
+_Found = tuple[TestSet, list[str | None] | None, Sequence[int] | Int64 | None, Int64]
+"""The test set without its target; its labels; the keys and row numbers of its records."""
 _UNKNOWN = Target(np.empty(0, np.int64), ())
 
 
 def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
-    """The test set without its target, its labels and text keys."""
-    other = load(test, list(data.views))
+    other = load(test, list(data.views), level=data.level)
     check_alike(
-        dataset_content(other), dataset_content(data), name=str(test), vectors=not texts_only
-    )
+        dataset_content(other), dataset_content(data), name=str(test), vectors=not texts_only,
+        level=data.level,
+    )  # fmt: skip
     if texts_only and not other.manifest.job.storage.text:
         raise UsageError(f"{test} stores no texts; give the corpus file itself.")
     found = TestSet(
@@ -115,13 +132,14 @@ def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Found:
         features=stored_texts(other, separator=" ") if texts_only else other.X,
         rejected=other.manifest.totals.rejected,
         seen_texts=None,
+        word=other.word if data.level == "word" else None,
     )
-    labels = other.column("label") if other.manifest.job.input.label else None
-    return found, labels, text_keys(other)
+    labels = other.column("label") if "label" in other.columns else None
+    records = records_of_words(other)
+    return found, labels, text_keys(records), records.row
 
 
 def _from_corpus(test: Path, data: VectorData, texts_only: bool, reading: CorpusOptions) -> _Found:
-    """The test set without its target, its labels and text keys."""
     columns = data.manifest.job.input
     plan = plan_corpus(
         [InputFile.of(test)],
@@ -131,36 +149,60 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool, reading: Corpus
         ),
     )  # fmt: skip
     id_, label = (name if name in plan.columns else None for name in (columns.id, columns.label))
-    plan = hash_inputs(replace(plan, id=id_ or plan.id, label=label))
+    words = columns.word_label if data.level == "word" else None
+    if words not in plan.columns and not plan.marks_words:
+        words = None
+    plan = hash_inputs(replace(plan, id=id_ or plan.id, label=label, word_label=words))
     reader = CorpusReader(plan)
     records = [item for item in reader if isinstance(item, Record)]
     if reader.counts.quote_notice:
         logger.warning("%s", reader.counts.quote_notice)
     if not records:
         raise UsageError(f"{test} has no record that can be predicted.")
-    if plan.label is None:
-        logger.warning("%s has no column %r: it is predicted, not scored", test, columns.label)
-    texts = [r.text for r in records]
-    pairs = [str(r.text_pair) for r in records] if plan.text_pair else None
-    if texts_only:
-        features: Any = joined_pairs(texts, pairs)
-    else:
-        features = encode_as(data.manifest, data.views, owner=str(data.path))(texts, pairs)
+    name, expected = (words, columns.word_label) if data.level == "word" else (label, columns.label)
+    if name is None:
+        logger.warning("%s has no column %r: it is predicted, not scored", test, expected)
     found = TestSet(
         source=tuple(file.sha256 for file in plan.files),
         row=(row := np.array([r.row for r in records], np.int64)),
         group=row,
         ids=[r.id for r in records],
         target=_UNKNOWN,
-        features=features,
+        features=None,
         rejected=reader.counts.n_rejected,
         seen_texts=None,
     )
-    return (
-        found,
-        [r.label for r in records] if plan.label else None,
-        [text_key(whole_text(r.text, r.text_pair)) for r in records],
-    )
+    keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
+    if data.level == "word":
+        return *_words_of_corpus(found, records, data, texts_only), keys, row
+    texts = [r.text for r in records]
+    pairs = [str(r.text_pair) for r in records] if plan.text_pair else None
+    if texts_only:
+        features: Any = joined_pairs(texts, pairs)
+    else:
+        features = encode_as(data.manifest, data.views, owner=str(data.path))(texts, pairs)
+    labels = [r.label for r in records] if plan.label else None
+    return replace(found, features=features), labels, keys, row
+
+
+def _words_of_corpus(
+    found: TestSet, records: Sequence[Record], data: VectorData, texts_only: bool
+) -> tuple[TestSet, list[str | None] | None]:
+    """The test set of the words of records, and their labels."""
+    texts, spans = [r.text for r in records], marked_spans(records)
+    features: Any
+    if texts_only:
+        record, word, features = words_of_texts(texts, spans)
+    else:
+        encode = encode_as(data.manifest, data.views, owner=str(data.path))
+        words = encode.words(texts, spans=spans)
+        record, word, features = words.row, words.word.astype(np.int64), words.X
+    labels: list[str | None] | None = None
+    if all(r.words is not None and r.words.labels is not None for r in records):
+        own = [r.words.labels or () for r in records if r.words is not None]
+        labels = [own[i][j] for i, j in zip(record.tolist(), word.tolist(), strict=True)]
+    ids = [found.ids[i] for i in record.tolist()]
+    return replace(found, row=found.row[record], ids=ids, word=word, features=features), labels
 
 
 def check_settled(test: Path, reading: CorpusOptions) -> None:

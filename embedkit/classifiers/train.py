@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.folds import CrossValidation, cross_validate
 from embedkit.classifiers.saved import save_model
@@ -17,7 +18,7 @@ from embedkit.classifiers.test_set import TestSet, load_test_set
 from embedkit.classifiers.tuning import predict_proba, take
 from embedkit.corpus import CorpusOptions
 from embedkit.corpus.options import check_test_reading
-from embedkit.dataset.record_keys import source_of, stored_texts
+from embedkit.dataset.record_keys import records_of_words, source_of, stored_texts
 from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.machine import peak_memory_bytes
@@ -73,6 +74,7 @@ def train(
     *,
     out: str | Path,
     view: str | Sequence[str] | None = None,
+    level: str = "sentence",
     estimator: str | None = None,
     features: str = "vectors",
     task: str = "classification",
@@ -97,10 +99,13 @@ def train(
     Args:
         dataset: folder that ``extract`` wrote, with a label column.
         out: folder of the run.
-        view: a stored view, or several to put side by side; by default the last mean.
+        view: a stored view, or several to put side by side; by default the last mean. Of words a
+            layer, such as ``6``; by default the last one.
+        level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
+            together in folds, inner folds, intervals and tests.
         estimator: one of :data:`~embedkit.choices.ESTIMATORS`; by default ``logreg``, of values
             ``ridge``.
-        features: ``vectors``, or ``tfidf`` on the stored texts.
+        features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
         task: ``classification`` or ``regression``.
         split: file that ``embedkit split`` wrote; without one a split is made.
         split_column: kept column that names the folds (``test``: the test set) instead.
@@ -139,7 +144,8 @@ def train(
     check_test_reading(test, sample=test_sample, min_chars=test_min_chars)
     if features == "tfidf" and view is not None:
         raise UsageError(f"view={view!r}: features='tfidf' are of texts, not of vectors.")
-    data = load(dataset, view)
+    check_choice(RUN_LEVELS, level=level)
+    data = load(dataset, view, level=level)
     if pca is not None and pca > data.X.shape[1]:
         raise UsageError(f"pca={pca}: the vectors have {data.X.shape[1]} columns.")
     target = target_of(data, task)
@@ -150,7 +156,6 @@ def train(
         chosen = split_for(data, split, folds=folds, seed=seed)
     elif split is None:
         chosen = _column_split(data, split_column, folds=folds, seed=seed)
-        check_fold_models(data, chosen, split=f"column {split_column!r}")
     else:
         raise UsageError("pass split= or split_column=, not both.")
     if chosen.n_folds == 1 and not tune:
@@ -179,40 +184,56 @@ def train(
 
 
 def target_of(data: VectorData, task: str) -> Target:
-    """Return the target of a dataset; errors as for :func:`~embedkit.runs.targets.target_from`."""
+    """Return the target of a dataset; errors as for :func:`~embedkit.runs.targets.target_from`.
+
+    Raises:
+        UsageError: of words also, the dataset was made without labels of words.
+    """
+    if data.level == "word" and "label" not in data.columns:
+        raise UsageError(
+            f"{data.path} has no labels of words. Extract it again with their column: embedkit "
+            "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
+        )
     return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
 
 
 def split_for(data: VectorData, split: str | Path | None, *, folds: int, seed: int) -> Split:
-    """Return the given split in the order of the dataset, or a new one.
+    """Return the given split in the order of the dataset, or a new one; of words by their records.
 
     Of vectors that were made by the models of a fine-tuned run it is that of the run.
 
     Raises:
         MismatchError: it was made for other data, or the models of a run had other folds.
     """
+    records = records_of_words(data)
     if split is None and data.manifest.job.folds is not None:
         split = split_of_run(data)
     if split is None:
-        return make_split(records_of(data), folds=folds, seed=seed)
+        return _of_level(make_split(records_of(records), folds=folds, seed=seed), data)
     chosen = align_split(
-        read_split(Path(split)), source=source_of(data), row=data.row, name=str(data.path),
+        read_split(Path(split)), source=source_of(data), row=records.row, name=str(data.path),
         file=split,
     )  # fmt: skip
-    check_fold_models(data, chosen, split=str(split))
-    return chosen
+    check_fold_models(records, chosen, split=str(split))
+    return _of_level(chosen, data)
+
+
+def _of_level(chosen: Split, data: VectorData) -> Split:
+    return chosen if data.level == "sentence" else chosen.of_words(data.row, data.word)
 
 
 def _column_split(data: VectorData, column: str, *, folds: int, seed: int) -> Split:
+    records = records_of_words(data)
     made = split_by_column(
-        records_of(data), data.column(column), column=column, folds=folds, seed=seed
+        records_of(records), records.column(column), column=column, folds=folds, seed=seed
     )
+    check_fold_models(records, made, split=f"column {column!r}")
     if leaking := leaking_records(made):
         logger.warning(
             "%s records have duplicates in another fold of column %r; scores may be inflated by "
             "leakage", f"{leaking:,}", column,
         )  # fmt: skip
-    return made
+    return _of_level(made, data)
 
 
 def _threshold(text: str | None, target: Target) -> Threshold | None:
@@ -268,6 +289,7 @@ class _Training:
             return Predictions.of_fold(
                 np.arange(len(proba)), proba, row=test_set.row, ids=test_set.ids,
                 target=test_set.target, fold=TEST, group=test_set.group, threshold=threshold,
+                word=test_set.word,
             )  # fmt: skip
         index = self._split.test
         if not len(index):
@@ -276,7 +298,7 @@ class _Training:
         proba = predict_proba(pipeline, features, self._target)
         return Predictions.of_fold(
             index, proba, row=self._data.row, ids=self._data.ids, target=self._target, fold=TEST,
-            group=self._split.group, threshold=threshold,
+            group=self._split.group, threshold=threshold, word=self._split.word,
         )  # fmt: skip
 
     def _content(
@@ -293,6 +315,7 @@ class _Training:
             estimator=settings.pop("estimator"),
             features=settings.pop("features"),
             task=settings.pop("task"),
+            level=self._data.level,
             settings=settings,
             choices=self._choices(found),
             views=tuple(self._data.views) if self._settings.features == "vectors" else (),

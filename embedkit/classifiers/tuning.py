@@ -41,7 +41,7 @@ from embedkit.types import Float64, Int64
 __all__ = ["Choice", "Fitted", "fit", "predict_proba", "take"]
 
 _INNER_FOLDS, _FEW, _INNER_FOLDS_OF_FEW = 3, 1_000, 5
-_INNER_TOLERANCE = 1e-3  # enough to compare values by
+_TOLERANCE, _FULL_TOLERANCE_RECORDS = 1e-4, 3_000
 _ERRORS = 2.0
 _ROUNDS, _MAX_ROUNDS, _ROUNDS_PATIENCE = 100, 1_000, 30
 
@@ -273,7 +273,7 @@ class _Records:
         for train, test in self._inner_folds:
             steps, estimator = build_features(self._settings, scaling), self._estimator(None)
             if self._row.warm:
-                estimator.set_params(warm_start=True, tol=_INNER_TOLERANCE)
+                estimator.set_params(warm_start=True)
             X = steps.fit_transform(take(self._X, train))
             made.append(_Fold(X, steps.transform(take(self._X, test)), train, test, estimator))
         return made
@@ -333,6 +333,11 @@ class _Records:
         return build_estimator(self._settings, value)
 
     def _fit(self, estimator: Any, X: Any, train: Int64, **more: Any) -> None:
+        if self._row.warm:
+            # the loss is a mean over records: what another penalty adds to its gradient is the
+            # smaller the more there are, and a fit that starts from the value before ends below it
+            tolerance = _TOLERANCE * min(1.0, _FULL_TOLERANCE_RECORDS / len(train))
+            estimator.set_params(tol=tolerance)
         if self._weight is not None:
             more["sample_weight"] = self._weight[train]
         estimator.fit(X, self._y[train], **more)

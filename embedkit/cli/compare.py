@@ -180,7 +180,8 @@ def comparison_markdown(table: Comparison) -> str:
 
 def _blocks(table: Comparison, *, every_interval: bool = True) -> Iterator[str | Rows]:
     """Sentences and tables; where there is little room, only the first metric has intervals."""
-    counts = f"{table.records['folds']:,} records in folds"
+    what = "words" if table.level == "word" else "records"
+    counts = f"{table.records['folds']:,} {what} in folds"
     if table.records["test"]:
         counts += f", {table.records['test']:,} in the test set"
     intervals = "95 % intervals" if every_interval else f"95 % intervals of {table.metric} (--all)"
@@ -202,7 +203,7 @@ def _blocks(table: Comparison, *, every_interval: bool = True) -> Iterator[str |
         yield [_difference_cells(table, row, test=True) for row in table.rows]
     yield from (f"Not the same input: {visible(one.text)}." for one in table.inputs)
     yield "Cost; an encoder that was not trained further is not counted on disk:"
-    yield [_cost_cells(row.name, row.cost) for row in table.rows if row.cost]
+    yield [_cost_cells(row.name, row.cost, table.level) for row in table.rows if row.cost]
 
 
 def _score_cells(table: Comparison, row: Row, every_interval: bool) -> dict[str, str]:
@@ -254,13 +255,14 @@ def _p(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else number_text(p)
 
 
-def _cost_cells(name: str, cost: Cost) -> dict[str, str]:
+def _cost_cells(name: str, cost: Cost, level: str) -> dict[str, str]:
+    per = "ms/word" if level == "word" else "ms/text"
     memory = cost.peak_memory_bytes
     return {
         "method": visible(name),
         "fit s": number_text(cost.fit_seconds, ".1f"),
-        "encode, ms/text": number_text(cost.encode_seconds, ".1f"),
-        "predict, ms/text": number_text(cost.predict_seconds),  # seconds per 1,000 texts
+        f"encode, {per}": number_text(cost.encode_seconds, ".1f"),
+        f"predict, {per}": number_text(cost.predict_seconds),  # seconds per 1,000
         "peak memory": "–" if memory is None else bytes_text(memory),
         "trainable": number_text(cost.parameters, ","),
         "on disk": bytes_text(cost.size_bytes),

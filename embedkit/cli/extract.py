@@ -54,6 +54,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--words", is_flag=False, flag_value="mean", default=None, callback=_no_corpus,
            metavar="[first|last|first_last|mean]",
            help="Also write word vectors, formed from these sub-tokens. [mean]"),
+    option("--word-label", help="Column with a label for each word, with --words: upos, xpos "
+           "or deprel of CoNLL-U, else a column of labels separated by spaces."),
     option("--tokens", is_flag=True, help="Also write token vectors."),
     "--max-length",
     option("--on-long", type=click.Choice(ON_LONG),
@@ -86,8 +88,8 @@ def extract(
     """Write the vectors of a corpus as Parquet files.
 
     Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
-    is one or more TSV, CSV, JSONL, Parquet or Arrow files, text files also as .gz or .zst, or - for
-    standard input. Run the same command again to resume an interrupted job.
+    is one or more TSV, CSV, JSONL, Parquet, Arrow or CoNLL-U files, text files also as .gz or .zst,
+    or - for standard input. Run the same command again to resume an interrupted job.
     """
     from embedkit.dataset.extraction import run_plan
     from embedkit.dataset.planning import ExtractSettings, plan_extract

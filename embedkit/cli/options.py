@@ -17,6 +17,7 @@ from embedkit.choices import (
     ON_LONG,
     PRECISIONS,
     QUOTINGS,
+    RUN_LEVELS,
     TASKS,
     UNICODE_FORMS,
 )
@@ -83,6 +84,8 @@ _SHARED: Mapping[str, Option] = {
         ("--overwrite", "Replace existing output.", {"is_flag": True}),
         ("--progress/--no-progress", "Show progress. [on a terminal]", {"default": None}),
         ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
+        ("--level", "What is labelled: sentence (the records) or word (their words, as extracted "
+         "with --words --word-label).", {"default": "sentence", "type": click.Choice(RUN_LEVELS)}),
         ("--split", "Split file written by embedkit split.", {"type": FILE}),
         ("--test-sample", "Use only N randomly chosen records of the file given with --test.",
          {"type": int, "metavar": "N"}),

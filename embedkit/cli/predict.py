@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, OutputExistsError, U
 from embedkit.types import Progress, ProgressCallback
 
 if TYPE_CHECKING:
-    from embedkit.corpus import CorpusPlan, CorpusReader
+    from embedkit.corpus import CorpusPlan, CorpusReader, Record
     from embedkit.predict import Prediction, Predictor
     from embedkit.prediction_files import PredictedRecord
 
@@ -91,17 +92,28 @@ def predict(
         run, label_names=parse_label_names(label_names), device=device, model=model,
         few_texts=single is not None, verify=not no_verify,
     )  # fmt: skip
+    _check_records(predictor, {"--pair": pair, "--submission": columns})
     if single is not None:
-        _show(predictor.predict([single], None if pair is None else [pair]), as_json)
+        _show_text(predictor, single, pair, as_json)
         return 0
     if corpus == "-":
         return _predict_lines(predictor, as_json)
     write = partial(
-        write_prediction_file, names=predictor.names, out=out, as_json=as_json, submission=columns
-    )
+        write_prediction_file, names=predictor.names, out=out, as_json=as_json, submission=columns,
+        words=("word", "text") if predictor.labels_words else (),
+    )  # fmt: skip
     if corpus_plan is None:
         return _predict_dataset(predictor, Path(str(corpus)), write, out=out, quiet=quiet)
     return _predict_corpus(predictor, corpus_plan, write, out=out, quiet=quiet)
+
+
+def _check_records(predictor: Predictor, given: dict[str, Any]) -> None:
+    """Raise a :class:`UsageError` for options that are of records, of a run that labels words."""
+    for name, value in given.items():
+        if predictor.labels_words and value is not None:
+            raise UsageError(
+                f"{name} is for runs that label records; {predictor.run} labels words."
+            )
 
 
 def _predict_lines(predictor: Predictor, as_json: bool) -> int:
@@ -109,7 +121,7 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
     lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     try:
         for line in lines:
-            _show(predictor.predict([line.rstrip("\r\n")]), as_json)
+            _show_text(predictor, line.rstrip("\r\n"), None, as_json)
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("", err=True)
@@ -117,10 +129,22 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
     return 0
 
 
-def _show(found: Iterable[Prediction], as_json: bool) -> None:
-    for one in found:
+def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool) -> None:
+    """Print the prediction for a text, or a line for each of its words."""
+    if not predictor.labels_words:
+        _show(predictor.predict([text], None if pair is None else [pair]), as_json)
+        return
+    (found,) = predictor.predict_words([text])
+    places = [{"word": w.word, "text": w.text, "start": w.start, "end": w.end} for w in found]
+    _show([w.prediction for w in found], as_json, places)
+
+
+def _show(
+    found: Iterable[Prediction], as_json: bool, places: Iterable[dict[str, Any]] = ()
+) -> None:
+    for one, place in zip(found, chain(places, repeat({})), strict=False):
         if as_json:
-            say(json_line({"label": one.label, "proba": one.proba}))
+            say(json_line(place | {"label": one.label, "proba": one.proba}))
             continue
         ordered = sorted(one.proba.items(), key=lambda item: -item[1])
         tail = "  ".join(f"{visible(name)} {percent_text(proba)}"
@@ -128,7 +152,8 @@ def _show(found: Iterable[Prediction], as_json: bool) -> None:
         if len(ordered) > _SHOWN:
             rest = sum(proba for _, proba in ordered[_SHOWN:])
             tail += f"  {len(ordered) - _SHOWN} others {percent_text(rest)}"
-        say(visible(one.label) + (f"\t{tail}" if tail else ""))
+        word = f"{visible(place['text'])}\t" if place else ""
+        say(word + visible(one.label) + (f"\t{tail}" if tail else ""))
 
 
 def _planned(corpus: Path, settings: dict[str, Any]) -> CorpusPlan | None:
@@ -154,8 +179,13 @@ def _predict_dataset(
     with progress_bar() as progress:
         data, found = predictor.predict_stored(dataset, progress=progress)
     stored = zip(map(int, data.row), map(str, data.ids), found, strict=True)
-    count = write(PredictedRecord(*one) for one in stored)
-    return _told(count, data.manifest.totals.rejected, "", out=out, quiet=quiet)
+    records = (PredictedRecord(*one) for one in stored)
+    if predictor.labels_words:
+        words = zip(records, data.word.tolist(), data.text, strict=True)
+        records = (replace(one, word=word, text=text) for one, word, text in words)
+    count = write(records)
+    what = "words" if predictor.labels_words else "texts"
+    return _told(count, data.manifest.totals.rejected, "", what=what, out=out, quiet=quiet)
 
 
 def _predict_corpus(
@@ -170,12 +200,16 @@ def _predict_corpus(
     if reader.counts.quote_notice:
         logger.warning("%s", reader.counts.quote_notice)
     reasons = reasons_text(reader.counts.rejected)
-    return _told(count, reader.counts.n_rejected, reasons, out=out, quiet=quiet)
+    what = "words" if predictor.labels_words else "texts"
+    return _told(count, reader.counts.n_rejected, reasons, what=what, out=out, quiet=quiet)
 
 
-def _told(count: int, rejected: int, reasons: str, *, out: Path | None, quiet: bool) -> int:
+def _told(
+    count: int, rejected: int, reasons: str, *, what: str, out: Path | None, quiet: bool
+) -> int:
     if not quiet:
-        text = f"{count:,} texts predicted, {rejected:,} rejected{reasons}"
+        of = " records" if what == "words" else ""
+        text = f"{count:,} {what} predicted, {rejected:,}{of} rejected{reasons}"
         say(text + (f" → {out}" if out else ""), err=True)
     return EXIT_REJECTS if rejected else 0
 
@@ -189,7 +223,23 @@ def _predicted(
 
     records = (item for item in reader if isinstance(item, Record))
     while chunk := list(islice(records, _CHUNK)):
+        if predictor.labels_words:
+            yield from _predicted_words(predictor, chunk)
+            progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
+            continue
         pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
         found = predictor.predict([r.text for r in chunk], pairs)
         yield from (PredictedRecord(r.row, r.id, one) for r, one in zip(chunk, found, strict=True))
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
+
+
+def _predicted_words(predictor: Predictor, records: list[Record]) -> Iterator[PredictedRecord]:
+    from embedkit.prediction_files import PredictedRecord
+    from embedkit.runs.reencoding import marked_spans
+
+    found = predictor.predict_words([r.text for r in records], spans=marked_spans(records))
+    for record, words in zip(records, found, strict=True):
+        for one in words:
+            yield PredictedRecord(
+                record.row, record.id, one.prediction, word=one.word, text=one.text
+            )

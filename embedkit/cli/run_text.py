@@ -111,7 +111,7 @@ def finding_text(content: Run) -> str:
     subset = "test" if "test" in content.scores else "cross_validation"
     count = content.records.test if subset == "test" else content.records.folds
     main = "accuracy" if content.classes else "r2"
-    held_out = f"{count:,} {'test' if subset == 'test' else 'held-out'} records"
+    held_out = f"{count:,} {'test' if subset == 'test' else 'held-out'} {content.rows_text}"
     if main not in content.scores.get(subset, {}):
         return f"{held_out} have one label only: there is no {main}"
     score = content.scores[subset][main]
@@ -236,7 +236,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         yield table_text([
             {"class": visible(one.label), "held out": _SUBSETS[subset],
              "f1, %": metric_text(one.f1, "f1"), "precision, %": metric_text(one.precision, "f1"),
-             "recall, %": metric_text(one.recall, "f1"), "records": f"{one.support:,}"}
+             "recall, %": metric_text(one.recall, "f1"), content.rows_text: f"{one.support:,}"}
             for one in shown
         ])  # fmt: skip
         if len(shown) < len(classes):
@@ -330,7 +330,10 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     if isinstance(content, PredictionRun):
         yield "labels", ", ".join(content.classes) or "values"
         counts = {"in folds": content.records.folds, "test": content.records.test}
-        yield "records", ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        yield (
+            content.rows_text,
+            ", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
+        )
     yield "cost", _cost(content)
     yield "on disk", bytes_text(fsio.tree_bytes(path))
     yield "versions", ", ".join(f"{n} {v}" for n, v in content.versions.items())

@@ -69,6 +69,7 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     "embedkit train reviews.vectors --out runs/logreg",
     "embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm",
     "embedkit train reviews.vectors --features tfidf --out runs/tfidf",
+    "embedkit train treebank.vectors --level word --view 6 --out runs/tags",
     tables=True,
 )
 @click.argument("dataset", type=FILE)
@@ -76,9 +77,10 @@ def split(source: Path, label: str | None, seed: int, **settings: Any) -> Result
     "--out",
     option("--view", help="Stored view; several, separated by commas, are concatenated. "
            "[mean of the last layer]"),
+    "--level",
     "--estimator",
     option("--features", default="vectors", type=click.Choice(FEATURES),
-           help="Stored vectors, or TF-IDF of the stored texts."),
+           help="Stored vectors, or TF-IDF of the stored texts or words."),
     "--task",
     "--split",
     option("--split-column", help="Stored column with the names of the folds; test is the test "
@@ -123,6 +125,7 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
 @options(
     "--out",
     option("--view", help="Views to score, separated by commas. [all that are stored]"),
+    "--level",
     "--estimator",
     "--task",
     "--split",
@@ -130,7 +133,7 @@ def train(dataset: Path, view: str | None, **settings: Any) -> Result:
     option("--metric", help="Metric that is shown, tuned for and used to choose the view. "
            "[accuracy or r2 is shown, log_loss or rmse is tuned for]"),
     option("--shuffles", default=3, help="Number of control tasks: random labels, the same one for "
-           "the same text."),
+           "the same text or word."),
     option("--control", type=click.Choice(["random-weights"]),
            help="Also encode the texts with untrained encoders."),
     option("--encoders", default=3, help="Number of untrained encoders."),

@@ -137,7 +137,12 @@ def _wrong_labels(cases: Cases) -> Iterator[Alert]:
 
 
 def _duplicates(cases: Cases, texts: Texts) -> Iterator[Alert]:
-    """Texts that occur more than once, and those of them with more than one label."""
+    """Texts that occur more than once, and those of them with more than one label.
+
+    A word has other labels in other places of the same sentence, so that this is not said of words.
+    """
+    if cases.records.of_words:
+        return
     rows = [int(row) for row in cases.records.row]
     if not all(row in texts.by_row for row in rows):
         return

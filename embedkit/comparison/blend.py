@@ -126,8 +126,8 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
     fold, repeat = runs[0].fold[test[0]], runs[0].repeat[test[0]]
     inner = [run.inner for run in runs if run.inner is not None]
     here = [p.take(np.flatnonzero((p.fold == fold) & (p.repeat == repeat))) for p in inner]
-    rows = reduce(np.intersect1d, [p.row for p in here])
-    here = [p.take(np.searchsorted(p.row, rows)) for p in here]
+    keys = reduce(np.intersect1d, [p.keys for p in here])
+    here = [p.take(np.searchsorted(p.keys, keys)) for p in here]
     return [p.proba for p in here], here[0].y
 
 
@@ -168,9 +168,16 @@ def write_blend(
             f"answers= has {len(answers)} files for {made.runs} runs. Give one file for every run, "
             "in their order."
         )
+    of_words = made.predictions.of_words
+    if of_words and (answers or submission is not None):
+        name = "answers" if answers else "submission"
+        raise UsageError(f"{name}= is for runs that label records; these label words.")
     test_only = submission is not None
     records = _new_records(made, answers) if answers else _own_records(made, test_only=test_only)
-    return write_prediction_file(records, classes, out, folds=not answers, submission=submission)
+    return write_prediction_file(
+        records, classes, out, folds=not answers, words=("word",) if of_words else (),
+        submission=submission,
+    )  # fmt: skip
 
 
 def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
@@ -199,8 +206,11 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
             "validation= above 0, blend their mean, or pass answers= for new records."
         )
     found = predictions_of(p.proba, p.y_pred, p.classes)
-    for row, identifier, fold, one in zip(p.row, p.ids, fold_names(p.fold), found, strict=True):
-        yield PredictedRecord(int(row), identifier, one, fold)
+    words = p.word.tolist() if p.of_words else [None] * len(p.row)
+    for row, identifier, fold, one, word in zip(
+        p.row, p.ids, fold_names(p.fold), found, words, strict=True
+    ):
+        yield PredictedRecord(int(row), identifier, one, fold, word)
 
 
 def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:

@@ -13,7 +13,7 @@ from embedkit.comparison.compare import Compared
 from embedkit.comparison.texts import Dataset
 from embedkit.dataset.store import load
 from embedkit.errors import UsageError
-from embedkit.runs.predictions import Predictions
+from embedkit.runs.predictions import Predictions, keys_of
 from embedkit.search.exact import nearest
 from embedkit.types import Bool, Float32, Float64, Int64
 
@@ -201,7 +201,7 @@ def nearest_records(
     dataset: Dataset,
     views: Sequence[str],
     *,
-    rows: Mapping[int, int],
+    keys: Mapping[int, int],
     limit: int = _MOST_QUERIES,
 ) -> Nearest | None:
     """Return the three nearest other records of every record in a list.
@@ -210,14 +210,16 @@ def nearest_records(
         cases: the records.
         dataset: whose vectors are used.
         views: the views to use; the default view where it has not all of them.
-        rows: positions among the cases by record number.
+        keys: positions among the cases by the key of a record or word.
         limit: largest number of records that neighbours are looked for.
     """
+    level = "word" if cases.records.of_words else "sentence"
     try:
-        data = load(dataset.path, list(views) or None)
+        data = load(dataset.path, list(views) or None, level=level)
     except UsageError:
-        data = load(dataset.path)
-    place = np.array([rows.get(int(row), -1) for row in data.row], np.int64)
+        data = load(dataset.path, level=level)
+    stored = keys_of(data.row, data.word if level == "word" else None)
+    place = np.array([keys.get(int(key), -1) for key in stored], np.int64)
     listed = [i for name, index in cases.lists.items() if name != "cut" for i in index.tolist()]
     wanted = list(dict.fromkeys(listed))[:limit]
     here = np.flatnonzero(np.isin(place, wanted))

@@ -160,6 +160,8 @@ class Comparison:
         agreement: fraction of records for which two runs predict the same class; empty for values.
         inputs: settings of the input that are not the same in all runs and probes.
         seeds: scores of every seed of runs with several.
+        level: what the runs label: ``sentence`` (records) or ``word``. Of words all that is said of
+            records is said of words, and of texts what they cost.
     """
 
     metric: str
@@ -173,6 +175,7 @@ class Comparison:
     agreement: tuple[tuple[float, ...], ...]
     inputs: tuple[InputDifference, ...]
     seeds: tuple[SeedSpread, ...]
+    level: str = "sentence"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,12 +243,12 @@ def compare(
         ('macro_f1', ['logreg'])
     """
     opened = read_runs(runs, progress=progress)
-    records = opened.records
+    records, level = opened.records, opened.runs[0].content.level
     metric = _metric(metric, opened)
     predictions, blends = _predictions(opened, metric)
     chosen = _baseline(baseline, opened.runs)
     datasets = find_datasets(opened.all)
-    encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
+    encoding = {d.manifest.fingerprint: d.encode_seconds_of(level) for d in datasets}
     subsets = {"folds": records.out_of_fold, "test": records.scored_test}
     found = {
         name: _Subset(predictions, index, metric, seed, progress)
@@ -259,7 +262,7 @@ def compare(
         Comparison(
             metric, rows[0].name, chosen, len(found["folds"].pairs), counts, units, rows,
             tuple(run.name for run in opened.runs), _agreement(opened),
-            input_differences(opened.all), seed_spreads(opened.runs, metric),
+            input_differences(opened.all), seed_spreads(opened.runs, metric), level,
         ),
         opened, datasets, blends, predictions, differences,
     )  # fmt: skip

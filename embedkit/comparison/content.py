@@ -24,7 +24,7 @@ from embedkit.comparison.slices import (
     calibration,
     confused_pairs,
 )
-from embedkit.comparison.texts import Lengths, Texts, find_lengths, find_texts
+from embedkit.comparison.texts import Lengths, Texts, find_lengths, find_texts, shown_texts
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.content import FinetuneRun
 from embedkit.runs.predictions import Predictions
@@ -76,6 +76,7 @@ class ReportContent:
         cases: the held-out records.
         case_lengths: lengths of their texts; ``None`` without texts.
         texts: their texts.
+        shown: the text of each case as shown, a word in its sentence; ``None`` without texts.
         has_other: whether there is a baseline with predictions of its own.
         views: what every view of each probe predicts for the cases, ``(n,)`` class numbers or
             values; empty for probes without predictions.
@@ -94,6 +95,7 @@ class ReportContent:
     cases: Cases
     case_lengths: Lengths | None
     texts: Texts
+    shown: list[str | None]
     has_other: bool
     views: tuple[Mapping[str, Float64], ...]
 
@@ -156,19 +158,21 @@ def content_of(
         by_class(mine, other) if is_classes else (),
         confused_pairs(mine, other) if is_classes else (),
         {name: calibration(p) for name, p in shown.items()} if is_classes else {},
-        cases, lengths, found, has_other,
+        cases, lengths, found, shown_texts(mine, found, compared.datasets), has_other,
         tuple(_said_by_views(probe, mine) for probe in compared.runs.probes),
     )  # fmt: skip
 
 
 def _said_by_views(probe: LoadedProbe, records: Predictions) -> dict[str, Float64]:
     names = [view.name for view in probe.content.views]
-    row, found = read_view_predictions(probe.path, names, records.classes)
+    keys, found = read_view_predictions(probe.path, names, records.classes)
     if not found:
         return {}
-    order = np.argsort(row, kind="stable")
-    place = order[np.minimum(np.searchsorted(row[order], records.row), len(row) - 1)]
-    if not np.array_equal(row[place], records.row):
+    order = np.argsort(keys, kind="stable")
+    place = order[np.minimum(np.searchsorted(keys[order], records.keys), len(keys) - 1)]
+    if not np.array_equal(keys[place], records.keys) and records.of_words:
+        return {}  # of another model, which cut long sentences at other words
+    if not np.array_equal(keys[place], records.keys):
         raise DamagedError(
             f"{probe.path} has predictions for other records than the runs. Make the probe again."
         )
@@ -206,10 +210,10 @@ def _nearest(compared: Compared, cases: Cases, verdict: Verdict) -> Nearest | No
     views = () if content is None else content.views
     if not views and verdict.layer is not None:
         views = (verdict.layer.best,)
-    rows = {int(row): i for i, row in enumerate(cases.records.row)}
+    keys = {int(key): i for i, key in enumerate(cases.records.keys)}
     if not compared.datasets:
         return None
-    return nearest_records(cases, compared.datasets[0], views, rows=rows)
+    return nearest_records(cases, compared.datasets[0], views, keys=keys)
 
 
 def _methods(compared: Compared, scale: Scale, verdict: Verdict) -> tuple[Method, ...]:

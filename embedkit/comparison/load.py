@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,7 @@ def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_pr
             predictions = read_predictions(path, content.classes)
             runs.append(LoadedRun(name, path, content, predictions))
         step()
+    _check_level((*runs, *probes))
     if len(fingerprints) > 1:
         first, other = list(fingerprints.values())[:2]
         raise MismatchError(
@@ -119,7 +121,7 @@ def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_pr
             "none of the runs has predictions (a probe has none). "
             "Give runs of embedkit train or finetune."
         )
-    runs = _with_shared_records(runs)
+    runs = _with_shared_words(_with_shared_records(runs))
     for run in runs[1:]:
         _check_same(runs[0], run)
     return RunSet(tuple(runs), tuple(_best_first(probes)))
@@ -165,6 +167,39 @@ def _with_shared_records(runs: list[LoadedRun]) -> list[LoadedRun]:
     ]
 
 
+def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
+    """Runs on the words that all of them predict: models cut long sentences at different words."""
+    keys = [np.unique(run.predictions.keys) for run in runs]
+    common = reduce(np.intersect1d, keys)
+    if not runs[0].predictions.of_words or all(len(one) == len(common) for one in keys):
+        return runs
+    logger.warning(
+        "%s words are left out, which not all runs predict",
+        f"{len(reduce(np.union1d, keys)) - len(common):,}",
+    )
+
+    def some(p: Predictions) -> Predictions:
+        return p.take(np.flatnonzero(np.isin(p.keys, common)))
+
+    return [
+        replace(run, predictions=replace(
+            some(run.predictions),
+            inner=None if run.predictions.inner is None else some(run.predictions.inner),
+        ))
+        for run in runs
+    ]  # fmt: skip
+
+
+def _check_level(runs: Sequence[LoadedRun | LoadedProbe]) -> None:
+    """Raise a :class:`MismatchError` if some runs label words and others records."""
+    by_level = {run.content.level: run for run in runs}
+    if len(by_level) > 1:
+        words, records = by_level["word"], by_level["sentence"]
+        raise MismatchError(
+            f"{words.path} labels words, {records.path} labels records. Compare runs of one level."
+        )
+
+
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, found = first.predictions, run.predictions
     if found.classes != expected.classes:
@@ -172,7 +207,7 @@ def _check_same(first: LoadedRun, run: LoadedRun) -> None:
             f"{run.path} predicts {_labels(found)}, {first.path} {_labels(expected)}. "
             "Compare runs on the same label column."
         )
-    for name in ("row", "fold", "repeat", "y"):
+    for name in ("keys", "fold", "repeat", "y"):
         one, other = getattr(found, name), getattr(expected, name)
         if not np.array_equal(one, other, equal_nan=one.dtype.kind == "f"):
             what = "other true labels" if name == "y" else "other records"

@@ -23,7 +23,7 @@ def payload_of(content: ReportContent, words: Phrases) -> str:
     Texts are cut at 2,000 characters, and at fewer where all of them would take more than 5 MB.
     """
     cases, records = content.cases, content.cases.records
-    texts = [content.texts.by_row.get(int(row)) for row in records.row]
+    texts = content.shown
     limit = _LONGEST_TEXT
     while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > _MOST_BYTES:
         limit //= 2

@@ -47,9 +47,14 @@ class Phrases:
         self._digits = 1 if scale.percent else _digits(worth)
 
     def __call__(self, key: str, **values: Any) -> str:
-        """Return the sentence of a key; integers get separators of thousands."""
+        """Return the sentence of a key; integers get separators of thousands.
+
+        Of runs that label words it is that of ``KEY@word``, where there is one.
+        """
         shown = {name: f"{value:,}" if isinstance(value, int) else value
                  for name, value in values.items()}  # fmt: skip
+        if self._compared.table.level == "word":
+            key = f"{key}@word" if f"{key}@word" in self._words else key
         if self.lang != "ja":
             return self._words[key].format(**shown)
         # spaces divide Latin names from Japanese words, but no Japanese words from each other

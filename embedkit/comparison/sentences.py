@@ -158,6 +158,8 @@ class Sentences:
     def _pooling(self, verdict: Verdict) -> tuple[str, str]:
         words = self._words
         found = verdict.pooling
+        if self._compared.table.level == "word":
+            return words("pooling.words"), ""
         if found is None:
             if verdict.layer is None:
                 return words("untried"), self._command(verdict, "probe")
@@ -205,6 +207,8 @@ class Sentences:
             said += [self.alert(alert) for alert in short_trainings(self._compared)
                      if alert.values["run"] == verdict.finetuned.name]  # fmt: skip
             return self._joined(said), ""
+        if self._compared.table.level == "word":
+            return words("finetuned.words"), ""
         kinds = {run.content.kind for run in self._compared.runs.runs}
         if kinds == {"finetuned"}:
             return words("finetuned.alone"), ""
@@ -261,6 +265,8 @@ class Sentences:
         model = found[0].manifest.names.model if found else model
         if command == "finetune" and model != DEFAULT_MODEL:
             parts += ["--model", model]
+        if run.content.level != "sentence":
+            parts += ["--level", run.content.level]
         if run.content.task == "regression":
             parts += ["--task", "regression"]
         return shlex.join([*parts, "--out", str(run.path.parent / command)])

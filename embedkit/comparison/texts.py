@@ -18,9 +18,14 @@ from embedkit.comparison.load import LoadedProbe, LoadedRun
 from embedkit.dataset.record_keys import source_of
 from embedkit.dataset.store import Layout, Manifest, is_dataset, load, read_manifest
 from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.predictions import Predictions, keys_of
 from embedkit.types import Bool, Int64
 
-__all__ = ["Dataset", "Lengths", "Texts", "find_datasets", "find_lengths", "find_texts"]
+__all__ = [
+    "Dataset", "Lengths", "Texts", "find_datasets", "find_lengths", "find_texts", "shown_texts",
+]  # fmt: skip
+
+_AROUND = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,14 @@ class Dataset:
     manifest: Manifest
     encode_seconds: float | None
     runs: tuple[str, ...]
+
+    def encode_seconds_of(self, level: str) -> float | None:
+        """Seconds per 1,000 records, or of level ``word`` per 1,000 words."""
+        if level == "sentence" or self.encode_seconds is None:
+            return self.encode_seconds
+        files = self.manifest.files.items()
+        words = sum(file.rows for name, file in files if name.startswith("words/"))
+        return self.encode_seconds * self.manifest.totals.accepted / max(words, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,32 @@ def find_texts(
         if path.is_file() and _hashes(path) == source:
             return _of_corpus(path, rows, reading)
     return Texts({})
+
+
+def shown_texts(
+    records: Predictions, texts: Texts, datasets: Sequence[Dataset]
+) -> list[str | None]:
+    """Return the text of each record; of each word what is around it, the word in brackets."""
+    found = [texts.by_row.get(int(row)) for row in records.row]
+    if not records.of_words:
+        return found
+    for dataset in datasets:
+        data = load(dataset.path, level="word")
+        keys = keys_of(data.row, data.word)
+        place = np.minimum(np.searchsorted(keys, records.keys), len(keys) - 1)
+        if np.array_equal(keys[place], records.keys):
+            spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
+            return [None if text is None else _marked(text, *span)
+                    for text, span in zip(found, spans, strict=True)]  # fmt: skip
+    return found
+
+
+def _marked(text: str, start: int, end: int) -> str:
+    """The text around a word, which stands in brackets."""
+    first, last = max(start - _AROUND, 0), min(end + _AROUND, len(text))
+    before, after = text[first:start], text[end:last]
+    return (f"{'…' if first else ''}{before}[{text[start:end]}]{after}"
+            f"{'…' if last < len(text) else ''}")  # fmt: skip
 
 
 def _reading(

@@ -25,6 +25,9 @@ class CorpusOptions:
         id: column of the id; without one the row number is the id.
         label: column of the label.
         keep: further columns to carry along.
+        word_label: column with a label for each word of the text: a column of words of a format
+            that marks words, such as ``upos``; else a column of labels separated by white space,
+            one for each whitespace word (of JSON also a list).
         format: ``auto`` or one of :data:`embedkit.choices.FORMATS`.
         encoding: encoding of text files, any Python codec.
         quoting: ``auto`` (CSV files follow RFC 4180, others have no quoting), ``none`` or ``csv``.
@@ -47,6 +50,7 @@ class CorpusOptions:
     id: str | None = None
     label: str | None = None
     keep: Sequence[str] = ()
+    word_label: str | None = None
     format: str = "auto"
     encoding: str = "utf-8"
     quoting: str = "auto"
@@ -103,6 +107,7 @@ class CorpusSettings(Dialect):
     id: str | None
     label: str | None
     keep: tuple[str, ...]
+    word_label: str | None = None
     unicode: str
     min_chars: int
     limit: int | None

@@ -45,9 +45,19 @@ class CorpusPlan(CorpusSettings):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Columns to read: text first, then pair, id, label and kept ones where they exist."""
-        optional = (self.text_pair, self.id, self.label)
+        """Columns to read: text first, then pair, id, label, word label and kept ones."""
+        optional = (self.text_pair, self.id, self.label, self.word_label)
         return (self.text, *(name for name in optional if name is not None), *self.keep)
+
+    @property
+    def word_label_place(self) -> int:
+        """Position of the word labels among the columns to read."""
+        return len(self.wanted) - len(self.keep) - 1
+
+    @property
+    def marks_words(self) -> bool:
+        """Whether the format marks words in its texts."""
+        return READERS[self.format].marks_words
 
     def open_tables(self) -> Iterator[tuple[int, Table]]:
         """Yield (file number, open table) for every input, closing each afterwards."""
@@ -76,9 +86,9 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     if not columns and not READERS[dialect.format].same_columns:
         # JSON Lines without a record: nothing contradicts the names that were given
         named = (options.text or "text", options.text_pair, options.id, options.label,
-                 *options.keep)  # fmt: skip
+                 options.word_label, *options.keep)  # fmt: skip
         columns = tuple(dict.fromkeys(name for name in named if name is not None))
-    guess = _Guess(columns, files[0].name, notices)
+    guess = _Guess(columns, files[0].name, notices, tables[0].word_columns)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
     used = {text, text_pair}
@@ -91,6 +101,7 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         id=guess.found("id", options.id, _ID_NAMES, used),
         label=guess.found("label", options.label, _LABEL_NAMES, used),
         keep=tuple(str(guess.given("keep", name)) for name in options.keep),
+        word_label=guess.word_label(options.word_label, paired=text_pair is not None),
         unicode=options.unicode,
         min_chars=options.min_chars,
         limit=options.limit,
@@ -114,13 +125,21 @@ def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
 class _Guess:
     """Finds columns by name and says what it chose."""
 
-    def __init__(self, columns: Sequence[str], file: str, notices: list[str]) -> None:
+    def __init__(
+        self, columns: Sequence[str], file: str, notices: list[str], word_columns: Sequence[str]
+    ) -> None:
         self._columns, self._file, self._notices = columns, file, notices
+        self._word_columns = word_columns
 
     def given(self, option: str, name: str | None) -> str | None:
         """The named column, which must exist; spaces after the commas of a list do not count."""
         if name is not None and name not in self._columns and name.strip() in self._columns:
             name = name.strip()
+        if name is not None and name in self._word_columns:
+            raise CorpusError(
+                f"{option}={name!r}: this column of {self._file} has a value for each word, not "
+                f"for each text. Labels of words are read with word_label={name!r}."
+            )
         if name is not None and name not in self._columns:
             raise CorpusError(
                 f"{option}={name!r}: {self._file} has no such column; it has "
@@ -141,6 +160,19 @@ class _Guess:
             return None
         self._notices.append(f"{option} column: {found} (choose another with {option}=)")
         return found
+
+    def word_label(self, name: str | None, *, paired: bool) -> str | None:
+        """The named column of word labels; of a format that marks words, a column of words."""
+        if name is not None and paired:
+            raise UsageError(f"word_label={name!r}: words of pairs of texts have no labels.")
+        if name is None or name in self._word_columns:
+            return name
+        if self._word_columns:
+            raise CorpusError(
+                f"word_label={name!r}: {self._file} has no such column of words; it has "
+                f"{_listed(self._word_columns)}.{did_you_mean(name, self._word_columns)}"
+            )
+        return self.given("word_label", name)
 
     def text(self, name: str | None) -> str:
         """The text column: named, the only one, or one with a usual name."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from embedkit.choices import FORMATS, check_choice
 from embedkit.corpus.columnar import ArrowTable, ParquetTable
+from embedkit.corpus.conllu import ConlluTable
 from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.json_lines import JsonLinesTable
 from embedkit.corpus.options import Dialect
@@ -35,6 +36,7 @@ class Format:
         header: whether the first line may name the columns.
         same_columns: whether all files of a corpus must have their columns in the same order;
             otherwise an equal set of names is enough, and a file without records has none.
+        marks_words: whether records say where the words of their texts are.
     """
 
     open: Callable[[Path, Dialect], Table]
@@ -45,6 +47,7 @@ class Format:
     quoting: str = ""
     header: bool = False
     same_columns: bool = True
+    marks_words: bool = False
 
 
 READERS: Mapping[str, Format] = {
@@ -67,6 +70,11 @@ READERS: Mapping[str, Format] = {
     "arrow": Format(
         open=ArrowTable, suffixes=(".arrow", ".feather", ".ipc"),
         magic=(b"ARROW1", b"\xff\xff\xff\xff"), text=False,
+    ),
+    "conllu": Format(
+        open=ConlluTable, suffixes=(".conllu",),
+        magic=(b"# sent_id", b"# newdoc", b"# text =", b"# global.columns"),
+        marks_words=True,
     ),
 }  # fmt: skip
 

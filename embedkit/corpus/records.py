@@ -6,16 +6,25 @@ import json
 import unicodedata
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.rows import BadRow, Row, Table, check_encoding, has_surrogate, is_text
+from embedkit.corpus.rows import (
+    BadRow,
+    Row,
+    Table,
+    check_encoding,
+    has_surrogate,
+    is_text,
+    normal_form,
+)
+from embedkit.corpus.words import BadWordsError, Words, words_of
 
-__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject", "normal_form"]
+__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
 
 _TRIAL = 1_000
 _EXCERPT = 200
@@ -35,6 +44,7 @@ class Record:
         text_pair: the second text, or ``None``.
         label: as written, or ``None``.
         kept: the further columns, as written.
+        words: the words that the corpus marks or labels; ``None`` if it does neither.
     """
 
     row: int
@@ -46,6 +56,7 @@ class Record:
     text_pair: str | None
     label: str | None
     kept: tuple[str | None, ...]
+    words: Words | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +156,20 @@ class CorpusReader:
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row):
-            cells = list(raw.cells)
-            self._count_quotes(cells)
-            if problem := _problem(cells, paired=self.plan.text_pair is not None):
-                excerpt = (cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
+            self._count_quotes(raw.cells)
+            problem = _problem(raw.cells, paired=self.plan.text_pair is not None)
+            if problem is None:
+                text = normal_form(str(raw.cells[0]), self.plan.unicode)
+                try:
+                    words = self._words(raw, text)
+                except BadWordsError as error:
+                    problem = error.reason, error.detail
+            if problem is not None:
+                excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
                 raw = BadRow(raw.line, raw.offset, raw.length, *problem, excerpt)
         if isinstance(raw, BadRow):
             self.counts.rejected[raw.reason] += 1
             return Reject(**asdict(raw), row=row, file=self.plan.files[number].name)
-        text = normal_form(str(cells[0]), self.plan.unicode)
         if self.plan.min_chars > len(text):
             self.counts.left_out["min_chars"] += 1
             return None
@@ -161,14 +177,19 @@ class CorpusReader:
             self.counts.left_out["sample"] += 1
             return None
         self.counts.accepted += 1
-        return self._record(raw, text, row, number)
+        return self._record(raw, text, words, row, number)
 
-    def _record(self, raw: Row, text: str, row: int, number: int) -> Record:
+    def _words(self, raw: Row, text: str) -> Words | None:
+        plan = self.plan
+        cell = None if plan.word_label is None else raw.cells[plan.word_label_place]
+        return words_of(raw, cell, text, labelled=plan.word_label is not None, form=plan.unicode)
+
+    def _record(self, raw: Row, text: str, words: Words | None, row: int, number: int) -> Record:
         plan = self.plan
         cells = iter([None if cell is None else str(cell) for cell in raw.cells])
-        first, pair, identifier, label = (
+        first, pair, identifier, label, _ = (
             None if name is None else next(cells)
-            for name in (plan.text, plan.text_pair, plan.id, plan.label)
+            for name in (plan.text, plan.text_pair, plan.id, plan.label, plan.word_label)
         )
         for cell in (first, pair):
             if cell is not None and not unicodedata.is_normalized("NFC", cell):
@@ -183,9 +204,10 @@ class CorpusReader:
             text_pair=None if pair is None else normal_form(pair, plan.unicode),
             label=label,
             kept=tuple(cells),
+            words=words,
         )
 
-    def _count_quotes(self, cells: list[str | None]) -> None:
+    def _count_quotes(self, cells: Sequence[str | None]) -> None:
         if self.plan.quoting == "none" and READERS[self.plan.format].delimiters:
             for cell in cells:
                 if cell and '"' in cell:
@@ -193,14 +215,7 @@ class CorpusReader:
                     self.counts.fields_csv_quoted += _looks_quoted(cell)
 
 
-def normal_form(text: str, form: str) -> str:
-    """Return a text in a normal form: ``none``, ``nfc`` or ``nfkc``."""
-    if form == "none":
-        return text
-    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
-
-
-def _problem(cells: list[str | None], *, paired: bool) -> tuple[str, str] | None:
+def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:
     """Why the record cannot be embedded: (reason, detail), or ``None``."""
     for name, cell in zip(("text", "text_pair"), cells[: 2 if paired else 1], strict=False):
         if cell is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ __all__ = [
     "check_names",
     "has_surrogate",
     "is_text",
+    "normal_form",
     "too_long",
 ]
 
@@ -33,12 +35,16 @@ _DOUBLE_NAMES = "Rename one, or skip the header line: header=False, with column 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A readable record: the wanted cells, and its position in the file."""
+    """A readable record: the wanted cells, and its position in the file.
+
+    ``spans`` are those of the words in the text, of a format that marks words.
+    """
 
     line: int | None
     offset: int | None
     length: int
     cells: tuple[Cell, ...]
+    spans: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,14 @@ class Table(ABC):
     Attributes:
         path: the file.
         columns: names in file order.
+        word_columns: names of further columns, whose cells hold a value for each word, separated by
+            tabs; empty of a format that marks no words.
         blank: blank lines skipped so far.
     """
 
     path: Path
     columns: list[str]
+    word_columns: tuple[str, ...] = ()
     blank: int = 0
 
     @property
@@ -162,6 +171,13 @@ def has_surrogate(text: str) -> bool:
 def is_text(cell: Cell) -> bool:
     """Whether the cell was text in the file, not a number or a boolean."""
     return isinstance(cell, str) and not isinstance(cell, NotText)
+
+
+def normal_form(text: str, form: str) -> str:
+    """Return a text in a normal form: ``none``, ``nfc`` or ``nfkc``."""
+    if form == "none":
+        return text
+    return unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
 
 
 def bad_row(lines: Sequence[Line], reason: str, detail: str) -> BadRow:

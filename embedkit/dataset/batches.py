@@ -98,11 +98,12 @@ def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -
     """Some rows of a row group."""
     vectors = np.empty((block.rows, data.width), np.float32)
     data.reader.read_block(block, vectors)
-    labelled = data.manifest.job.input.label is not None
-    own = [*columns, *(["label"] if labelled and data.level == "sentence" else [])]
+    with_own = "label" in data.columns
+    labelled = with_own or data.manifest.job.input.label is not None
+    own = [*columns, *(["label"] if with_own else [])]
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *own]))).take(mine)
     batch = {"X": vectors[mine], "row": table.column("row").to_numpy()}
-    if labelled and data.level == "sentence":
+    if with_own:
         batch["y"] = _plain(table.column("label"))
     elif labelled:
         batch["y"] = data.y[block.start + mine]

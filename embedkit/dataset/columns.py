@@ -73,11 +73,16 @@ def layer_columns(
     if settings.input.text_pair is None:
         left_out |= {"segment"}
     rows = np.array([r.row for r in records], np.int64)[found.row]
-    return {
+    columns = {
         name: pa.array(rows if name == "row" else getattr(found, name), kind)
         for name, kind in types.items()
         if name not in left_out
     }
+    if isinstance(found, WordVectors) and settings.input.word_label is not None:
+        labels = [() if r.words is None else r.words.labels or () for r in records]
+        places = zip(found.row.tolist(), found.word.tolist(), strict=True)
+        columns["label"] = text_column([labels[record][word] for record, word in places])
+    return columns
 
 
 def ledger_of(

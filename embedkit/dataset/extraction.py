@@ -57,6 +57,7 @@ def extract(
     id: str | None = None,
     label: str | None = None,
     keep: Sequence[str] = (),
+    word_label: str | None = None,
     format: str = "auto",
     encoding: str = "utf-8",
     quoting: str = "auto",
@@ -108,8 +109,11 @@ def extract(
         id: column of the id; without one the row number is the id.
         label: column of the label.
         keep: further columns to carry along.
-        format: ``auto``, ``tsv``, ``csv``, ``lines``, ``jsonl``, ``parquet`` or ``arrow``; this
-            and the next three are for files.
+        word_label: column with a label for each word, stored with word vectors: of CoNLL-U one of
+            its columns of words, such as ``upos``; else a column of labels separated by white
+            space, one for each whitespace word of the text (of JSON also a list).
+        format: ``auto``, ``tsv``, ``csv``, ``lines``, ``jsonl``, ``parquet``, ``arrow`` or
+            ``conllu``; this and the next three are for files.
         encoding: encoding of text files.
         quoting: ``auto`` (CSV files follow RFC 4180, TSV files have none), ``none`` or ``csv``.
         header: whether the first line names the columns.
@@ -122,6 +126,7 @@ def extract(
         pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``; a list, or a string
             with commas.
         words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
+            The words of CoNLL-U are its own, those of other formats stand between white space.
         tokens: write token vectors.
         max_length: tokens per sequence, special ones counted.
         on_long: ``truncate``, ``window`` or ``error``; by default ``truncate``, and of a fine-tuned

@@ -119,8 +119,10 @@ class JobSettings:
     folds: FoldSettings | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON holds it: without ``folds`` for a checkpoint, as in earlier versions."""
+        """As JSON holds it: without ``folds`` and ``word_label`` that are ``None``, as earlier."""
         content = asdict(self)
+        if self.input.word_label is None:
+            del content["input"]["word_label"]
         if self.folds is None:
             del content["folds"]
         return content

@@ -141,11 +141,13 @@ class ExtractPlan:
     def tokenized(self, records: Sequence[Record]) -> list[TokenizedText]:
         """Tokenize records, with offsets where words or tokens are wanted."""
         vectors = self.vectors
+        marked = [r.words.spans or () for r in records if r.words is not None]
         return self.encoder.tokenizer.encode(
             [r.text for r in records],
             [str(r.text_pair) for r in records] if self.corpus.text_pair else None,
             settings=vectors.tokenizer,
             offsets=vectors.tokens or vectors.words is not None,
+            words=marked if self.corpus.marks_words else None,
         )
 
     def folds_of(self, records: Sequence[Record]) -> Int64 | None:
@@ -208,6 +210,10 @@ def plan_extract(
         raise UsageError(
             f"{name}={getattr(reading, name)!r}: tells how a file is written; the corpus is a "
             f"{type(corpus).__name__} in memory. Leave it out."
+        )
+    if reading.word_label is not None and settings.words is None:
+        raise UsageError(
+            f"word_label={reading.word_label!r} is stored with word vectors. Pass words='mean' too."
         )
     target = _out_folder(out, paths)
     fsio.check_place(target)

@@ -7,13 +7,16 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embedkit.dataset.store import VectorData
+from embedkit.dataset.store import VectorData, load
 from embedkit.errors import UsageError
 from embedkit.types import Int64
 
-__all__ = ["check_labelled", "has_label", "source_of", "stored_texts", "text_key", "text_keys",
-           "whole_text"]  # fmt: skip
+__all__ = [
+    "check_labelled", "has_label", "records_of_words", "source_of", "stored_texts", "text_key",
+    "text_keys", "whole_text", "word_spans_of",
+]  # fmt: skip
 
 _SEPARATOR = "\x1f"
 
@@ -69,11 +72,28 @@ def whole_text(first: str, second: str | None, *, separator: str = _SEPARATOR) -
     return first if second is None else f"{first}{separator}{second}"
 
 
+def records_of_words(data: VectorData) -> VectorData:
+    """Return a dataset with a row for each record; itself if it is so."""
+    return data if data.level == "sentence" else load(data.path)
+
+
+def word_spans_of(data: VectorData) -> list[NDArray[np.int32]]:
+    """Return start and end of the stored words of each record, ``(words, 2)``, from its words."""
+    rows = records_of_words(data).row
+    record = np.searchsorted(rows, data.row)
+    ends = np.searchsorted(record, np.arange(1, len(rows)))
+    spans = np.stack([data.start, data.end], axis=1).astype(np.int32)
+    return np.split(spans, ends)
+
+
 def stored_texts(data: VectorData, *, separator: str = _SEPARATOR) -> list[str] | None:
-    """Return the texts of a dataset, those of a pair joined; ``None`` if none are stored."""
+    """Return the texts of a dataset, those of a pair joined; ``None`` if none are stored.
+
+    Those of words are the words.
+    """
     if not data.manifest.job.storage.text:
         return None
-    if not data.manifest.job.input.text_pair:
+    if data.level == "word" or not data.manifest.job.input.text_pair:
         return data.text
     pairs = zip(data.text, data.column("text_pair"), strict=True)
     return [whole_text(first, second, separator=separator) for first, second in pairs]

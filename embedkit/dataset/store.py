@@ -110,11 +110,16 @@ class VectorData:
 
     @cached_property
     def y(self) -> NDArray[np.str_]:
-        """The labels of the records as strings, ``(n,)``; empty where a record has none.
+        """The labels as strings, ``(n,)``; empty where a record has none.
+
+        Those of words are their own where the dataset has labels of words, else, as those of
+        tokens, the labels of the records.
 
         Raises:
             UsageError: the dataset was made without a label column.
         """
+        if self.level == "sentence" or "label" in self.columns:
+            return _strings(self.reader.column("label"))
         return self._of_record(_strings(self._sentences.column("label")))
 
     @cached_property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import ON_LONG, PRECISIONS, SUBTOKENS
-from embedkit.corpus.records import normal_form
+from embedkit.corpus.rows import normal_form
 from embedkit.dataset.schema import cast_for_storage
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.few_texts import FewTextsEncoder
@@ -22,7 +22,9 @@ from embedkit.types import Float32
 if TYPE_CHECKING:
     from embedkit.dataset.fold_models import SeenRecords
     from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
+    from embedkit.encoding.tables import WordVectors
+    from embedkit.encoding.tokenization import Spans, TokenizedText, TokenizerSettings
+    from embedkit.encoding.views import ShardVectors
 
 __all__ = [
     "DatasetEncoder",
@@ -35,6 +37,7 @@ __all__ = [
 
 _TEXTS_AT_ONCE = 4_096
 _MOST_LAYERS = 10_000
+_LAYER = "layer_"
 _SHAPING = (
     "unicode", "special_tokens", "normalize", "max_length", "on_long", "stride", "prefix",
     "precision", "storage",
@@ -96,6 +99,12 @@ class VectorOptions:
             return f"views or token_layers: {first_line(error)}"
         widths = [*self.views.values(), *self.token_layers.values()]
         return "" if all(widths) else "views: a width is 0"
+
+    def columns(self, level: str) -> set[str]:
+        """Names of the vector columns of records (``sentence``), or of words and tokens."""
+        if level == "sentence":
+            return set(self.views)
+        return {f"{_LAYER}{name}" for name in self.token_layers}
 
     @property
     def tokenizer(self) -> TokenizerSettings:
@@ -182,7 +191,8 @@ class DatasetEncoder:
     Args:
         encoder: the checkpoint.
         settings: how the dataset was made.
-        views: names of sentence views, which are put side by side.
+        views: names of sentence views, which are put side by side, and of layers of words
+            (``layer_6``).
         seen: records that the models of a run were trained on; a text is encoded by those that
             have not seen it.
     """
@@ -195,7 +205,12 @@ class DatasetEncoder:
         seen: SeenRecords | None = None,
     ) -> None:
         self.encoder, self.settings, self._seen = encoder, settings, seen
-        self._views = [parse_view(name, n_layers=encoder.n_layers) for name in views]
+        count = encoder.n_layers
+        layers = [name for name in views if name.startswith(_LAYER)]
+        self._views = [parse_view(name, n_layers=count) for name in views if name not in layers]
+        self._layers = [
+            parse_layers(name.removeprefix(_LAYER), n_layers=count)[0] for name in layers
+        ]
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them.
@@ -219,14 +234,61 @@ class DatasetEncoder:
 
     def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
         """``(n, width)`` float32 by name of the view; all texts at once, as one shard."""
-        folds: dict[str, Any] = {}
+        return self._stored_views(self._shard(self.tokenized(texts, pairs), texts, pairs))
+
+    def words(self, texts: Sequence[str], *, spans: Spans | None = None) -> WordVectors:
+        """Return the words of texts, with the vectors that the dataset would have stored.
+
+        Args:
+            texts: ``n`` texts.
+            spans: start and end of the words of each text; by default the whitespace words.
+        """
+        from embedkit.encoding.tables import joined  # which loads torch
+
+        parts = []
+        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
+            some = slice(start, start + _TEXTS_AT_ONCE)
+            _, found = self.views_and_words(
+                texts[some], spans=None if spans is None else spans[some]
+            )
+            parts.append(replace(found, row=found.row + start))
+        return joined(parts)
+
+    def views_and_words(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *,
+        spans: Spans | None = None,
+    ) -> tuple[dict[str, Float32], WordVectors]:  # fmt: skip
+        """Return what :meth:`views` and :meth:`words` do, by one forward pass."""
+        from embedkit.encoding.tables import word_vectors  # which loads torch
+
+        assert self.settings.words is not None
+        texts = [normal_form(text, self.settings.unicode) for text in texts]
+        tokenized = self.tokenized(texts, pairs, offsets=True, words=spans)
+        shard = self._shard(tokenized, texts, pairs, token_layers=self._layers)
+        sources = [[text] for text in texts]
+        if pairs is not None:
+            sources = [list(both) for both in zip(texts, pairs, strict=True)]
+        layers = {one.name: shard.tokens[one.name] for one in self._layers}
+        found = word_vectors(tokenized, sources, layers, self.settings.words)
+        rounded = {
+            name: cast_for_storage(vectors, self.settings.storage, name=name, rows=found.row)
+            for name, vectors in found.vectors.items()
+        }
+        vectors = {name: one.astype(np.float32) for name, one in rounded.items()}
+        return self._stored_views(shard), replace(found, vectors=vectors)
+
+    def _shard(
+        self, tokenized: list[TokenizedText], texts: Sequence[str], pairs: Sequence[str] | None,
+        **layers: Any,
+    ) -> ShardVectors:  # fmt: skip
         if self._seen is not None:
-            folds["folds"] = self._seen.folds_of_texts(texts, pairs)
-        shard = self.encoder.encode_shard(
-            self.tokenized(texts, pairs), views=self._views,
-            special_tokens=self.settings.special_tokens, **folds,
-        )  # fmt: skip
-        rows = np.arange(len(texts))
+            layers["folds"] = self._seen.folds_of_texts(texts, pairs)
+        return self.encoder.encode_shard(
+            tokenized, views=self._views, special_tokens=self.settings.special_tokens, **layers
+        )
+
+    def _stored_views(self, shard: ShardVectors) -> dict[str, Float32]:
+        rows = np.arange(len(next(iter(shard.views.values()), ())))
         return {
             view.name: self.settings.as_stored(
                 shard.views[view.name], name=view.name, rows=rows
@@ -235,15 +297,19 @@ class DatasetEncoder:
         }
 
     def tokenized(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, **words: Any
     ) -> list[TokenizedText]:
-        """Return texts as the dataset's were tokenized."""
+        """Return texts as the dataset's were tokenized.
+
+        ``words`` are the parameters ``offsets`` and ``words`` of
+        :meth:`~embedkit.encoding.tokenization.TextTokenizer.encode`.
+        """
         form = self.settings.unicode
         return self.encoder.tokenizer.encode(
             [normal_form(text, form) for text in texts],
             None if pairs is None else [normal_form(text, form) for text in pairs],
-            settings=self.settings.tokenizer,
-        )
+            settings=self.settings.tokenizer, **words,
+        )  # fmt: skip
 
 
 def encode_as(
@@ -259,7 +325,7 @@ def encode_as(
 
     Args:
         made: manifest of the dataset, or what a run knows of it.
-        views: names of sentence views, which are put side by side.
+        views: names of sentence views, which are put side by side, and of layers of words.
         owner: of the vectors, for messages.
         device: where to encode.
         model: hub id or folder of the checkpoint, if it is not under the name it had.
@@ -281,6 +347,7 @@ def encode_as(
     revision = None if model else made.names.revision
     seen = find_fold_models(name)
     encoder: Encoder | FewTextsEncoder | None = None
+    few_texts &= not any(name.startswith(_LAYER) for name in views)
     if few_texts and seen is None and device in ("auto", "cpu"):
         encoder = _encoder_of_few(find_checkpoint(name, revision=revision), settings, views)
     if encoder is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from embedkit.dataset.manifest import TABLES, Layout, Manifest, read_manifest
 from embedkit.dataset.schema import matrix_of, read_footer
 from embedkit.dataset.vector_settings import DatasetEncoder, encode_as
 from embedkit.errors import DamagedError, UsageError
-from embedkit.types import Progress, ProgressCallback, no_progress
+from embedkit.types import Float32, Progress, ProgressCallback, no_progress
 
 __all__ = ["Verification", "verify"]
 
@@ -34,7 +34,7 @@ class Verification:
         rows: sentence rows checked.
         values: stored numbers looked at.
         recomputed_shards: shards embedded again.
-        recomputed_rows: their rows.
+        recomputed_rows: their rows, those of words too.
         identical_rows: of their rows, those with the same bits.
         worst: largest relative L2 difference of a recomputed vector.
         problems: one sentence each; empty if all is well.
@@ -85,7 +85,14 @@ def verify(
         if not manifest.job.storage.text:
             raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
         encoder = encode_as(
-            manifest, list(manifest.views), owner=str(folder), device=device, model=model
+            manifest,
+            [
+                *manifest.views,
+                *(manifest.columns_of("words") if manifest.job.vectors.words else ()),
+            ],
+            owner=str(folder),
+            device=device,
+            model=model,
         )
         _recompute(folder, encoder, found, recompute, seed, progress)
     return found
@@ -212,21 +219,56 @@ def _recompute(
         part = parts[number]
         table = pq.read_table(part, page_checksum_verification=True)
         pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
-        same, worst = np.ones(len(table), bool), 0.0
-        for name, fresh in encoder.views(table["text"].to_pylist(), pairs).items():
-            stored = matrix_of(table[name]).astype(np.float32)
-            same &= (stored == fresh).all(axis=1)
-            scale = np.maximum(np.linalg.norm(fresh, axis=1), 1e-12)
-            distances = np.linalg.norm(stored - fresh, axis=1) / scale
-            worst = max(worst, float(distances.max(initial=0.0)))
-        found.worst = max(found.worst, worst)
-        found.recomputed_rows += len(table)
-        found.identical_rows += int(same.sum())
+        texts = table["text"].to_pylist()
+        if encoder.settings.words is None:
+            worst = _compare(table, encoder.views(texts, pairs), found)
+        else:
+            words = pq.read_table(Layout(folder).shard_file("words", number),
+                                  page_checksum_verification=True)  # fmt: skip
+            worst = _compare_words(encoder, texts, pairs, table, words, found)
         if worst > allowed:
             found.problems.append(
                 f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
                 f"than {allowed:.0e}"
             )
+
+
+def _compare(table: pa.Table, fresh: Mapping[str, Float32], found: Verification) -> float:
+    """Note how many rows of a table have the same bits as fresh vectors; the largest distance."""
+    same, worst = np.ones(len(table), bool), 0.0
+    for name, vectors in fresh.items():
+        stored = matrix_of(table[name]).astype(np.float32)
+        same &= (stored == vectors).all(axis=1)
+        scale = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
+        distances = np.linalg.norm(stored - vectors, axis=1) / scale
+        worst = max(worst, float(distances.max(initial=0.0)))
+    found.worst = max(found.worst, worst)
+    found.recomputed_rows += len(table)
+    found.identical_rows += int(same.sum())
+    return worst
+
+
+def _compare_words(
+    encoder: DatasetEncoder, texts: list[str], pairs: list[str] | None, table: pa.Table,
+    words: pa.Table, found: Verification,
+) -> float:  # fmt: skip
+    """Compare the texts and words of a shard; infinite where there are other words."""
+    rows = table["row"].to_numpy()
+    record = np.searchsorted(rows, words["row"].to_numpy())
+    stored = [words[name].to_numpy() for name in ("start", "end")]
+    spans = None
+    if pairs is None:
+        ends = np.searchsorted(record, np.arange(1, len(rows)))
+        spans = np.split(np.stack(stored, axis=1), ends)
+    views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
+    worst = _compare(table, views, found)
+    same = np.array_equal(fresh.row, record) and all(
+        np.array_equal(*both) for both in zip((fresh.start, fresh.end), stored, strict=True)
+    )
+    if not same:
+        return np.inf
+    layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
+    return max(worst, _compare(words, layers, found))
 
 
 def require_ok(found: Verification, path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.pooling import pool_words
-from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, word_spans
+from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
 from embedkit.types import Bool, Float32, Int64
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TokenVectors(_Table):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordVectors(_Table):
-    """Vectors of whitespace words, one row per word that has a token that the model saw.
+    """Vectors of words, one row per word that has a token that the model saw.
 
     Attributes:
         vectors: ``(n, width)`` float32 by layer name, such as ``6`` or ``sum_9to12``.
@@ -140,22 +140,22 @@ def word_vectors(
 ) -> WordVectors:
     """The table of words.
 
+    A word without a token of its own (``not`` in ``cannot``, where that is one token) is made of
+    those that reach into it.
+
     Args:
-        texts: the tokenized texts, with offsets.
+        texts: the tokenized texts, with offsets and words.
         sources: what was tokenized: for each one text, or two of a pair.
         vectors: ``(all kept tokens, width)`` by layer name.
         subtokens: how sub-tokens become a word, see :func:`~embedkit.encoding.pooling.pool_words`.
         first_row: number of the first text.
     """
-    word, owner = _of("word", texts, np.int32), _owners(texts)
-    # a word's tokens follow one another; sorting is for tokenizers that give offsets out of order
-    chosen = np.flatnonzero(word >= 0)
-    order = chosen[np.lexsort((chosen, word[chosen], owner[chosen]))]
+    order, row, word = _word_tokens(texts)
     new = np.ones(len(order), bool)
-    new[1:] = (np.diff(word[order]) != 0) | (np.diff(owner[order]) != 0)
+    new[1:] = (np.diff(word) != 0) | (np.diff(row) != 0)
     starts = np.flatnonzero(new)
-    row, index = owner[order[starts]], word[order[starts]]
-    known = [[word_spans(text) for text in source] for source in sources[: len(texts)]]
+    row, index = row[starts], word[starts]
+    known = [text.word_spans for text in texts]
     spans = _joined([one for both in known for one in both], np.int32).reshape(-1, 2)
     counts = np.array([sum(map(len, both)) for both in known], np.int64)
     spans = spans[(np.cumsum(counts) - counts)[row] + index]
@@ -171,6 +171,33 @@ def word_vectors(
         end=spans[:, 1],
         n_tokens=np.diff(starts, append=len(order)).astype(np.int32),
     )
+
+
+def _word_tokens(texts: Sequence[TokenizedText]) -> tuple[Int64, Int64, Ints]:
+    """Tokens of words in the order of the words: rows of the tokens, texts and words."""
+    word, owner = _of("word", texts, np.int32), _owners(texts)
+    chosen = np.flatnonzero(word >= 0)
+    tokens, owners, words = [chosen], [owner[chosen]], [word[chosen]]
+    first = 0
+    for number, text in enumerate(texts):
+        assert text.spans is not None
+        assert text.word is not None
+        base = 0
+        for segment, spans in enumerate(text.word_spans):
+            missing = np.setdiff1d(np.arange(len(spans)) + base, text.word) - base
+            for one in missing[spans[missing, 0] < text.spans[:, 1].max(initial=0)].tolist():
+                start, end = spans[one]
+                touching = (text.spans[:, 0] < end) & (text.spans[:, 1] > start)
+                found = np.flatnonzero(touching & (text.segment == segment))
+                tokens.append(found + first)
+                owners.append(np.full(len(found), number))
+                words.append(np.full(len(found), one + base, np.int32))
+            base += len(spans)
+        first += text.n_kept
+    token, row, index = (np.concatenate(some) for some in (tokens, owners, words))
+    # a word's tokens follow one another; sorting is for tokenizers that give offsets out of order
+    order = np.lexsort((token, index, row))
+    return token[order], row[order], index[order]
 
 
 def joined(tables: Sequence[AnyTable]) -> AnyTable:

@@ -8,10 +8,9 @@ is compared with the tokenizer's own on a few texts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.alignment import align
+from embedkit.encoding.word_index import word_index, word_spans
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
 from embedkit.types import Int64
 
 __all__ = [
     "MAX_CHARS",
+    "Spans",
     "TextTokenizer",
     "TokenizedText",
     "TokenizerSettings",
@@ -31,7 +32,6 @@ __all__ = [
     "no_panic",
     "window_owner",
     "window_starts",
-    "word_spans",
 ]
 
 MAX_CHARS = 1_000_000
@@ -41,8 +41,10 @@ Ints = NDArray[np.int32]
 _Part = tuple[Ints, Ints | None]
 """Token ids of one text without special ones, and their spans where they are asked for."""
 
-_WORD = re.compile(r"\S+")
 _HUGE = 10**9
+
+Spans = Sequence[Sequence[tuple[int, int]] | Ints]
+"""Start and end of the words of each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,11 @@ class TokenizedText:
         segment: ``(n_kept,)`` int8: 0 text, 1 text_pair, -1 special token.
         spans: character offsets ``(n_kept, 2)`` in the text of the segment; zeros for special
             tokens and for the prefix. ``None`` unless asked for.
-        word: ``(n_kept,)`` int32 index of the whitespace word, -1 for none. Words of a pair's
-            second text are numbered on after those of the first. ``None`` unless asked for.
+        word: ``(n_kept,)`` int32 index of the first word that the token touches, -1 for none.
+            Words of a pair's second text are numbered on after those of the first. ``None`` unless
+            asked for.
+        word_spans: ``(n_words, 2)`` int32 start and end of the words of each segment's text; empty
+            unless asked for.
         n_tokens: tokens before truncation, special ones counted.
         windows: what the model sees.
         n_unknown: kept tokens that the vocabulary does not know.
@@ -104,6 +109,7 @@ class TokenizedText:
     windows: tuple[Window, ...]
     n_unknown: int
     cut: bool
+    word_spans: tuple[Ints, ...] = ()
 
     @property
     def n_kept(self) -> int:
@@ -198,6 +204,7 @@ class TextTokenizer:
         *,
         settings: TokenizerSettings,
         offsets: bool = False,
+        words: Spans | None = None,
     ) -> list[TokenizedText]:
         """Tokenize texts, or pairs of texts.
 
@@ -215,6 +222,8 @@ class TextTokenizer:
             pairs: second texts, one for each, or ``None``.
             settings: lengths, windows and prefix.
             offsets: also give character spans and word indexes (slower).
+            words: start and end of the words of each text, in order and apart; by default those
+                between white space.
 
         Raises:
             UsageError: a text is too long and ``on_long="error"``, or the settings cannot be used
@@ -227,10 +236,16 @@ class TextTokenizer:
             self._parts(some, "" if number else settings.prefix, offsets=offsets)
             for number, some in enumerate(sources)
         ]
-        return [
+        built = [
             self._built(template, part, text, room, settings)
             for part, text in zip(zip(*parts, strict=True), zip(*sources, strict=True), strict=True)
         ]
+        if not offsets:
+            return built
+        known = ([np.array(one, np.int32).reshape(-1, 2)] for one in words or ())
+        if words is None:
+            known = ([word_spans(text) for text in some] for some in zip(*sources, strict=True))
+        return [_with_words(text, spans) for text, spans in zip(built, known, strict=True)]
 
     def room(self, settings: TokenizerSettings, *, paired: bool) -> int:
         """Tokens that a sequence has for text, beside the special ones.
@@ -284,7 +299,7 @@ class TextTokenizer:
         room: int,
         settings: TokenizerSettings,
     ) -> TokenizedText:
-        """One text or pair: truncated, with special tokens, words and windows."""
+        """One text or pair: truncated, with special tokens and windows."""
         lengths = [len(ids) for ids, _ in parts]
         total = sum(lengths)
         windowed = total > room and settings.on_long == "window"
@@ -309,7 +324,7 @@ class TextTokenizer:
             ids=ids,
             segment=segment,
             spans=spans,
-            word=None if spans is None else _word_index(segment, spans, texts),
+            word=None,
             n_tokens=total + template.added,
             windows=windows,
             n_unknown=0 if self._unknown is None else int((ids == self._unknown).sum()),
@@ -392,9 +407,10 @@ def window_owner(length: int, size: int, starts: Sequence[int]) -> Int64:
     return np.asarray(np.argmax(np.minimum(token - first, first + size - 1 - token), axis=0))
 
 
-def word_spans(text: str) -> Ints:
-    """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32."""
-    return _ints([m.span() for m in _WORD.finditer(text)]).reshape(-1, 2)
+def _with_words(text: TokenizedText, words: Sequence[Ints]) -> TokenizedText:
+    assert text.spans is not None
+    word = word_index(text.segment, text.spans, words)
+    return replace(text, word=word, word_spans=tuple(words))
 
 
 def _assembled(
@@ -457,24 +473,6 @@ def _longest_first(lengths: Sequence[int], room: int, *, fast: bool) -> list[int
         kept = [room - room // 2, room // 2]
         longer_first = longer_first or not fast
     return kept if longer_first else kept[::-1]
-
-
-def _word_index(segment: NDArray[np.int8], spans: Ints, texts: Sequence[str]) -> Ints:
-    """The word that each token belongs to; a token may begin with the space before its word."""
-    word = np.full(len(segment), -1, np.int32)
-    base = 0
-    for number, text in enumerate(texts):
-        words = word_spans(text)
-        if len(words):
-            starts, ends = words[:, 0], words[:, 1]
-            here = np.searchsorted(ends, spans[:, 0], side="right")
-            inside = here < len(words)
-            here = np.minimum(here, len(words) - 1)
-            touches = inside & (starts[here] < spans[:, 1]) & (spans[:, 1] > spans[:, 0])
-            chosen = (segment == number) & touches
-            word[chosen] = here[chosen] + base
-        base += len(words)
-    return word
 
 
 def _no_unicode(texts: Sequence[str]) -> UsageError | None:

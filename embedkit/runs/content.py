@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from embedkit.choices import FEATURES, STORAGES, TASKS, UNICODE_FORMS
+from embedkit.choices import FEATURES, RUN_LEVELS, STORAGES, TASKS, UNICODE_FORMS
 from embedkit.dataset.vector_settings import ModelSettings, VectorOptions, VectorSettings
 from embedkit.display import without_nan
 from embedkit.errors import DamagedError
@@ -77,6 +77,8 @@ class DatasetContent:
         storage: profile that the vectors were stored by, or ``None``.
         reading: how the corpus was read; ``None`` where a dataset says it.
         rejected: number of rejected records of a corpus, by reason.
+        marked_words: whether the words of the texts are those that the corpus marks, not those
+            between white space.
     """
 
     fingerprint: str
@@ -90,6 +92,7 @@ class DatasetContent:
     storage: str | None = None
     reading: dict[str, Any] | None = None
     rejected: dict[str, int] | None = None
+    marked_words: bool = False
 
     CHOICES: ClassVar[Choices] = {"unicode": UNICODE_FORMS, "storage": STORAGES}
 
@@ -297,6 +300,7 @@ class _FittedRun(Run):
         settings: the other settings.
         dataset: what it was fitted on.
         split: the folds.
+        level: what is labelled: ``sentence`` (records) or ``word``.
     """
 
     estimator: str
@@ -304,8 +308,16 @@ class _FittedRun(Run):
     settings: dict[str, Any]
     dataset: DatasetContent
     split: SplitContent
+    level: str = "sentence"
 
-    CHOICES: ClassVar[Choices] = {"task": TASKS, "features": (*FEATURES, "text")}
+    CHOICES: ClassVar[Choices] = {
+        "task": TASKS, "features": (*FEATURES, "text"), "level": RUN_LEVELS,
+    }  # fmt: skip
+
+    @property
+    def rows_text(self) -> str:
+        """What is labelled, in the plural."""
+        return "words" if self.level == "word" else "records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +330,7 @@ class PredictionRun(_FittedRun):
         classes: labels by class number; empty for a regression.
         threshold: probability from which the second of two classes is predicted, or ``None``.
         threshold_metric: metric that it was chosen by; ``None`` if it was given, or there is none.
-        records: number of records in folds and in the test set.
+        records: number of records, or of words, in folds and in the test set.
         test_set: a test set of its own, or ``None``.
         scores: by subset (``cross_validation``, ``test``) and metric.
         per_class: by subset and class; empty for a regression.
@@ -346,7 +358,7 @@ class PredictionRun(_FittedRun):
             "per_class": all(labels == self.classes for labels in listed),
             "threshold": all(one is None or 0 <= one <= 1 for one in limits),
             "views": bool(self.views) == (self.features == "vectors")
-                     and (vectors is None or set(self.views) <= set(vectors.views)),
+                     and (vectors is None or set(self.views) <= vectors.columns(self.level)),
             "models": bool(models) and all(re.fullmatch(r"[\w-]+", name) for name in models),
             "scores": set(self.scores) | set(self.per_class) <= {"cross_validation", "test"},
         }  # fmt: skip

@@ -1,6 +1,7 @@
 """Predictions for held-out records, and ``predictions.parquet``.
 
     row, id, group, repeat, fold, y_true, y_pred, proba_<class> …   of a regression without proba_
+    row, word, id …                                                 of words
 
 Every way to a run (estimators on vectors, fine-tuned encoders, blends) ends in the same record, so
 that scores and files are the same for all of them.
@@ -9,7 +10,7 @@ that scores and files are the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "class_scores",
     "decide",
     "fold_names",
+    "keys_of",
     "metric_values",
     "metrics_of",
     "read_predictions",
@@ -45,7 +47,8 @@ _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "repeat":
             "fold": pa.string()}  # fmt: skip
 _ADVICE = "Make the run again."
 _ROUNDING = 1e-3
-_ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred")
+_ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred", "word")
+_MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +71,7 @@ class Predictions:
         inner: predictions for the training records of each fold, by models that saw neither them
             nor the fold; their ``fold`` is the fold left out. ``None`` where there are none.
             :meth:`take` and :meth:`with_proba` leave them out.
+        word: ``(m,)`` number of the word in the record; -1 where records are predicted.
     """
 
     row: Int64
@@ -80,6 +84,11 @@ class Predictions:
     y_pred: NDArray[Any]
     classes: tuple[str, ...]
     inner: Predictions | None = None
+    word: Int64 = field(default_factory=lambda: np.full(0, -1))
+
+    def __post_init__(self) -> None:
+        if len(self.word) < len(self.row):
+            object.__setattr__(self, "word", np.full(len(self.row), -1))
 
     @classmethod
     def of_fold(
@@ -95,6 +104,7 @@ class Predictions:
         repeat: int = 0,
         threshold: float | None = None,
         inner: Predictions | None = None,
+        word: Int64 | None = None,
     ) -> Predictions:
         """Return the predictions of one fold, or of the test set.
 
@@ -109,6 +119,7 @@ class Predictions:
             repeat: number of the repeat.
             threshold: as for :func:`decide`.
             inner: predictions for the training records of the fold, where there are any.
+            word: ``(n,)`` number of each word in its record, where words are predicted.
         """
         unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
         return cls(
@@ -122,6 +133,7 @@ class Predictions:
             y_pred=decide(proba, threshold=threshold),
             classes=target.classes,
             inner=inner,
+            word=np.full(len(index), -1) if word is None else word[index],
         )
 
     @classmethod
@@ -136,7 +148,7 @@ class Predictions:
         )._ordered()  # fmt: skip
 
     def _ordered(self) -> Predictions:
-        order = np.lexsort((self.row, self.repeat, self.fold == TEST))
+        order = np.lexsort((self.keys, self.repeat, self.fold == TEST))
         return replace(self.take(order), inner=self.inner)
 
     def take(self, index: Int64) -> Predictions:
@@ -146,6 +158,16 @@ class Predictions:
             ids=tuple(self.ids[i] for i in index),
             classes=self.classes,
         )
+
+    @property
+    def keys(self) -> Int64:
+        """``(m,)`` numbers that are equal for the same word of the same record, in their order."""
+        return keys_of(self.row, self.word)
+
+    @property
+    def of_words(self) -> bool:
+        """Whether words are predicted, not records."""
+        return bool((self.word >= 0).any())
 
     @property
     def out_of_fold(self) -> Int64:
@@ -204,6 +226,11 @@ class Predictions:
                 y = self.y[train] if len(train) else self._inner_labels(test)
                 proba[test] = class_prior(y, self.classes, len(test))
         return self.with_proba(proba)
+
+
+def keys_of(row: Int64, word: NDArray[Any] | None) -> Int64:
+    """Return ``(n,)`` numbers that are equal for the same record, or word of a record, in order."""
+    return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
 
 
 def decide(proba: Float64, *, threshold: float | None = None) -> NDArray[Any]:
@@ -318,6 +345,7 @@ def _table(predictions: Predictions) -> pa.Table:
     p, names = predictions, predictions.classes
     columns: dict[str, Any] = {
         "row": p.row,
+        **({"word": p.word.astype(np.int32)} if p.of_words else {}),
         "id": pa.array(p.ids, pa.string()),
         "group": p.group,
         "repeat": p.repeat.astype(np.int16),
@@ -359,6 +387,9 @@ def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
     proba = [f"proba_{name}" for name in classes]
     columns = _COLUMNS | {"y_true": answers, "y_pred": answers} | dict.fromkeys(proba, pa.float64())
     table = read_table(file, advice=_ADVICE)
+    of_words = "word" in table.column_names
+    if of_words:
+        columns = {"row": pa.int64(), "word": pa.int32()} | columns
     check_columns(table, columns, file=file, nullable=["y_true"], advice=_ADVICE)
     number = {"test": TEST} | {str(fold): fold for fold in range(len(table) + 1)}
     try:
@@ -373,6 +404,7 @@ def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
             proba=np.stack([table[n].to_numpy() for n in proba], axis=1) if classes else y_pred,
             y_pred=y_pred,
             classes=classes,
+            word=table["word"].to_numpy().astype(np.int64) if of_words else np.full(len(table), -1),
         )
     except KeyError as error:
         raise DamagedError(

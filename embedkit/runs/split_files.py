@@ -93,26 +93,29 @@ class SplitSettings:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Folds of the records of one input.
+    """Folds of the records of one input, or of words, which go with their record.
 
     Attributes:
-        row: ``(n,)`` record numbers, ascending.
+        row: ``(n,)`` record numbers, ascending; of words that of each word's record.
         group: ``(n,)`` int64; records of one number always share a fold.
         folds: ``(n, repeats)`` int64; ``-1`` is the test set, the same in every repeat; ``-2``
             are records that are never held out.
         settings: how it was made.
+        word: ``(n,)`` number of each word in its record; ``None`` of records.
     """
 
     row: Int64
     group: Int64
     folds: Int64
     settings: SplitSettings
+    word: Int64 | None = None
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the assignment and of the input it belongs to."""
+        """SHA-256 of the assignment of records and of the input they belong to."""
         digest = hashlib.sha256(json.dumps(self.settings.source).encode())
-        for array in (self.row, self.folds):
+        row, first = np.unique(self.row, return_index=True)
+        for array in (row, self.folds[first]):
             digest.update(np.ascontiguousarray(array, "<i8").tobytes())
         return digest.hexdigest()
 
@@ -123,6 +126,16 @@ class Split:
         digest = hashlib.sha256(f"{self.fingerprint} {settings}".encode())
         digest.update(np.ascontiguousarray(self.group, "<i8").tobytes())
         return digest.hexdigest()
+
+    def of_words(self, row: Int64, word: Int64) -> Split:
+        """Return the same split for the words of its records, which stay together.
+
+        Args:
+            row: ``(m,)`` record number of each word.
+            word: ``(m,)`` its number in the record.
+        """
+        index = np.searchsorted(self.row, row)
+        return Split(row, self.group[index], self.folds[index], self.settings, word)
 
     @property
     def n_folds(self) -> int:

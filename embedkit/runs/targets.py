@@ -124,6 +124,9 @@ def check_classes(target: Target, index: Int64, name: str) -> None:
 def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> None:
     """Raise a :class:`UsageError` if a fold cannot be fitted or predicted, before any is.
 
+    Of words a rare label may be missing among the training words of a fold: sentences cannot be
+    left out for it. It then has the probability 0 in that fold.
+
     Args:
         target: what is predicted.
         split: the folds.
@@ -137,7 +140,12 @@ def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> 
                     f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
                     "record among these. Make the split again from the records that are there."
                 )
-            check_classes(target, train, f"the training records of fold {fold}")
+            where = f"the training records of fold {fold}"
+            if split.word is None:
+                check_classes(target, train, where)
+            elif target.classes and len(np.unique(target.y[train])) == 1:
+                label = target.classes[target.y[train][0]]
+                raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
 
 
 def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:

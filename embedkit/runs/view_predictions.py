@@ -1,6 +1,7 @@
 """What each view of a probe predicts for held-out records: ``view_predictions.parquet``.
 
-row, VIEW …   labels, or values of a regression
+row, VIEW …         labels, or values of a regression
+row, word, VIEW …   of words
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from embedkit import fsio
 from embedkit.checksums import check_files
 from embedkit.decoding import check_columns, read_table
 from embedkit.errors import DamagedError
-from embedkit.runs.predictions import decide
+from embedkit.runs.predictions import decide, keys_of
 from embedkit.types import Float64, Int64
 
 __all__ = ["read_view_predictions", "write_view_predictions"]
@@ -27,8 +28,9 @@ _ADVICE = "Make the run again."
 
 
 def write_view_predictions(
-    folder: Path, row: Int64, outputs: Mapping[str, Float64], classes: Sequence[str]
-) -> None:
+    folder: Path, row: Int64, outputs: Mapping[str, Float64], classes: Sequence[str],
+    *, word: Int64 | None = None,
+) -> None:  # fmt: skip
     """Write the file.
 
     Args:
@@ -36,8 +38,11 @@ def write_view_predictions(
         row: ``(n,)`` record numbers.
         outputs: ``(n, classes)`` probabilities or ``(n,)`` values by view.
         classes: labels by class number; empty for values.
+        word: ``(n,)`` number of each word in its record, of a probe of words.
     """
     columns: dict[str, Any] = {"row": row}
+    if word is not None:
+        columns["word"] = word
     for name, output in outputs.items():
         columns[name] = [classes[i] for i in decide(output)] if classes else output
     fsio.write_parquet(folder / _FILE, pa.table(columns))
@@ -46,7 +51,9 @@ def write_view_predictions(
 def read_view_predictions(
     folder: Path, views: Sequence[str], classes: Sequence[str]
 ) -> tuple[Int64, dict[str, NDArray[Any]]]:
-    """Return record numbers, and class numbers or values ``(n,)`` by view.
+    """Return keys of records or words, and class numbers or values ``(n,)`` by view.
+
+    The keys are those of :attr:`Predictions.keys <embedkit.runs.predictions.Predictions.keys>`.
 
     Of a probe without the file both are empty.
 
@@ -76,4 +83,5 @@ def read_view_predictions(
     except KeyError as error:
         raise DamagedError(f"{file} is damaged: {error} is no class of the run. {_ADVICE}"
                            ) from error  # fmt: skip
-    return np.asarray(table["row"].to_numpy(), np.int64), found
+    word = table["word"].to_numpy() if "word" in table.column_names else None
+    return keys_of(np.asarray(table["row"].to_numpy(), np.int64), word), found

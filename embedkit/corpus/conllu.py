@@ -1,0 +1,198 @@
+"""Reader of CoNLL-U: sentences of words with lemmas, tags and relations.
+
+One record is a sentence. Its text is ``# text`` where the comment is there, else the forms with the
+spaces between them that ``SpaceAfter=No`` leaves; its words are spans of that text. The words of a
+multiword token (``1-2 don't``) are spans of it where their forms put together are its form
+(``do``, ``n't``); otherwise (``du``: ``de``, ``le``) the token is one word, and the values of its
+words are joined by ``+``. Empty nodes (``1.1``) are no words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from embedkit.corpus.rows import BadRow, Row, TextTable, bad_row
+from embedkit.corpus.source import MAX_RECORD_BYTES, Line
+from embedkit.corpus.words import BadWordsError, Span
+from embedkit.errors import CorpusError
+
+__all__ = ["ConlluTable"]
+
+_COLUMNS = 10
+_OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+_MISC = 9
+_OF_SENTENCES = ("text", "id", "doc")
+_COMMENT = re.compile(r"#\s*(text|sent_id|newdoc id|newdoc)\s*(?:=(.*))?")
+_ID = re.compile(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?")
+_EMPTY_NODE = re.compile(r"[0-9]+\.[1-9][0-9]*")
+_PEEK = 1_000
+
+
+@dataclass(slots=True)
+class _Token:
+    """What stands in the text as one: a word, or a multiword token with the words it stands for."""
+
+    line: int
+    form: str
+    last: int
+    space: str
+    words: list[list[str]] = field(default_factory=list)
+
+
+class ConlluTable(TextTable):
+    """CoNLL-U: the columns ``text``, ``id`` (``sent_id``) and ``doc`` (the ``newdoc`` before it).
+
+    Cells of the columns of words hold a value for each word, separated by tabs.
+    """
+
+    word_columns = tuple(_OF_WORDS)
+
+    def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the wanted columns of every sentence."""
+        doc: str | None = None
+        for lines in self._sentences():
+            length = sum(line.length for line in lines)
+            if length > MAX_RECORD_BYTES:
+                detail = f"{length} bytes, at most {MAX_RECORD_BYTES} are read"
+                yield bad_row(lines, "record_too_long", detail)
+                continue
+            try:
+                decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
+            except UnicodeDecodeError as error:
+                yield bad_row(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
+                continue
+            comments = _comments(decoded)
+            if "newdoc" in comments or "newdoc id" in comments:
+                doc = comments.get("newdoc id")
+            try:
+                text, spans, words = _sentence(decoded, comments.get("text"))
+            except BadWordsError as error:
+                yield bad_row(lines, error.reason, error.detail)
+                continue
+            cells: dict[str, str | None] = {
+                name: "\t".join(word[place] for word in words) for name, place in _OF_WORDS.items()
+            }
+            cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
+            yield Row(lines[0].number, lines[0].offset, length,
+                      tuple(cells[name] for name in wanted), spans)  # fmt: skip
+
+    def _sentences(self) -> Iterator[list[Line]]:
+        """Lines between blank lines; of a sentence that is too long no more than the limit."""
+        lines: list[Line] = []
+        length = 0
+        for line in self._lines:
+            if line.data.strip():
+                if length <= MAX_RECORD_BYTES:
+                    lines.append(line)
+                length += line.length
+            elif lines:
+                yield lines
+                lines, length = [], 0
+            else:
+                self.blank += 1
+        if lines:
+            yield lines
+
+    def _read_columns(self) -> list[str]:
+        peeked = list(islice(self._lines, _PEEK))
+        self._lines.back(peeked)
+        words = [line.data for line in peeked if line.data.strip() and line.data[:1] != b"#"]
+        if words and not any(data.count(b"\t") == _COLUMNS - 1 for data in words):
+            raise CorpusError(
+                f"{self.path} is not CoNLL-U: none of its first {len(words)} lines of words has "
+                f"{_COLUMNS} columns separated by tabs. Name its kind with format=."
+            )
+        return list(_OF_SENTENCES)
+
+
+def _comments(lines: Sequence[tuple[int, str]]) -> dict[str, str]:
+    """Values of the comments in front of the words, by name."""
+    found: dict[str, str] = {}
+    for _, line in lines:
+        if not line.startswith("#"):
+            break
+        if match := _COMMENT.fullmatch(line.strip()):
+            found[match[1]] = (match[2] or "").strip()
+    return found
+
+
+def _sentence(
+    lines: Sequence[tuple[int, str]], text: str | None
+) -> tuple[str, tuple[Span, ...], list[list[str]]]:
+    """Text of a sentence, and the spans and columns of its words.
+
+    Raises:
+        BadWordsError: the sentence is broken.
+    """
+    tokens = _tokens([(n, line) for n, line in lines if not line.startswith("#")])
+    if not text:
+        text = "".join(token.form + token.space for token in tokens).rstrip(" ")
+    spans: list[Span] = []
+    words: list[list[str]] = []
+    place = 0
+    for token in tokens:
+        while text[place : place + 1].isspace():
+            place += 1
+        if not text.startswith(token.form, place):
+            raise BadWordsError(
+                "form_not_in_text",
+                f"line {token.line}: the form {token.form[:60]!r} is not at character {place} of "
+                "the text",
+            )
+        parts = token.words
+        if len(parts) > 1 and "".join(word[1] for word in parts) != token.form:
+            parts = [["+".join(values) for values in zip(*parts, strict=True)]]
+            parts[0][1] = token.form
+        for word in parts:
+            spans.append((place, place + len(word[1])))
+            words.append(word)
+            place += len(word[1])
+    if rest := text[place:].strip():
+        raise BadWordsError("text_without_words", f"no word is {rest[:60]!r} at the end of # text")
+    return text, tuple(spans), words
+
+
+def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
+    """The tokens of a sentence, in order.
+
+    Raises:
+        BadWordsError: a line has other columns, the numbers of the words do not go on, or there is
+            no word.
+    """
+    tokens: list[_Token] = []
+    count = 0
+    for number, line in lines:
+        columns = line.split("\t")
+        if len(columns) != _COLUMNS:
+            raise BadWordsError(
+                "wrong_columns",
+                f"line {number}: expected {_COLUMNS} columns separated by tabs, got {len(columns)}",
+            )
+        if _EMPTY_NODE.fullmatch(columns[0]):
+            continue
+        match = _ID.fullmatch(columns[0])
+        inside = bool(tokens) and count < tokens[-1].last
+        if match is None or int(match[1]) != count + 1 or (match[2] and inside):
+            raise BadWordsError(
+                "wrong_word_number",
+                f"line {number}: expected the number {count + 1}, got {columns[0][:60]!r}",
+            )
+        if not columns[1].strip():
+            raise BadWordsError("empty_form", f"line {number}: the form is empty")
+        if not inside:
+            no_space = "SpaceAfter=No" in columns[_MISC].split("|")
+            tokens.append(_Token(number, columns[1], int(match[2] or match[1]),
+                                 "" if no_space else " "))  # fmt: skip
+        if not match[2]:
+            tokens[-1].words.append(columns)
+            count += 1
+    if not count:
+        raise BadWordsError("no_words", "the sentence has no words")
+    if count < tokens[-1].last:
+        raise BadWordsError(
+            "wrong_word_number", f"line {tokens[-1].line}: words of the token are missing"
+        )
+    return tokens
