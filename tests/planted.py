@@ -112,6 +112,9 @@ FAULTS = (
     Fault("classes sorted as text", "runs/targets.py",
           "classes = tuple(sorted(names.tolist(), key=_in_order))",
           "classes = tuple(sorted(names.tolist(), reverse=True))", "results scores runs"),
+    Fault("a path of values that stops before their optima", "classifiers/tuning.py",
+          "_TOLERANCE, _FULL_TOLERANCE_RECORDS = 1e-4, 3_000",
+          "_TOLERANCE, _FULL_TOLERANCE_RECORDS = 1e-3, 3_000_000", "classifiers"),
     # training
     Fault("biases and norms decay", "finetuning/parameters.py",
           "_WEIGHT_DECAY if parameter.ndim > 1 else 0.0", "_WEIGHT_DECAY",

@@ -113,6 +113,23 @@ def test_many_records_are_separated_as_well_as_by_plain_scikit_learn() -> None:
     assert log_loss(ours.y, ours.proba) < log_loss(target.y, proba) + 0.005
 
 
+@pytest.mark.parametrize("count", [300, 9_000])
+def test_every_value_of_a_path_is_fitted_to_its_end(count: int) -> None:
+    """A fit starts from the value before, which many records hardly tell from the next one."""
+    X, target = two_classes(count, width=48)
+    split = split_of(target.y)
+    records = _Records(X, target, split, split.in_folds, EstimatorSettings())
+    folds, y = records.folds("common"), target.y[split.in_folds]
+    for value in (0.01, 0.1, 1.0, 10.0, 100.0):
+        found, _ = records.predict(folds, value)
+        wanted = np.empty_like(found)
+        for fold in folds:
+            plain = LogisticRegression(C=value, tol=1e-8, max_iter=10_000)
+            wanted[fold.test] = plain.fit(fold.X, y[fold.train]).predict_proba(fold.X_test)
+        ours, theirs = (-np.log(proba[np.arange(len(y)), y]).mean() for proba in (found, wanted))
+        assert ours == pytest.approx(theirs, abs=2e-3)
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in ("extra_trees", "mlp"))) for n in ESTIMATORS],
