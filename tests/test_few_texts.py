@@ -19,6 +19,7 @@ from torch.nn.functional import gelu
 
 import embedkit
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.cli.text import percent_text
 from embedkit.encoding import few_texts
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
@@ -187,7 +188,7 @@ def test_a_single_prediction_imports_little(tmp_path: Path) -> None:
         assert "embedkit.encoding.few_texts" in loaded
         assert loaded & heavy == set()
         found = embedkit.Predictor(tmp_path / run, device="cpu").predict(["the river"])[0]
-        shown = f"{found.label}\t{found.label} {max(found.proba.values()):.3f}"
+        shown = f"{found.label}\t{found.label} {percent_text(max(found.proba.values()))}"
         assert ran.stdout.startswith(shown)
     predictor = embedkit.Predictor(tmp_path / "trained", device="cpu")
     few = embedkit.Predictor(tmp_path / "trained", few_texts=True).predict_proba(TEXTS[:2])
