@@ -99,7 +99,8 @@ FAULTS = (
           "tested = {name: found.get('accuracy', found[metric]) for name, found in "
           "self._metrics.items()}", "compare"),
     Fault("McNemar over all repeats", "comparison/compare.py",
-          "first = p.repeat == p.repeat.min()", "first = p.repeat >= 0", "compare"),
+          "self._records.repeat == self._records.repeat.min()", "self._records.repeat >= 0",
+          "compare"),
     Fault("target of a regression not scaled", "classifiers/estimators.py",
           'if settings.task == "regression" and row.scaled_target:\n        from',
           "if False:\n        from",
