@@ -201,6 +201,18 @@ def corpora() -> Path:
     return _given("EMBEDKIT_TEST_CORPORA", "real corpora")
 
 
+@pytest.fixture
+def corpus_file(corpora: Path) -> Callable[[str], Path]:
+    """Path of a file of the real corpora."""
+
+    def path(name: str) -> Path:
+        if not (corpora / name).is_file():
+            pytest.skip(f"EMBEDKIT_TEST_CORPORA holds no {name}")
+        return corpora / name
+
+    return path
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """An installed Chromium."""

@@ -182,23 +182,13 @@ def test_pairs_have_no_labelled_words(folder: Folder) -> None:
         folder.read("a\tb\tc\n1\t2\t3\n", text="a", text_pair="b", word_label="c")
 
 
-@pytest.fixture
-def treebank(corpora: Path) -> Callable[[str], Path]:
-    def path(name: str) -> Path:
-        if not (corpora / name).is_file():
-            pytest.skip(f"EMBEDKIT_TEST_CORPORA holds no {name}")
-        return corpora / name
-
-    return path
-
-
 @pytest.mark.corpora
 @pytest.mark.parametrize(
     "name",
     ["ud_english_ewt/en_ewt-ud-dev.conllu", "ud_korean_gsd/ko_gsd-ud-dev.conllu"],
 )
-def test_treebanks_are_read_whole(treebank: Callable[[str], Path], name: str) -> None:
-    path = treebank(name)
+def test_treebanks_are_read_whole(corpus_file: Callable[[str], Path], name: str) -> None:
+    path = corpus_file(name)
     content = path.read_text("utf-8")
     found = read_files(path, word_label="upos")
     assert found.reader.counts.records == content.count("\n# sent_id = ") + content.startswith(

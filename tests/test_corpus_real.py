@@ -12,18 +12,6 @@ from tests.corpus_fixtures import read_files
 pytestmark = pytest.mark.corpora
 
 
-@pytest.fixture
-def corpus(corpora: Path) -> Callable[[str], Path]:
-    """Path of a file of the real corpora."""
-
-    def path(name: str) -> Path:
-        if not (corpora / name).is_file():
-            pytest.skip(f"EMBEDKIT_TEST_CORPORA holds no {name}")
-        return corpora / name
-
-    return path
-
-
 def _cells(path: Path) -> list[list[bytes]]:
     """Every line after the header, split without any reader."""
     lines = path.read_bytes().removesuffix(b"\n").split(b"\n")[1:]
@@ -37,8 +25,8 @@ def _cells(path: Path) -> list[list[bytes]]:
         ("nsmc/ratings_train.txt", [25859, 55739, 110016, 126784, 140723], 623),
     ],
 )
-def test_nsmc(corpus: Callable[[str], Path], name: str, empty: list[int], quotes: int) -> None:
-    path = corpus(name)
+def test_nsmc(corpus_file: Callable[[str], Path], name: str, empty: list[int], quotes: int) -> None:
+    path = corpus_file(name)
     got = read_files(path)
     plan = got.reader.plan
     assert (plan.text, plan.id, plan.label) == ("document", "id", "label")
@@ -51,8 +39,8 @@ def test_nsmc(corpus: Callable[[str], Path], name: str, empty: list[int], quotes
     assert got.reader.counts.fields_with_quotes == quotes
 
 
-def test_nsmc_offsets_and_rows(corpus: Callable[[str], Path]) -> None:
-    path = corpus("nsmc/ratings_test.txt")
+def test_nsmc_offsets_and_rows(corpus_file: Callable[[str], Path]) -> None:
+    path = corpus_file("nsmc/ratings_test.txt")
     got = read_files(path)
     assert (got.reader.counts.records, len(got.records)) == (50_000, 49_997)
     data = path.read_bytes()
@@ -63,8 +51,8 @@ def test_nsmc_offsets_and_rows(corpus: Callable[[str], Path]) -> None:
         assert data[record.offset : end].decode() == f"{record.id}\t{record.text}\t{record.label}"
 
 
-def test_stsb_is_csv_quoted(corpus: Callable[[str], Path]) -> None:
-    path = corpus("stsb_en/test.tsv")
+def test_stsb_is_csv_quoted(corpus_file: Callable[[str], Path]) -> None:
+    path = corpus_file("stsb_en/test.tsv")
     options = {"text": "sentence1", "text_pair": "sentence2", "label": "score"}
     plain = read_files(path, **options)
     quoted = read_files(path, quoting="csv", **options)
@@ -84,9 +72,9 @@ def test_stsb_is_csv_quoted(corpus: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(("name", "rows"), [("train", 3318), ("dev", 610), ("test", 1260)])
 @pytest.mark.parametrize("quoting", ["none", "csv"])
 def test_kobest_has_carriage_returns(
-    corpus: Callable[[str], Path], name: str, rows: int, quoting: str
+    corpus_file: Callable[[str], Path], name: str, rows: int, quoting: str
 ) -> None:
-    path = corpus(f"kobest_wic/{name}.tsv")
+    path = corpus_file(f"kobest_wic/{name}.tsv")
     assert path.read_bytes().count(b"\r\n") == path.read_bytes().count(b"\n")
     got = read_files(path, text="SENTENCE1", label="ANSWER", quoting=quoting)
     assert {str(r.label).lower() for r in got.records} == {"true", "false"}
@@ -96,8 +84,8 @@ def test_kobest_has_carriage_returns(
 
 
 @pytest.mark.parametrize(("name", "rows"), [("train", 5749), ("dev", 1500), ("test", 1379)])
-def test_korsts(corpus: Callable[[str], Path], name: str, rows: int) -> None:
-    path = corpus(f"korsts/sts-{name}.tsv")
+def test_korsts(corpus_file: Callable[[str], Path], name: str, rows: int) -> None:
+    path = corpus_file(f"korsts/sts-{name}.tsv")
     got = read_files(path, text="sentence1", text_pair="sentence2", label="score", keep=["year"])
     read = [
         [str(cell).encode() for cell in (*r.kept, r.id, r.label, r.text, r.text_pair)]
@@ -108,15 +96,15 @@ def test_korsts(corpus: Callable[[str], Path], name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["dev", "test"])
-def test_korsts_ends_without_a_newline(corpus: Callable[[str], Path], name: str) -> None:
-    path = corpus(f"korsts/sts-{name}.tsv")
+def test_korsts_ends_without_a_newline(corpus_file: Callable[[str], Path], name: str) -> None:
+    path = corpus_file(f"korsts/sts-{name}.tsv")
     assert not path.read_bytes().endswith(b"\n")
     last = read_files(path, text="sentence1", label="sentence2").records[-1]
     assert str(last.label).encode() == _cells(path)[-1][-1]
 
 
-def test_two_real_files_are_one_corpus(corpus: Callable[[str], Path]) -> None:
+def test_two_real_files_are_one_corpus(corpus_file: Callable[[str], Path]) -> None:
     names = ("korsts/sts-test.tsv", "korsts/sts-dev.tsv")  # the first has no final newline
-    got = read_files(*map(corpus, names), text="sentence1")
+    got = read_files(*map(corpus_file, names), text="sentence1")
     assert len(got.records) == 1_379 + 1_500
     assert [r.row for r in got.records] == list(range(2_879))
