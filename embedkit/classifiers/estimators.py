@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
+from embedkit.classifiers.logistic import LogisticPath
 from embedkit.classifiers.scaling import CommonScaler
 from embedkit.errors import UsageError, check_counts
 
@@ -116,7 +117,8 @@ class Estimator:
             folds, gives them.
         scaled_target: the regressor depends on unit and zero of the target, which is therefore
             standardised on the training records.
-        warm: a fit may start from the coefficients of the value before.
+        path: fits the values in inner folds, each from the coefficients of the one before, in
+            place of the classifier; see :class:`~embedkit.classifiers.logistic.LogisticPath`.
         rounds: early stopping in the inner folds chooses the number of trees.
         class_weights: whether the classifier takes weights.
         dense: whether the features must be dense.
@@ -134,7 +136,7 @@ class Estimator:
     scalings: tuple[str, ...] = ("rows", "common")
     calibrated: bool = False
     scaled_target: bool = False
-    warm: bool = False
+    path: type[LogisticPath] | None = None
     rounds: bool = False
     class_weights: bool = False
     dense: bool = False
@@ -380,7 +382,7 @@ TABLE: Mapping[str, Estimator] = {
         parameter="C",
         values=(1e-4, 0.01, 0.1, 1.0, 10.0, 100.0, 1_000.0),  # the first is the prior, nearly
         default=1.0,
-        warm=True,
+        path=LogisticPath,
         class_weights=True,
         types=_SCALER_TYPES,
     ),

@@ -348,7 +348,7 @@ class _Training:
                 repeat=repeat, fold=fold, scaling=choice.scaling,
                 parameters={self._settings.row.parameter: choice.value}
                 | ({} if choice.rounds is None else {"n_estimators": choice.rounds}),
-                at_edge=choice.at_edge,
+                at_edge=choice.at_edge, slope=choice.slope,
             )
             for (repeat, fold), choice in named
         )  # fmt: skip

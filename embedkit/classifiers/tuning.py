@@ -1,8 +1,8 @@
 """Fit an estimator, with scaling and regularisation chosen in inner folds of its training records.
 
 The values of the parameter form a path from strong to weak regularisation. It is followed until the
-inner score gets worse, and where the estimator allows it each fit starts from the coefficients of
-the one before, so that the expensive fits at the weak end are rarely made.
+inner score gets worse. For logistic regression each fit starts from the coefficients of the one
+before, and the inner predictions also choose a slope, by which the coefficients are multiplied.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ from embedkit.classifiers.estimators import (
     parameter_of,
     scalings_of,
 )
+from embedkit.classifiers.logistic import (
+    calibration_slope,
+    in_row_space,
+    scale_coefficients,
+    tolerance,
+    with_slope,
+)
 from embedkit.errors import UsageError, first_line
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
@@ -41,7 +48,6 @@ from embedkit.types import Float64, Int64
 __all__ = ["Choice", "Fitted", "fit", "predict_proba", "take"]
 
 _INNER_FOLDS, _FEW, _INNER_FOLDS_OF_FEW = 3, 1_000, 5
-_TOLERANCE, _FULL_TOLERANCE_RECORDS = 1e-4, 3_000
 _ERRORS = 2.0
 _ROUNDS, _MAX_ROUNDS, _ROUNDS_PATIENCE = 100, 1_000, 30
 
@@ -54,6 +60,7 @@ class Choice:
         scaling: a key of :data:`~embedkit.classifiers.estimators.SCALINGS`.
         value: of the estimator's parameter.
         rounds: number of trees, where early stopping chooses it.
+        slope: that the coefficients of a logistic regression were multiplied by; 1 without tuning.
         score: inner score, higher is better; NaN without tuning.
         at_edge: whether the value is the first or last of its grid.
     """
@@ -61,6 +68,7 @@ class Choice:
     scaling: str
     value: Any
     rounds: int | None = None
+    slope: float = 1.0
     score: float = float("nan")
     at_edge: bool = False
 
@@ -123,7 +131,8 @@ def fit(
             scalings_of(settings)[0], row.default, _ROUNDS if row.rounds else None
         )
         if held_out and inner is None:
-            inner, _ = records.predict(records.folds(choice.scaling), choice.value, choice.rounds)
+            folds = records.folds(choice.scaling)
+            inner, _ = records.predict(folds, choice.value, choice.rounds, choice.slope)
         return Fitted(records.final(choice), choice, inner)
 
 
@@ -149,7 +158,10 @@ def take(features: Any, index: Int64) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """An inner fold: transformed features, indices into the training records, and an estimator."""
+    """An inner fold: transformed features, indices into the training records, and an estimator.
+
+    The estimator is a path where the row of the table has one.
+    """
 
     X: Any
     X_test: Any
@@ -185,36 +197,35 @@ class _Records:
     def search(self) -> tuple[Choice, Float64]:
         """Return the choice, and the inner predictions that it was scored by.
 
-        Of log-loss and squared error it is the first of the path if the best is not better than
-        the class prior (or the mean) by a standard error. Else the choice is the one nearest to the
-        default that is better than the prior and within two standard errors of the best (as Breiman
-        et al. 1984, section 3.4.3, with the default in place of the smallest tree): few records
-        cannot tell neighbouring values apart, and the best of many is too good by chance.
+        Of log-loss and squared error it is the one nearest to the default that is better than the
+        class prior (or the mean) and within two standard errors of the best (as Breiman et al.
+        1984, section 3.4.3, with the default in place of the smallest tree): few records cannot
+        tell neighbouring values apart, and the best of many is too good by chance. It is the first
+        of the path if none is better than the prior.
         """
         first, *others = scalings_of(self._settings)
         tried = self._path(first, self._values())
         if not tried:
-            raise ValueError(f"no inner fold has a {self._metric}; pass tune=False")
+            metric = self._settings.metric or "loss"
+            raise ValueError(f"no inner fold has a {metric}; pass tune=False")
         value = max(tried, key=lambda one: one[0].score)[0].value
         for scaling in others:  # the rows have about the same length, so that one value suits all
             tried += self._path(scaling, (value,))
         best = max(tried, key=lambda one: one[0].score)
         if self._settings.metric is None:
             guess = class_prior(self._y, self._target.classes, len(self._y))
-            if not self._is_better(best[1], guess, errors=1.0):
-                return tried[0]  # the strongest regularisation, which hardly leaves the prior
+            prior = self._score(guess)
             near = [
                 one for one in tried
-                if one[0].score > self._score(guess)
-                and not self._is_better(best[1], one[1], errors=_ERRORS)
+                if one[0].score > prior and not self._is_better(best[1], one[1])
             ]  # fmt: skip
-            best = min(near, key=lambda one: self._distance(one[0]))
+            best = min(near, key=lambda one: self._distance(one[0]), default=tried[0])
         return best
 
-    def _is_better(self, proba: Float64, other: Float64, *, errors: float) -> bool:
-        """Whether the mean loss is lower by more than so many standard errors."""
+    def _is_better(self, proba: Float64, other: Float64) -> bool:
+        """Whether the mean loss is lower by more than two standard errors."""
         gain = self._losses(other) - self._losses(proba)
-        return float(gain.mean()) > errors * self._standard_error(gain)
+        return float(gain.mean()) > _ERRORS * self._standard_error(gain)
 
     def _standard_error(self, values: Float64) -> float:
         """Standard error of the mean of values ``(n,)``, of which those of a group are one unit."""
@@ -234,10 +245,11 @@ class _Records:
         edges = {grid[0], grid[-1]} if len(grid) > 1 else set()
         tried: list[tuple[Choice, Float64]] = []
         for number, value in enumerate(values):
-            proba, rounds = self.predict(folds, value)
+            proba, found = self.predict(folds, value)
             score = self._score(proba)
             if np.isfinite(score):
-                tried.append((Choice(scaling, value, rounds, score, value in edges), proba))
+                found |= {"score": score, "at_edge": value in edges}
+                tried.append((Choice(scaling, value, **found), proba))
                 if number >= reaches_default and score < max(one[0].score for one in tried):
                     break
         return tried
@@ -267,27 +279,38 @@ class _Records:
                 )
         return found
 
+    @cached_property
+    def _narrow(self) -> Any:
+        return in_row_space(self._X)
+
     def folds(self, scaling: str) -> list[_Fold]:
         """Return the inner folds with their features, fitted on the training side of each."""
-        made = []
+        made, shown = [], self._X if self._row.path is None else self._narrow
         for train, test in self._inner_folds:
-            steps, estimator = build_features(self._settings, scaling), self._estimator(None)
-            if self._row.warm:
-                estimator.set_params(warm_start=True)
-            X = steps.fit_transform(take(self._X, train))
-            made.append(_Fold(X, steps.transform(take(self._X, test)), train, test, estimator))
+            steps = build_features(self._settings, scaling)
+            X = steps.fit_transform(take(shown, train))
+            if self._row.path is None:
+                estimator = self._estimator(None)
+            else:
+                weight = None if self._weight is None else self._weight[train]
+                estimator = self._row.path(X, self._y[train], len(self._target.classes), weight)
+            made.append(_Fold(X, steps.transform(take(shown, test)), train, test, estimator))
         return made
 
     def predict(
-        self, folds: list[_Fold], value: Any, rounds: int | None = None
-    ) -> tuple[Float64, int | None]:
-        """Return the prediction of every record by the fold without it, and the mean of the rounds.
+        self, folds: list[_Fold], value: Any, rounds: int | None = None, slope: float | None = None
+    ) -> tuple[Float64, dict[str, Any]]:
+        """Return the prediction of every record by the fold without it, and what else they chose.
 
         Args:
             folds: the inner folds; their estimators are fitted.
             value: of the parameter.
-            rounds: number of trees; by default early stopping on the fold's own records chooses it.
+            rounds: number of trees; by default early stopping on the fold's own records chooses it,
+                and the mean is returned.
+            slope: of the coefficients on a path; by default that with the lowest log-loss.
         """
+        if self._row.path is not None:
+            return self._on_paths(folds, value, slope)
         classes, n = len(self._target.classes), len(self._y)
         found = np.empty((n, classes) if classes else n)
         stopped = []
@@ -309,7 +332,19 @@ class _Records:
                 found[fold.test] = predict_proba(estimator, fold.X_test, self._target)
         if self._calibrated:
             found = _sigmoids(found, self._y, self._weight)
-        return found, round(float(np.mean(stopped))) if stopped else rounds
+        return found, {"rounds": round(float(np.mean(stopped))) if stopped else rounds}
+
+    def _on_paths(
+        self, folds: list[_Fold], value: float, slope: float | None
+    ) -> tuple[Float64, dict[str, Any]]:
+        shape = len(self._y), len(self._target.classes)
+        scores = np.empty(shape), np.empty(shape)
+        for fold in folds:
+            fold.estimator.fit(value)
+            scores[0][fold.test], scores[1][fold.test] = fold.estimator.scores(fold.X_test)
+        if slope is None:
+            slope = calibration_slope(scores, self._y, self._weight)
+        return with_slope(scores, slope), {"slope": slope}
 
     def final(self, choice: Choice) -> Any:
         """Return a pipeline fitted on all training records."""
@@ -324,7 +359,11 @@ class _Records:
             from sklearn.calibration import CalibratedClassifierCV
 
             estimator = CalibratedClassifierCV(estimator, cv=self._inner_folds, ensemble=False)
+        if self._row.path is not None:
+            estimator.set_params(tol=tolerance(len(self._y)))
         self._fit(estimator, X, np.arange(len(self._y)))
+        if choice.slope != 1:
+            scale_coefficients(estimator, choice.slope, X, self._weight)
         if self._calibrated:
             estimator.set_params(cv=self._n_folds)  # the indices do not belong into a saved model
         return Pipeline([*steps.steps, ("estimator", estimator)])
@@ -333,11 +372,6 @@ class _Records:
         return build_estimator(self._settings, value)
 
     def _fit(self, estimator: Any, X: Any, train: Int64, **more: Any) -> None:
-        if self._row.warm:
-            # the loss is a mean over records: what another penalty adds to its gradient is the
-            # smaller the more there are, and a fit that starts from the value before ends below it
-            tolerance = _TOLERANCE * min(1.0, _FULL_TOLERANCE_RECORDS / len(train))
-            estimator.set_params(tol=tolerance)
         if self._weight is not None:
             more["sample_weight"] = self._weight[train]
         estimator.fit(X, self._y[train], **more)
@@ -350,13 +384,11 @@ class _Records:
         weight = 1.0 if self._weight is None else self._weight / self._weight.mean()
         return np.asarray(-weight * np.log(np.maximum(true, np.finfo(np.float64).eps)))
 
-    @property
-    def _metric(self) -> str:
-        return self._settings.metric or ("log_loss" if self._target.classes else "rmse")
-
     def _score(self, proba: Float64) -> float:
         """The inner score; higher is better."""
-        metric, y = self._metric, self._y
+        metric, y = self._settings.metric, self._y
+        if metric is None:
+            return -float(self._losses(proba).mean())
         if not self._target.classes:
             metrics = regression_metrics(y, proba)
         else:

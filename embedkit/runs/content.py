@@ -174,6 +174,7 @@ class EstimatorChoice:
         scaling: how vectors were scaled: ``common``, ``rows``, ``columns`` or ``none``.
         parameters: of the estimator.
         at_edge: whether tuning chose the first or last value of its grid.
+        slope: that the coefficients of a logistic regression were multiplied by.
     """
 
     repeat: int | None
@@ -181,6 +182,7 @@ class EstimatorChoice:
     scaling: str
     parameters: dict[str, Any]
     at_edge: bool
+    slope: float = 1.0
 
     CHOICES: ClassVar[Choices] = {"scaling": ("common", "rows", "columns", "none")}
 
