@@ -1,12 +1,13 @@
 """The default classifier beside plain scikit-learn on the same vectors and folds.
 
-    python -m benchmarks.classifiers [--corpora FOLDER] [--model NAME] [--records 1000]...
+    python -m benchmarks.classifiers [--corpora FOLDER] [--model NAME...] [--records 1000...]
 
 For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
 with one thread. Peers are ``LogisticRegression()`` on the vectors as they are, the same behind
-``Normalizer``, and ``LogisticRegressionCV(Cs=10)`` behind ``StandardScaler``. The corpora are those
-of ``data/``; with ``--corpora`` also KoBEST WiC (pairs), KorSTS (the genre of a sentence) and
-samples of NSMC.
+``Normalizer``, and ``LogisticRegressionCV(Cs=10)`` behind ``StandardScaler``. The values that
+tuning tries are also fitted by ``LogisticRegression(warm_start=True)``, to show what own code is
+for. The corpora are those of ``data/``; with ``--corpora`` also KoBEST WiC (pairs), KorSTS (the
+genre of a sentence) and samples of NSMC.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ import embedkit
 from benchmarks.cpu import PACKAGES
 from benchmarks.measure import describe, table
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.classifiers.estimators import EstimatorSettings
+from embedkit.classifiers.estimators import TABLE, EstimatorSettings
 from embedkit.classifiers.folds import cross_validate
+from embedkit.classifiers.logistic import LogisticPath, in_row_space, tolerance
+from embedkit.classifiers.scaling import CommonScaler
 from embedkit.classifiers.train import split_for, target_of
 from embedkit.runs.metrics import Score, classification_scores
 
@@ -52,15 +55,16 @@ def main() -> None:
     """Print one table per corpus, and what of the goals holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--model", nargs="*", default=[DEFAULT_MODEL])
     parser.add_argument("--records", type=int, nargs="*", default=[1_000, 5_000])
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name, corpus, settings in corpora(options.corpora, options.records):
-            out = Path(scratch, name.replace(" ", "-"))
-            embedkit.extract(corpus, out=out, model=options.model, **settings)
-            compare(name, out)
+            for model in options.model:
+                out = Path(scratch, f"{name} {Path(model).name}".replace(" ", "-"))
+                embedkit.extract(corpus, out=out, model=model, **settings)
+                compare(f"{name}, {Path(model).name}", out)
 
 
 def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -98,6 +102,7 @@ def compare(name: str, dataset: Path) -> None:
             started = time.process_time()
             found[peer] = out_of_fold(data.X, target.y, split, make)
             seconds[peer] = time.process_time() - started
+        path = paths(data.X, target, split)
     found["majority"] = ours.majority().proba[order]
     scores = {n: classification_scores(target.y, p, p.argmax(1)) for n, p in found.items()}
     rows = [
@@ -119,6 +124,34 @@ def compare(name: str, dataset: Path) -> None:
     }  # fmt: skip
     for goal, met in goals.items():
         print(f"  {goal}: {'met' if met else 'NOT met'}", flush=True)
+    own, plain = path
+    print(f"  a path of inner fits: {own:.1f} ms, by LogisticRegression {plain:.1f} ms", flush=True)
+
+
+def paths(X: Any, target: Any, split: Any, rounds: int = 5) -> tuple[float, float]:
+    """Processor milliseconds of all values of C on one training set, ours and scikit-learn's."""
+    train, _ = split.fold(0, 0)
+    y, values = target.y[train], TABLE["logreg"].values
+    scale = make_pipeline(Normalizer(), CommonScaler())
+
+    def ours() -> None:
+        path = LogisticPath(scale.fit_transform(in_row_space(X[train])), y, len(target.classes))
+        for value in values:
+            path.fit(value)
+
+    def theirs() -> None:
+        scaled = scale.fit_transform(X[train])
+        one = LogisticRegression(max_iter=1_000, warm_start=True, tol=tolerance(len(y), most=1e-3))
+        for value in values:
+            one.set_params(C=value).fit(scaled, y)
+
+    taken: dict[Any, list[float]] = {ours: [], theirs: []}
+    for _ in range(rounds):
+        for one, times in taken.items():
+            started = time.process_time()
+            one()
+            times.append(1_000 * (time.process_time() - started))
+    return float(np.median(taken[ours])), float(np.median(taken[theirs]))
 
 
 def out_of_fold(X: Any, y: Any, split: Any, make: Callable[[], Any]) -> Any:

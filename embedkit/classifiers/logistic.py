@@ -1,7 +1,7 @@
 """Logistic regressions of the same records from strong to weak regularisation, for inner folds.
 
 They are those of :class:`~sklearn.linear_model.LogisticRegression`, whose checks take longer than
-the optimiser where records are few (``benchmarks.classifiers --only path``). The model that is kept
+the optimiser where records are few (``python -m benchmarks.classifiers``). The model that is kept
 is scikit-learn's.
 """
 
@@ -59,7 +59,7 @@ class LogisticPath:
         weight: ``(n,)`` weights of the records.
     """
 
-    def __init__(self, X: Any, y: Int64, classes: int, weight: Float64 | None) -> None:
+    def __init__(self, X: Any, y: Int64, classes: int, weight: Float64 | None = None) -> None:
         self._known, codes = np.unique(y, return_inverse=True)
         self._classes = classes
         columns = 1 if len(self._known) == 2 else len(self._known)  # of two, the odds of the second
