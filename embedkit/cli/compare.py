@@ -222,7 +222,7 @@ def _test_cells(table: Comparison, row: Row) -> dict[str, str]:
 
 
 def _named(metric: str) -> str:
-    from embedkit.comparison.compare import LOWER_IS_BETTER
+    from embedkit.runs.metrics import LOWER_IS_BETTER
 
     return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
 

@@ -158,7 +158,7 @@ def _probe_finding(content: ProbeRun) -> str:
     best = (min if content.metric in LOWER_IS_BETTER else max)(
         content.views, key=lambda view: view.score.value
     )
-    level = [view.name for view in content.views if (view.p_best or 0.0) >= 0.05]
+    level = [view.name for view in content.views if view.is_level]
     first = f"{best.name} is the best view"
     if len(level) > 1:
         first = f"{view_ranges(level)} are not told apart from the best view"
