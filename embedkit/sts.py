@@ -136,17 +136,10 @@ def similarity(
     started = time.perf_counter()
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
-    plan = plan_corpus(
-        [InputFile.of(Path(corpus))],
-        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, id=id, label=score),
+    reading = replace(
+        reading or CorpusOptions(), text=text, text_pair=text_pair, id=id, label=score
     )
-    for notice in plan.notices:
-        if score is not None or not notice.startswith("label"):
-            logger.info(notice)
-    reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
-    if not records:
-        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
+    plan, records, rejected = _pairs(Path(corpus), reading)
     gold = None if score is None else _gold(records, score)
     kinds = parse_poolings(pooling)
     encoder = Encoder.load(
@@ -161,7 +154,7 @@ def similarity(
     found = PairSimilarity(
         records=tuple(records), cosines=cosines, gold=gold,
         agreement=() if gold is None else agreement(cosines, gold, seed=seed),
-        rejected=reader.counts.n_rejected, truncated=truncated, model=encoder.checkpoint.name,
+        rejected=rejected, truncated=truncated, model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
@@ -170,6 +163,19 @@ def similarity(
         with new_run(Path(out), overwrite=overwrite) as folder:
             _write(folder, found, plan, encoder, settings)
     return found
+
+
+def _pairs(corpus: Path, reading: CorpusOptions) -> tuple[CorpusPlan, list[Record], int]:
+    """How a file is read, its pairs, and the number of records that could not be used."""
+    plan = plan_corpus([InputFile.of(corpus)], reading)
+    for notice in plan.notices:
+        if reading.label is not None or not notice.startswith("label"):
+            logger.info(notice)
+    reader = CorpusReader(plan)
+    records = [item for item in reader if isinstance(item, Record)]
+    if not records:
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
+    return plan, records, reader.counts.n_rejected
 
 
 def agreement(
