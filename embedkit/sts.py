@@ -179,7 +179,7 @@ def _pairs(corpus: Path, reading: CorpusOptions) -> tuple[CorpusPlan, list[Recor
 
 
 def agreement(
-    cosines: dict[str, Float64], gold: Float64, *, seed: int = 0, samples: int = _SAMPLES
+    cosines: dict[str, Float64], gold: Float64, *, seed: int = 0
 ) -> tuple[Agreement, ...]:
     """Spearman's and Pearson's correlation of every view with the gold scores.
 
@@ -189,7 +189,6 @@ def agreement(
         cosines: ``(n,)`` by view.
         gold: ``(n,)``.
         seed: of the bootstrap.
-        samples: number of bootstrap samples.
 
     Raises:
         UsageError: there are fewer than three pairs, or all scores are equal.
@@ -200,7 +199,7 @@ def agreement(
     values = np.stack(list(cosines.values()), axis=1)
     ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
     n = len(gold)
-    drawn = _bootstrap_weights(n, seed=seed, samples=samples)
+    drawn = _bootstrap_weights(n, seed=seed)
     chunks = [
         (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
         for weights in chain([np.ones((1, n))], drawn)
@@ -211,11 +210,11 @@ def agreement(
     )
 
 
-def _bootstrap_weights(count: int, *, seed: int, samples: int) -> Iterator[Float64]:
+def _bootstrap_weights(count: int, *, seed: int) -> Iterator[Float64]:
     """Yield how often each pair is sampled, ``(a few samples, count)``."""
     random = np.random.default_rng(seed)
-    for start in range(0, samples, _AT_ONCE):
-        size = min(_AT_ONCE, samples - start)
+    for start in range(0, _SAMPLES, _AT_ONCE):
+        size = min(_AT_ONCE, _SAMPLES - start)
         yield random.multinomial(count, np.full(count, 1 / count), size=size).astype(np.float64)
 
 
