@@ -40,7 +40,7 @@ from tests.page_checks import (
     planes,
     until,
 )
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
 DECOMPOSED = "여행 home"  # as the file has it: composed
@@ -59,8 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     lines += [f"id{i}\t{text}\t{('x', 'y', '</style>')[i % 3]}\t{i * 1.5}\t"
               f"{day + datetime.timedelta(days=i)}" for i, text in enumerate(texts)]  # fmt: skip
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         embedkit.extract(folder / "c.tsv", out=folder / "data", model=str(tiny_model()),
                          layers="all", keep=["price", "day"], shard_rows=25)  # fmt: skip
         explore(folder / "data", out=folder / "page.html")
