@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from embedkit.comparison.compare import Compared, Comparison, Cost, Difference, Row
     from embedkit.runs.metrics import Score
 
-__all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_markdown", "verdict_text"]
+__all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_text"]
 
 _WIDE = 1_000
 """Columns beyond which the output is no terminal."""

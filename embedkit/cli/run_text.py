@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from embedkit.finetuning.folds import FinetuneResult
     from embedkit.runs.resampling import Score
 
-__all__ = ["agreement_finding", "finding_text", "run_data", "run_info_text", "run_text"]
+__all__ = ["agreement_finding", "run_data", "run_info_text", "run_text"]
 
 _SUBSETS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
 _ORDER = ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error", "roc_auc",

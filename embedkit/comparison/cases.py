@@ -17,7 +17,7 @@ from embedkit.runs.predictions import Predictions, keys_of
 from embedkit.search.exact import nearest
 from embedkit.types import Bool, Float32, Float64, Int64
 
-__all__ = ["LISTS", "Cases", "Nearest", "cases_of", "label_issues", "nearest_records"]
+__all__ = ["Cases", "Nearest", "cases_of", "label_issues", "nearest_records"]
 
 LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 """Names of the lists, in the order of the page."""

@@ -15,7 +15,7 @@ from embedkit.comparison.phrases import Phrases
 from embedkit.display import shorten
 from embedkit.runs.resampling import Score
 
-__all__ = ["CHARTS", "Chart", "charts_of"]
+__all__ = ["Chart", "charts_of"]
 
 _TOP = 8.0
 _MOST_POINTS = 1_500

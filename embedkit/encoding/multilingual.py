@@ -38,7 +38,6 @@ __all__ = [
     "PACKAGE",
     "PREFIX",
     "REVISION",
-    "cache_folder",
     "file_of_package",
     "packaged_checkpoint",
     "write_checkpoint",
