@@ -49,10 +49,8 @@ __all__ = [
 EXIT_REJECTS = 3
 """Exit code of a job that is done and has rejected records. Not an error: nothing was lost."""
 
-
 EXIT_INTERRUPTED = 130
 """Exit code of what the user stopped by Ctrl-C."""
-
 
 EXIT_TERMINATED = 143
 """Exit code of what SIGTERM has ended."""

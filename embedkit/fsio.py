@@ -99,7 +99,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> Non
         _sync_path(path.parent)
 
 
-def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> None:
+def write_parquet(path: Path, table: Any) -> None:
     """Write an Arrow table as Parquet with checksums, as :func:`write_durably` does.
 
     The same table gives the same bytes.
@@ -107,7 +107,6 @@ def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> Non
     Args:
         path: final name; replaced if it exists.
         table: ``pyarrow.Table``.
-        scratch: folder for the temporary file; by default the folder of ``path``.
 
     Raises:
         StorageError: the file system refused.
@@ -117,7 +116,7 @@ def write_parquet(path: Path, table: Any, *, scratch: Path | None = None) -> Non
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    write_durably(path, sealed(memoryview(sink.getvalue())), scratch=scratch or path.parent)
+    write_durably(path, sealed(memoryview(sink.getvalue())), scratch=path.parent)
 
 
 def publish_file(source: Path, target: Path) -> None:

@@ -10,14 +10,15 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from embedkit.display import HARMLESS, visible, without_nan
 
-__all__ = ["cut_text", "for_script", "lang_attribute", "language_of", "packed", "packed_json",
-           "render_page", "shown"]  # fmt: skip
+__all__ = ["cut_texts", "for_script", "lang_attribute", "packed", "packed_json", "render_page",
+           "shown"]  # fmt: skip
 
+_LONGEST_TEXT = 2_000
 _SCRIPTS = {
     "ja": (("\u3040", "\u30ff"),),
     "ko": (("\uac00", "\ud7a3"), ("\u1100", "\u11ff")),
@@ -68,11 +69,19 @@ def for_script(value: Any) -> str:
     return json.dumps(without_nan(value), ensure_ascii=False).replace("<", "\\u003c")
 
 
-def cut_text(text: str | None, limit: int) -> str | None:
-    """Return the first characters of a text, and how many more there are."""
-    if text is None or len(text) <= limit:
-        return text
-    return f"{text[:limit]} … (+{len(text) - limit:,})"
+def cut_texts(texts: Sequence[str | None], *, most_bytes: int) -> list[str | None]:
+    """Return the first 2,000 characters of texts, fewer where all would take too many bytes.
+
+    What was left out is counted at the end of a text.
+    """
+    limit = _LONGEST_TEXT
+    while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > most_bytes:
+        limit //= 2
+    return [
+        text if text is None or len(text) <= limit
+        else f"{text[:limit]} … (+{len(text) - limit:,})"
+        for text in texts
+    ]  # fmt: skip
 
 
 def shown(text: str) -> str:

@@ -27,7 +27,7 @@ from embedkit.predict import Prediction
 from embedkit.types import Float64
 
 __all__ = ["PredictedRecord", "Submission", "file_format", "parse_submission",
-           "read_prediction_files", "tsv_field", "write_prediction_file"]  # fmt: skip
+           "read_prediction_files", "write_prediction_file"]  # fmt: skip
 
 _ROUNDING = 1e-6
 _OF_WORDS = {"word": "int64", "text": "string"}

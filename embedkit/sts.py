@@ -136,17 +136,10 @@ def similarity(
     started = time.perf_counter()
     if out is not None:
         check_free(Path(out), overwrite=overwrite)
-    plan = plan_corpus(
-        [InputFile.of(Path(corpus))],
-        replace(reading or CorpusOptions(), text=text, text_pair=text_pair, id=id, label=score),
+    reading = replace(
+        reading or CorpusOptions(), text=text, text_pair=text_pair, id=id, label=score
     )
-    for notice in plan.notices:
-        if score is not None or not notice.startswith("label"):
-            logger.info(notice)
-    reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
-    if not records:
-        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
+    plan, records, rejected = _pairs(Path(corpus), reading)
     gold = None if score is None else _gold(records, score)
     kinds = parse_poolings(pooling)
     encoder = Encoder.load(
@@ -161,7 +154,7 @@ def similarity(
     found = PairSimilarity(
         records=tuple(records), cosines=cosines, gold=gold,
         agreement=() if gold is None else agreement(cosines, gold, seed=seed),
-        rejected=reader.counts.n_rejected, truncated=truncated, model=encoder.checkpoint.name,
+        rejected=rejected, truncated=truncated, model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
     if out is not None:
@@ -172,8 +165,21 @@ def similarity(
     return found
 
 
+def _pairs(corpus: Path, reading: CorpusOptions) -> tuple[CorpusPlan, list[Record], int]:
+    """How a file is read, its pairs, and the number of records that could not be used."""
+    plan = plan_corpus([InputFile.of(corpus)], reading)
+    for notice in plan.notices:
+        if reading.label is not None or not notice.startswith("label"):
+            logger.info(notice)
+    reader = CorpusReader(plan)
+    records = [item for item in reader if isinstance(item, Record)]
+    if not records:
+        raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
+    return plan, records, reader.counts.n_rejected
+
+
 def agreement(
-    cosines: dict[str, Float64], gold: Float64, *, seed: int = 0, samples: int = _SAMPLES
+    cosines: dict[str, Float64], gold: Float64, *, seed: int = 0
 ) -> tuple[Agreement, ...]:
     """Spearman's and Pearson's correlation of every view with the gold scores.
 
@@ -183,7 +189,6 @@ def agreement(
         cosines: ``(n,)`` by view.
         gold: ``(n,)``.
         seed: of the bootstrap.
-        samples: number of bootstrap samples.
 
     Raises:
         UsageError: there are fewer than three pairs, or all scores are equal.
@@ -194,7 +199,7 @@ def agreement(
     values = np.stack(list(cosines.values()), axis=1)
     ranked, gold_ranked = rankdata(values, axis=0), rankdata(gold)
     n = len(gold)
-    drawn = _bootstrap_weights(n, seed=seed, samples=samples)
+    drawn = _bootstrap_weights(n, seed=seed)
     chunks = [
         (_correlations(weights, ranked, gold_ranked), _correlations(weights, values, gold))
         for weights in chain([np.ones((1, n))], drawn)
@@ -205,11 +210,11 @@ def agreement(
     )
 
 
-def _bootstrap_weights(count: int, *, seed: int, samples: int) -> Iterator[Float64]:
+def _bootstrap_weights(count: int, *, seed: int) -> Iterator[Float64]:
     """Yield how often each pair is sampled, ``(a few samples, count)``."""
     random = np.random.default_rng(seed)
-    for start in range(0, samples, _AT_ONCE):
-        size = min(_AT_ONCE, samples - start)
+    for start in range(0, _SAMPLES, _AT_ONCE):
+        size = min(_AT_ONCE, _SAMPLES - start)
         yield random.multinomial(count, np.full(count, 1 / count), size=size).astype(np.float64)
 
 

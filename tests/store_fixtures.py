@@ -7,7 +7,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,14 @@ def load_quickly(
         max_length=choose_max_length(once.checkpoint, once.tokenizer, max_length),
         batch_tokens=batch_tokens or once.batch_tokens,
     )
+
+
+@contextmanager
+def loading_quickly() -> Iterator[pytest.MonkeyPatch]:
+    """As the fixture ``quick``, for as long as a fixture of a module needs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        yield patch
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from embedkit.search.whitening import load_whitening
 from embedkit.sklearn import TextEncoder
 from embedkit.verification import verify
 from tests.processes import command
-from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
 
@@ -42,8 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("checksums")
     random = np.random.default_rng(0)
     rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(300)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly() as patch:
         patch.setattr(figures, "png_of", png_of)
         data = folder / "data"
         embedkit.extract(write_tsv(folder / "c.tsv", rows), out=data, model=str(tiny_model()))

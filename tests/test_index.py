@@ -35,7 +35,7 @@ from embedkit.search.index import build_index, open_index
 from embedkit.search.kinds import KINDS
 from embedkit.search.searcher import Searcher
 from tests.processes import exit_code_of
-from tests.store_fixtures import load_quickly, tiny_model, tree, write_tsv
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, tree, write_tsv
 
 N = 2_100
 
@@ -48,8 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
     rows = [(str(i), " ".join(random.choice(words, 7)) + f" {i % 4}", str(i % 2))
             for i in range(N)]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         corpus = write_tsv(folder / "c.tsv", rows)
         embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()), shard_rows=800)
         yield folder / "data"

@@ -15,8 +15,7 @@ import pytest
 import embedkit
 from embedkit.dataset.inspection import open_lines
 from embedkit.dataset.store import read_manifest
-from embedkit.encoding.encoder import Encoder
-from tests.store_fixtures import N_ACCEPTED, load_quickly, run, write_tsv
+from tests.store_fixtures import N_ACCEPTED, loading_quickly, run, write_tsv
 
 TAKE = {
     "pandas": "ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",
@@ -33,8 +32,7 @@ UNPROMISED = {("datasets", "float16")}
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a folder 한글") / request.param
     folder.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         corpus = write_tsv(folder / "corpus.tsv")
         return run(
             corpus, folder / "out's", storage=request.param, pooling=["cls", "mean"], tokens=True

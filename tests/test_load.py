@@ -16,15 +16,14 @@ import embedkit
 from embedkit.dataset.store import VectorData
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
-from tests.store_fixtures import N_ACCEPTED, load_quickly, run, write_tsv
+from tests.store_fixtures import N_ACCEPTED, load_quickly, loading_quickly, run, write_tsv
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of three rows with all tables."""
     folder = tmp_path_factory.mktemp("load")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         return run(
             write_tsv(folder / "c.tsv"), folder / "out", layers="1,2,sum:1..2", words="mean",
             tokens=True, pooling=["cls", "mean"],

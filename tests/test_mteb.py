@@ -13,7 +13,7 @@ import embedkit
 from benchmarks.mteb import main, mteb_protocol
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, UsageError
-from tests.store_fixtures import load_quickly, run
+from tests.store_fixtures import load_quickly, loading_quickly, run
 
 N = 60
 
@@ -23,8 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mteb")
     lines = [f"{'good' if i % 2 else 'bad'} movie number {i}\t{i % 2}" for i in range(N)]
     (folder / "c.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         run(folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"])
     return folder / "data"
 

@@ -140,7 +140,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(multilingual, "_package_file", lambda: None)
+    monkeypatch.setattr(multilingual, "file_of_package", lambda *_: None)
     return tmp_path
 
 
@@ -155,7 +155,7 @@ def from_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A tiny model takes the place of the package's."""
     data, _ = package_file()
     (folder / "weights.bin").write_bytes(data)
-    monkeypatch.setattr(multilingual, "_package_file", lambda: folder / "weights.bin")
+    monkeypatch.setattr(multilingual, "file_of_package", lambda *_: folder / "weights.bin")
     monkeypatch.setattr(multilingual, "SOURCE_SHA256", file_sha256(folder / "weights.bin"))
     multilingual.write_checkpoint(data, folder / "expected")
     hashes = {p.name: file_sha256(p) for p in (folder / "expected").iterdir()}

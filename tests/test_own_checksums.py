@@ -27,15 +27,14 @@ from embedkit.predict import Prediction
 from embedkit.prediction_files import PredictedRecord, read_prediction_files, write_prediction_file
 from embedkit.runs.split_files import read_split
 from embedkit.sklearn import TextEncoder
-from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorData]:
     """A dataset, and a split beside it."""
     folder = tmp_path_factory.mktemp("own")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         corpus = write_tsv(folder / "c.tsv")
         embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()))
         embedkit.split(corpus, out=folder / "split.parquet", folds=2)

@@ -23,12 +23,11 @@ from embedkit.comparison.compare import compare
 from embedkit.comparison.effects import scale_of
 from embedkit.comparison.phrases import Phrases
 from embedkit.comparison.report import write_report
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.splits import split
 from tests.run_fixtures import edit_run, many_runs, random_runs, train, write_fake_run
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import loading_quickly, tiny_model
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
 N = 60
@@ -49,8 +48,7 @@ def corpus_of(path: Path, n: int = N) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, three runs, a probe, a training log and their report, made once."""
     folder = tmp_path_factory.mktemp("report")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         embedkit.extract(corpus_of(folder / "corpus.tsv"), out=folder / "data", layers="all",
                          model=str(tiny_model()))  # fmt: skip
     split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)

@@ -17,13 +17,12 @@ from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import train
 from embedkit.comparison.compare import compare
 from embedkit.comparison.report import write_report
-from embedkit.encoding.encoder import Encoder
 from embedkit.fsio import file_sha256
 from embedkit.runs.splits import split
 from tests import page_checks, run_fixtures
 from tests.page_checks import check_fit, findings_of_axe, pasted
 from tests.run_fixtures import many_runs, write_fake_run
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import loading_quickly, tiny_model
 from tests.test_report import EVIL, corpus_of, payload
 
 READY = "#explorer:not([hidden])"
@@ -33,8 +32,7 @@ READY = "#explorer:not([hidden])"
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports of vectors with a probe, of many runs and classes, and of values."""
     folder = tmp_path_factory.mktemp("pages")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         embedkit.extract(corpus_of(folder / "corpus.tsv", 200), out=folder / "data", layers="all",
                          model=str(tiny_model()))  # fmt: skip
     split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)

@@ -49,7 +49,7 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.splits import split
 from tests.processes import command
 from tests.run_fixtures import train
-from tests.store_fixtures import build_tiny, load_quickly, tiny_model
+from tests.store_fixtures import build_tiny, load_quickly, loading_quickly, tiny_model
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
 N = 120
@@ -76,8 +76,7 @@ def corpus_of(path: Path, labels: Any = None, seed: int = 0) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a dataset, a split and a run, made once."""
     folder = tmp_path_factory.mktemp("results")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         corpus = corpus_of(folder / "corpus.tsv")
         embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()), layers="all",
                          pooling=["cls", "mean"], shard_rows=50)  # fmt: skip
@@ -505,10 +504,9 @@ def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) 
 
 def test_another_checkpoint_is_refused(shared: Path, tmp_path: Path) -> None:
     other = build_tiny(tmp_path / "other", seed=5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
-        with pytest.raises(MismatchError, match=r"is not the checkpoint that .*run was made with"):
-            Predictor(shared / "run", model=str(other), device="cpu")
+    refused = pytest.raises(MismatchError, match=r"is not the checkpoint that .*run was made with")
+    with loading_quickly(), refused:
+        Predictor(shared / "run", model=str(other), device="cpu")
 
 
 def test_label_names(shared: Path) -> None:

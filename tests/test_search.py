@@ -28,7 +28,7 @@ from embedkit.search.searcher import QueryEncoder, Searcher, read_queries
 from embedkit.search.where import chosen_records
 from embedkit.search.whitening import fit_whitening, load_whitening
 from tests.processes import ROOT
-from tests.store_fixtures import ROWS, load_quickly, tiny_model, write_tsv
+from tests.store_fixtures import ROWS, load_quickly, loading_quickly, tiny_model, write_tsv
 
 N = 90
 
@@ -52,8 +52,7 @@ def corpus_of(path: Path) -> Path:
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A dataset of several shards with a reject in the middle."""
     folder = tmp_path_factory.mktemp("search")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         embedkit.extract(
             corpus_of(folder / "corpus.tsv"), out=folder / "data", model=str(tiny_model()),
             layers="all", pooling=["cls", "mean"], shard_rows=20,

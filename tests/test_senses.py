@@ -14,7 +14,6 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 import embedkit
 from embedkit.cli.main import cli
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.explore import layout, senses_page
 from embedkit.explore.layout import first_axes
@@ -22,7 +21,7 @@ from embedkit.explore.senses_page import write_senses
 from embedkit.words.senses import _interval, _Pairs, compare_senses
 from embedkit.words.uses import Use, uses_of_spans
 from tests.page_checks import check_fit, findings_of_axe, json_block, opened, pasted, until
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import loading_quickly, tiny_model
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 ROWS = (  # word, sense, and the text with the use between bars
@@ -51,8 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end = str(len(before) + len(rest[0])) if rest else ""
         lines.append(f"u{i}\t{marked.replace('|', '')}\t{word}\t{start}\t{end}\t{sense}")
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         for name, layers in (("data", "all"), ("other", "0,2")):
             embedkit.extract(folder / "c.tsv", out=folder / name, model=str(tiny_model()),
                              label="sense", keep=["word", "start", "end"], layers=layers,

@@ -25,7 +25,7 @@ from embedkit.words.describe import describe_uses
 from embedkit.words.matching import Marked, find_word, read_marked
 from embedkit.words.uses import Use, UseVectors, span_vectors, uses_in_dataset, uses_in_texts
 from embedkit.words.wic import MarkedPairs, best_threshold, evaluate, marked_pairs
-from tests.store_fixtures import load_quickly, tiny_model, write_tsv
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -49,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     where = tmp_path_factory.mktemp("words")
     rows = [(f"id{i}", text, str(i % 2)) for i, text in enumerate(TEXTS)]
     corpus = write_tsv(where / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
+    with loading_quickly():
         tables: dict[str, Any] = {
             "words": {"words": "mean"},
             "tokens": {"tokens": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ from embedkit.errors import UsageError
 
 if TYPE_CHECKING:
     from embedkit.comparison.compare import Compared, Comparison, Cost, Difference, Row
+    from embedkit.runs.metrics import Score
 
-__all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_markdown", "verdict_text"]
+__all__ = ["compare", "comparison_markdown", "comparison_text", "verdict_text"]
 
 _WIDE = 1_000
 """Columns beyond which the output is no terminal."""
@@ -186,11 +187,11 @@ def _blocks(table: Comparison, *, every_interval: bool = True) -> Iterator[str |
         counts += f", {table.records['test']:,} in the test set"
     intervals = "95 % intervals" if every_interval else f"95 % intervals of {table.metric} (--all)"
     yield f"Scores on held-out records ({counts}), best first, with {intervals}:"
-    yield [_score_cells(table, row, every_interval) for row in table.rows]
+    yield [_score_cells(table, row, row.scores, every_interval) for row in table.rows]
     yield from (f"Seeds of {one.text}." for one in table.seeds)
     if table.rows[0].test:
         yield "Test set:"
-        yield [_test_cells(table, row) for row in table.rows]
+        yield [_score_cells(table, row, row.test, most=3) for row in table.rows]
     unit = " in points" if is_percent(table.metric) else ""
     yield (
         f"Differences in {table.metric}{unit} to the baseline ({visible(table.baseline)}) and to "
@@ -206,23 +207,21 @@ def _blocks(table: Comparison, *, every_interval: bool = True) -> Iterator[str |
     yield [_cost_cells(row.name, row.cost, table.level) for row in table.rows if row.cost]
 
 
-def _score_cells(table: Comparison, row: Row, every_interval: bool) -> dict[str, str]:
-    names = [table.metric, *(name for name in row.scores if name != table.metric)]
+def _score_cells(
+    table: Comparison, row: Row, scores: Mapping[str, Score], every_interval: bool = True,
+    most: int | None = None,
+) -> dict[str, str]:  # fmt: skip
+    names = [table.metric, *(name for name in scores if name != table.metric)][:most]
     cells = {
-        _named(n): score_text(row.scores[n], n) if every_interval or n == table.metric
-        else metric_text(row.scores[n].value, n)
+        _named(n): score_text(scores[n], n) if every_interval or n == table.metric
+        else metric_text(scores[n].value, n)
         for n in names
     }  # fmt: skip
     return {"method": visible(row.name), **cells}
 
 
-def _test_cells(table: Comparison, row: Row) -> dict[str, str]:
-    names = [table.metric, *(name for name in row.test if name != table.metric)][:3]
-    return {"method": visible(row.name)} | {_named(n): score_text(row.test[n], n) for n in names}
-
-
 def _named(metric: str) -> str:
-    from embedkit.comparison.compare import LOWER_IS_BETTER
+    from embedkit.runs.metrics import LOWER_IS_BETTER
 
     return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
 

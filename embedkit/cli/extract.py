@@ -117,8 +117,6 @@ def extract(
 
 
 def _dry_run(plan: ExtractPlan, overwrite: bool) -> Result:
-    from dataclasses import asdict
-
     from embedkit.dataset.estimate import estimate
     from embedkit.dataset.jobs import what_is_there
 

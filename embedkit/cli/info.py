@@ -24,7 +24,7 @@ from embedkit.cli.text import (
     wrapped,
 )
 from embedkit.display import bytes_text, visible
-from embedkit.errors import ModelError, UsageError, did_you_mean
+from embedkit.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,12 +86,11 @@ def info(what: str, revision: str | None, offline: bool) -> Result:
 
 def _not_found(path: Path, error: ModelError) -> ModelError:
     """The error for a name that is no folder, and no checkpoint that can be had either."""
-    near = ""
-    if path.parent.is_dir():
-        near = did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
+    from embedkit.encoding.checkpoint import near_folder
+
     reason = str(error).removeprefix(f"model={str(path)!r}: ")
     return ModelError(
-        f"{path} is neither a dataset nor a run: there is no such folder.{near} "
+        f"{path} is neither a dataset nor a run: there is no such folder.{near_folder(path)} "
         f"As a checkpoint: {reason}"
     )
 

@@ -102,9 +102,16 @@ def predict(
         write_prediction_file, names=predictor.names, out=out, as_json=as_json, submission=columns,
         words=("word", "text") if predictor.labels_words else (),
     )  # fmt: skip
-    if corpus_plan is None:
-        return _predict_dataset(predictor, Path(str(corpus)), write, out=out, quiet=quiet)
-    return _predict_corpus(predictor, corpus_plan, write, out=out, quiet=quiet)
+    count, rejected, reasons = (
+        _predict_dataset(predictor, Path(str(corpus)), write)
+        if corpus_plan is None
+        else _predict_corpus(predictor, corpus_plan, write)
+    )
+    if not quiet:
+        what, of = ("words", " records") if predictor.labels_words else ("texts", "")
+        told = f"{count:,} {what} predicted, {rejected:,}{of} rejected{reasons}"
+        say(told + (f" → {out}" if out else ""), err=True)
+    return EXIT_REJECTS if rejected else 0
 
 
 def _check_records(predictor: Predictor, given: dict[str, Any]) -> None:
@@ -171,9 +178,9 @@ def _planned(corpus: Path, settings: dict[str, Any]) -> CorpusPlan | None:
 
 
 def _predict_dataset(
-    predictor: Predictor, dataset: Path, write: Callable[[Iterable[PredictedRecord]], int],
-    *, out: Path | None, quiet: bool,
-) -> int:  # fmt: skip
+    predictor: Predictor, dataset: Path, write: Callable[[Iterable[PredictedRecord]], int]
+) -> tuple[int, int, str]:
+    """Write predictions; return how many, how many records are rejected, and why."""
     from embedkit.prediction_files import PredictedRecord
 
     with progress_bar() as progress:
@@ -183,15 +190,12 @@ def _predict_dataset(
     if predictor.labels_words:
         words = zip(records, data.word.tolist(), data.text, strict=True)
         records = (replace(one, word=word, text=text) for one, word, text in words)
-    count = write(records)
-    what = "words" if predictor.labels_words else "texts"
-    return _told(count, data.manifest.totals.rejected, "", what=what, out=out, quiet=quiet)
+    return write(records), data.manifest.totals.rejected, ""
 
 
 def _predict_corpus(
-    predictor: Predictor, plan: CorpusPlan, write: Callable[[Iterable[PredictedRecord]], int],
-    *, out: Path | None, quiet: bool,
-) -> int:  # fmt: skip
+    predictor: Predictor, plan: CorpusPlan, write: Callable[[Iterable[PredictedRecord]], int]
+) -> tuple[int, int, str]:
     from embedkit.corpus import CorpusReader
 
     reader = CorpusReader(plan)
@@ -199,19 +203,7 @@ def _predict_corpus(
         count = write(_predicted(predictor, reader, progress))
     if reader.counts.quote_notice:
         logger.warning("%s", reader.counts.quote_notice)
-    reasons = reasons_text(reader.counts.rejected)
-    what = "words" if predictor.labels_words else "texts"
-    return _told(count, reader.counts.n_rejected, reasons, what=what, out=out, quiet=quiet)
-
-
-def _told(
-    count: int, rejected: int, reasons: str, *, what: str, out: Path | None, quiet: bool
-) -> int:
-    if not quiet:
-        of = " records" if what == "words" else ""
-        text = f"{count:,} {what} predicted, {rejected:,}{of} rejected{reasons}"
-        say(text + (f" → {out}" if out else ""), err=True)
-    return EXIT_REJECTS if rejected else 0
+    return count, reader.counts.n_rejected, reasons_text(reader.counts.rejected)
 
 
 def _predicted(
@@ -225,11 +217,11 @@ def _predicted(
     while chunk := list(islice(records, _CHUNK)):
         if predictor.labels_words:
             yield from _predicted_words(predictor, chunk)
-            progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
-            continue
-        pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
-        found = predictor.predict([r.text for r in chunk], pairs)
-        yield from (PredictedRecord(r.row, r.id, one) for r, one in zip(chunk, found, strict=True))
+        else:
+            pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
+            found = predictor.predict([r.text for r in chunk], pairs)
+            for record, one in zip(chunk, found, strict=True):
+                yield PredictedRecord(record.row, record.id, one)
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
 
 

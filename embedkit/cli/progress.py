@@ -13,7 +13,7 @@ from embedkit.cli.text import bar_shown, say
 from embedkit.display import duration_text, visible
 from embedkit.types import Progress, ProgressCallback, no_progress
 
-__all__ = ["progress_bar", "progress_shown"]
+__all__ = ["progress_bar"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 _BESIDE_BAR = 55

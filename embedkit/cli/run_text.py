@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from embedkit.finetuning.folds import FinetuneResult
     from embedkit.runs.resampling import Score
 
-__all__ = ["agreement_finding", "finding_text", "run_data", "run_info_text", "run_text"]
+__all__ = ["agreement_finding", "run_data", "run_info_text", "run_text"]
 
 _SUBSETS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
 _ORDER = ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error", "roc_auc",
@@ -158,7 +158,7 @@ def _probe_finding(content: ProbeRun) -> str:
     best = (min if content.metric in LOWER_IS_BETTER else max)(
         content.views, key=lambda view: view.score.value
     )
-    level = [view.name for view in content.views if (view.p_best or 0.0) >= 0.05]
+    level = [view.name for view in content.views if view.is_level]
     first = f"{best.name} is the best view"
     if len(level) > 1:
         first = f"{view_ranges(level)} are not told apart from the best view"

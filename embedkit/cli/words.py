@@ -301,11 +301,8 @@ def _load_encoder(settings: dict[str, Any]) -> tuple[Any, Any]:
 def _compare_marked(marked: Path, settings: dict[str, Any]) -> tuple[MarkedPairs, SenseTest | None]:
     from embedkit.words.wic import evaluate, marked_pairs
 
-    columns, train, label = (
-        names_of(settings["columns"]) or [],
-        settings["train"],
-        settings["label"],
-    )
+    columns = names_of(settings["columns"]) or []
+    train, label = settings["train"], settings["label"]
     if len(columns) != 2:
         raise UsageError("--marked needs --columns FIRST,SECOND, the columns of the sentences.")
     if train is not None and label is None:

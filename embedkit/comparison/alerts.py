@@ -12,6 +12,7 @@ import numpy as np
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.findings import Verdict
+from embedkit.comparison.layers import random_means
 from embedkit.comparison.texts import Texts
 from embedkit.encoding.views import split_view
 from embedkit.runs.content import FinetuneRun
@@ -73,18 +74,16 @@ def _random_weights(compared: Compared) -> Iterator[Alert]:
     for probe in compared.runs.probes:
         content = probe.content
         lower = content.metric in LOWER_IS_BETTER
+        random = random_means(probe)
         same = [
-            view.name for view in content.views if view.name in content.random_weights
-            and _reaches(float(np.mean(content.random_weights[view.name])), view.score, lower)
+            v.name for v in content.views if v.name in random and (
+                random[v.name] <= v.score.high if lower else random[v.name] >= v.score.low
+            )
         ]  # fmt: skip
         same = [name for name in same if split_view(name)[1] != "0"] or same
         if same:
             yield Alert("random_weights", {"run": probe.name, "views": same,
                                            "all": len(content.random_weights)})  # fmt: skip
-
-
-def _reaches(value: float, score: Any, lower: bool) -> bool:
-    return bool(value <= score.high) if lower else bool(value >= score.low)
 
 
 def short_trainings(compared: Compared) -> Iterator[Alert]:

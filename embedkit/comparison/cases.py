@@ -17,14 +17,14 @@ from embedkit.runs.predictions import Predictions, keys_of
 from embedkit.search.exact import nearest
 from embedkit.types import Bool, Float32, Float64, Int64
 
-__all__ = ["LISTS", "Cases", "Nearest", "cases_of", "label_issues", "nearest_records"]
+__all__ = ["Cases", "Nearest", "cases_of", "label_issues", "nearest_records"]
 
 LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 """Names of the lists, in the order of the page."""
 
 _UNSURE = 0.1
 _RIGHT_OFTEN = 0.5
-_MOST_QUERIES = 5_000
+_MOST_METHODS, _MOST_QUERIES = 12, 5_000
 _NEAREST = 3
 
 
@@ -70,14 +70,7 @@ class Cases:
         return len(self.records.row)
 
 
-def cases_of(
-    compared: Compared,
-    chosen: str,
-    *,
-    voting: Sequence[str],
-    cut: Bool,
-    limit: int = 12,
-) -> Cases:
+def cases_of(compared: Compared, chosen: str, *, voting: Sequence[str], cut: Bool) -> Cases:
     """Return all held-out records, without neighbours.
 
     Args:
@@ -85,12 +78,11 @@ def cases_of(
         chosen: name of the method that the lists are about.
         voting: names of the methods that ``all_wrong`` and ``relabel`` ask.
         cut: ``(n,)`` whether the text of each record was cut.
-        limit: largest number of methods.
     """
     table = compared.table
     known = [row.name for row in table.rows if row.kind != "majority"]
     names = list(dict.fromkeys([chosen, table.baseline, *voting, *known]))
-    names = [name for name in names if name in known][:limit]
+    names = [name for name in names if name in known][:_MOST_METHODS]
     index = compared.runs.records.first_repeat
     found = {name: compared.predictions[name].take(index) for name in {*names, *voting}}
     records, asked = found[chosen], [found[name] for name in voting]
@@ -121,7 +113,7 @@ def _label_lists(
     margin = top[:, -1] - top[:, -2]
     lists = {
         "all_wrong": _first(all_wrong, -said),
-        "relabel": _first(label_issues(asked) & all_wrong, -said) if _can_judge(asked) else _none(),
+        "relabel": _first(label_issues(asked) & all_wrong & _can_judge(asked), -said),
         "wrong": _first(wrong, -_confidence(p)),
         "unsure": _first(margin < _UNSURE, margin),
     }
@@ -150,10 +142,6 @@ def _can_judge(asked: Sequence[Predictions]) -> bool:
     """Whether several methods are right often enough together to doubt a label."""
     proba = np.mean([one.proba for one in asked], axis=0)
     return len(asked) > 1 and float(np.mean(proba.argmax(1) == asked[0].y)) > _RIGHT_OFTEN
-
-
-def _none() -> Int64:
-    return np.empty(0, np.int64)
 
 
 def _right(p: Predictions) -> Bool:
@@ -197,12 +185,7 @@ def label_issues(predictions: Sequence[Predictions]) -> Bool:
 
 
 def nearest_records(
-    cases: Cases,
-    dataset: Dataset,
-    views: Sequence[str],
-    *,
-    keys: Mapping[int, int],
-    limit: int = _MOST_QUERIES,
+    cases: Cases, dataset: Dataset, views: Sequence[str], *, keys: Mapping[int, int]
 ) -> Nearest | None:
     """Return the three nearest other records of every record in a list.
 
@@ -211,7 +194,6 @@ def nearest_records(
         dataset: whose vectors are used.
         views: the views to use; the default view where it has not all of them.
         keys: positions among the cases by the key of a record or word.
-        limit: largest number of records that neighbours are looked for.
     """
     level = "word" if cases.records.of_words else "sentence"
     try:
@@ -221,7 +203,7 @@ def nearest_records(
     stored = keys_of(data.row, data.word if level == "word" else None)
     place = np.array([keys.get(int(key), -1) for key in stored], np.int64)
     listed = [i for name, index in cases.lists.items() if name != "cut" for i in index.tolist()]
-    wanted = list(dict.fromkeys(listed))[:limit]
+    wanted = list(dict.fromkeys(listed))[:_MOST_QUERIES]
     here = np.flatnonzero(np.isin(place, wanted))
     if not len(here) or len(data) < 2:
         return None

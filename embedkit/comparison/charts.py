@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from embedkit.comparison.phrases import Phrases
 from embedkit.display import shorten
 from embedkit.runs.resampling import Score
 
-__all__ = ["CHARTS", "Chart", "charts_of"]
+__all__ = ["Chart", "charts_of"]
 
 _TOP = 8.0
 _MOST_POINTS = 1_500
@@ -32,7 +33,7 @@ def charts_of(content: ReportContent, words: Phrases) -> Iterator[Chart]:
     """Return the pictures that the runs allow, in the order of the page."""
     for name, (possible, draw) in CHARTS.items():
         if possible(content):
-            yield Chart(name, lambda width, draw=draw: draw(content, words, width))  # type: ignore[misc]
+            yield Chart(name, partial(draw, content, words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def forest(content: ReportContent, words: Phrases, width: float) -> Scene:
         assert effect is not None
         y = _TOP + row * number + 33
         scene.text(0, y - 18, name, bold=not method.style)
-        scene.text(width, y - 18, said, size=12, colour="soft", anchor="end")
+        scene.note(width, y - 18, said, anchor="end")
         scene.box(edges[0], y - 10, edges[1] - edges[0], 20, colour="band")
         for tick in marked:
             scene.line((axis(tick), y - 10), (axis(tick), y + 10))
@@ -92,11 +93,11 @@ def forest(content: ReportContent, words: Phrases, width: float) -> Scene:
         scene.mark(axis(effect.value), y, method.style)
     for tick in marked:
         label = "0" if abs(tick) < 1e-12 else _plain_signed(words, tick)
-        scene.text(axis(tick), bottom + 17, label, colour="soft", size=12, anchor="middle")
+        scene.note(axis(tick), bottom + 17, label)
     unit = words("points", value="").strip() if content.scale.percent else words.metric(
         content.scale.metric
     )  # fmt: skip
-    scene.text((left + right) / 2, bottom + 34, unit, colour="soft", size=12, anchor="middle")
+    scene.note((left + right) / 2, bottom + 34, unit)
     return scene
 
 
@@ -135,9 +136,8 @@ def cost(content: ReportContent, words: Phrases, width: float) -> Scene:
     _score_grid(scene, words, y, left, right)
     for value in _round_times(x.low, x.high):
         scene.line((x(value), bottom), (x(value), bottom + 5), colour="soft")
-        scene.text(x(value), bottom + 19, f"{value:g}", colour="soft", size=12, anchor="middle")
-    scene.text((left + right) / 2, height - 6, words("cost.axis"), colour="soft", size=12,
-               anchor="middle")  # fmt: skip
+        scene.note(x(value), bottom + 19, f"{value:g}")
+    scene.note((left + right) / 2, height - 6, words("cost.axis"))
     corners: list[tuple[float, float]] = []
     for method in _frontier(rows, content):
         here = (x(method.milliseconds or 1), y(method.score.value))
@@ -215,14 +215,7 @@ def _score_grid(scene: Scene, words: Phrases, y: _Axis, left: float, right: floa
     low, high = sorted((y.low, y.high))
     for tick in ticks(low, high, 4):
         scene.line((left, y(tick)), (right, y(tick)), colour="line")
-        scene.text(left - 6, y(tick) + 4, _short_score(words, tick), colour="soft", size=12,
-                   anchor="end")  # fmt: skip
-
-
-def _short_score(words: Phrases, value: float) -> str:
-    text = words.number(value)
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return words("percent", value=text) if words.is_percent() else text
+        scene.note(left - 6, y(tick) + 4, words.mark(tick), anchor="end")
 
 
 def length(content: ReportContent, words: Phrases, width: float) -> Scene:
@@ -245,8 +238,7 @@ def length(content: ReportContent, words: Phrases, width: float) -> Scene:
     ))  # fmt: skip
     for tick in ticks(axis.low, axis.high, 5 if wide else 4):
         scene.line((axis(tick), top), (axis(tick), bottom), colour="line")
-        scene.text(axis(tick), bottom + 17, _short_score(words, tick), colour="soft", size=12,
-                   anchor="middle")  # fmt: skip
+        scene.note(axis(tick), bottom + 17, words.mark(tick))
     for number, one in enumerate(bins):
         y = top + row * (number + 0.5)
         count = words("length.records", count=one.count)
@@ -254,18 +246,17 @@ def length(content: ReportContent, words: Phrases, width: float) -> Scene:
             count += f", {words('length.cut', count=one.cut)}"
         if wide:
             scene.text(left, y - 1, labels[number], anchor="end")
-            scene.text(left, y + 14, count, size=12, colour="soft", anchor="end")
+            scene.note(left, y + 14, count, anchor="end")
         else:
             scene.text(left, y - 15, labels[number])
-            scene.text(right, y - 15, count, size=12, colour="soft", anchor="end")
+            scene.note(right, y - 15, count, anchor="end")
         pairs = [(one.score, 0), *([(one.other, 1)] if one.other else [])]
         for i, (score, style) in enumerate(pairs):
             _score_line(scene, axis, score, y + (-4 if wide else 0) + 13 * i, style)
         if one.difference is not None:
             scene.text(width - 8, y + 6, changes[number], size=12, anchor="end",
                        bold=one.difference.low > 0 or one.difference.high < 0)  # fmt: skip
-    scene.text((left + right) / 2, bottom + 34, words.metric(content.scale.metric), colour="soft",
-               size=12, anchor="middle")  # fmt: skip
+    scene.note((left + right) / 2, bottom + 34, words.metric(content.scale.metric))
     return scene
 
 
@@ -299,17 +290,16 @@ def calibration(content: ReportContent, words: Phrases, width: float) -> Scene:
             f"{b.confidence:.2f} → {b.right:.2f}" for b in found
         ) for name, found in bins.items()
     ))  # fmt: skip
-    scene.text(0, 12, words("calibration.y"), colour="soft", size=12)
+    scene.note(0, 12, words("calibration.y"), anchor="start")
     for tick in ticks(low, 1, 4):
         scene.line((left, y(tick)), (right, y(tick)))
-        scene.text(left - 6, y(tick) + 4, _percent(words, tick), colour="soft", size=12,
-                   anchor="end")  # fmt: skip
+        scene.note(left - 6, y(tick) + 4, _percent(words, tick), anchor="end")
     for tick in ticks(x.low, 1, 6 if width > 400 else 4):
-        scene.text(x(tick), bottom + 18, _percent(words, tick), colour="soft", size=12,
-                   anchor="middle")  # fmt: skip
+        scene.note(x(tick), bottom + 18, _percent(words, tick))
     start = max(x.low, low)
     scene.line((x(start), y(start)), (x(1), y(1)), colour="soft", dashed=True)
-    for style, found in reversed(list(zip(_styles(content, bins), bins.values(), strict=True))):
+    for name, found in reversed(list(bins.items())):
+        style = content.method(name).style
         scene.line(
             *((x(b.confidence), y(b.right)) for b in found), colour=colour_of(style), width=1.6
         )
@@ -318,17 +308,12 @@ def calibration(content: ReportContent, words: Phrases, width: float) -> Scene:
             scene.line((px, y(one.low)), (px, y(one.high)), colour=colour_of(style), width=2,
                        opacity=0.4)  # fmt: skip
             scene.mark(px, y(one.right), style, radius=4)
-    scene.text((left + right) / 2, height - 6, words("calibration.x"), colour="soft", size=12,
-               anchor="middle")  # fmt: skip
+    scene.note((left + right) / 2, height - 6, words("calibration.x"))
     return scene
 
 
 def _percent(words: Phrases, value: float) -> str:
     return words("percent", value=f"{value * 100:g}")
-
-
-def _styles(content: ReportContent, names: Mapping[str, object]) -> list[int]:
-    return [content.method(name).style for name in names]
 
 
 def values(content: ReportContent, words: Phrases, width: float) -> Scene:
@@ -345,15 +330,14 @@ def values(content: ReportContent, words: Phrases, width: float) -> Scene:
     ))  # fmt: skip
     for tick in ticks(low, high, 5):
         scene.line((left, y(tick)), (size - 12, y(tick)))
-        scene.text(left - 6, y(tick) + 4, f"{tick:g}", colour="soft", size=12, anchor="end")
-        scene.text(x(tick), bottom + 18, f"{tick:g}", colour="soft", size=12, anchor="middle")
+        scene.note(left - 6, y(tick) + 4, f"{tick:g}", anchor="end")
+        scene.note(x(tick), bottom + 18, f"{tick:g}")
     scene.line((x(low), y(low)), (x(high), y(high)), colour="soft", dashed=True)
     jitter = np.random.default_rng(0).uniform(-2, 2, len(true))  # ratings lie on each other
     for one, other, moved in zip(true, said, jitter, strict=True):
         scene.mark(x(float(one)) + moved, y(float(other)), 0, radius=2.5, opacity=0.45)
-    scene.text((left + size) / 2, size - 8, words("values.true"), colour="soft", size=12,
-               anchor="middle")  # fmt: skip
-    scene.text(left + 8, _TOP + 12, words("values.predicted"), colour="soft", size=12)
+    scene.note((left + size) / 2, size - 8, words("values.true"))
+    scene.note(left + 8, _TOP + 12, words("values.predicted"), anchor="start")
     return scene
 
 

@@ -37,7 +37,6 @@ from embedkit.runs.resampling import (
 from embedkit.types import Int64, ProgressCallback, no_progress, steps
 
 __all__ = [
-    "LOWER_IS_BETTER",
     "MAJORITY",
     "Compared",
     "Comparison",

@@ -10,7 +10,7 @@ import numpy as np
 
 from embedkit.comparison.alerts import Alert, alerts_of
 from embedkit.comparison.cases import Cases, Nearest, cases_of, nearest_records
-from embedkit.comparison.compare import Compared, Row
+from embedkit.comparison.compare import Compared
 from embedkit.comparison.effects import Effect, Scale, effect_of, scale_of
 from embedkit.comparison.findings import Verdict, verdict_of
 from embedkit.comparison.load import LoadedProbe
@@ -156,7 +156,7 @@ def content_of(
         ),
         "tokens" if lengths is None else lengths.unit,
         by_class(mine, other) if is_classes else (),
-        confused_pairs(mine, other) if is_classes else (),
+        confused_pairs(mine) if is_classes else (),
         {name: calibration(p) for name, p in shown.items()} if is_classes else {},
         cases, lengths, found, shown_texts(mine, found, compared.datasets), has_other,
         tuple(_said_by_views(probe, mine) for probe in compared.runs.probes),
@@ -225,18 +225,11 @@ def _methods(compared: Compared, scale: Scale, verdict: Verdict) -> tuple[Method
     return tuple(
         Method(
             row.name, row.kind, styles.get(row.name, len(styles)),
-            row.scores[table.metric], _against(compared, row, scale), cost.get(row.name),
-            row.name in verdict.unfit,
+            row.scores[table.metric], effect_of(compared, row.name, table.baseline, scale),
+            cost.get(row.name), row.name in verdict.unfit,
         )
         for row in table.rows
     )  # fmt: skip
-
-
-def _against(compared: Compared, row: Row, scale: Scale) -> Effect | None:
-    baseline = compared.table.baseline
-    if row.name == baseline:
-        return None
-    return effect_of(row.name, baseline, compared.differences[row.name, baseline], scale)
 
 
 def _milliseconds(compared: Compared) -> dict[str, float]:

@@ -97,12 +97,9 @@ class Scene:
         """Draw a line through points."""
         self.items.append(_Line(points, colour, width, dashed, opacity))
 
-    def area(
-        self, *points: tuple[float, float], colour: str, opacity: float = 1,
-        outline: str | None = None,
-    ) -> None:  # fmt: skip
+    def area(self, *points: tuple[float, float], colour: str, opacity: float) -> None:
         """Fill a polygon."""
-        self.items.append(_Area(points, colour, opacity, outline))
+        self.items.append(_Area(points, colour, opacity, None))
 
     def box(
         self, x: float, y: float, width: float, height: float, *, colour: str,
@@ -129,6 +126,10 @@ class Scene:
     ) -> None:  # fmt: skip
         """Write text; ``y`` is its base line."""
         self.items.append(_Text(x, y, visible(text), colour, size, anchor, bold))
+
+    def note(self, x: float, y: float, text: str, *, anchor: Anchor = "middle") -> None:
+        """Write small grey text, such as the numbers and the name of an axis."""
+        self.text(x, y, text, colour="soft", size=12, anchor=anchor)
 
 
 def colour_of(style: int) -> str:

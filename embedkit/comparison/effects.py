@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embedkit.comparison.compare import LOWER_IS_BETTER, Compared, Difference
+from embedkit.comparison.compare import Compared, Difference
 from embedkit.errors import UsageError
-from embedkit.runs.metrics import beta_of
+from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of
 from embedkit.runs.predictions import metrics_of
 
 __all__ = ["WORDS", "Effect", "Scale", "effect_of", "judge", "scale_of"]
@@ -106,8 +106,11 @@ def scale_of(compared: Compared, worth: float | None = None) -> Scale:
     return Scale(metric, metric in LOWER_IS_BETTER, percent, margin)
 
 
-def effect_of(name: str, other: str, found: Difference, scale: Scale) -> Effect:
-    """Return a difference with its word."""
+def effect_of(compared: Compared, name: str, other: str, scale: Scale) -> Effect | None:
+    """Return what one method is against another; ``None`` of a method against itself."""
+    if name == other:
+        return None
+    found = compared.differences[name, other]
     return Effect(name, other, found.value, found.low, found.high, found.p_corrected,
                   found.only_this, found.only_other, judge(found, scale))  # fmt: skip
 

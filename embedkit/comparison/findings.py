@@ -19,8 +19,6 @@ from embedkit.runs.resampling import Score
 
 __all__ = ["CurveAnswer", "LayerAnswer", "PoolingAnswer", "Verdict", "unfit", "verdict_of"]
 
-_SIGNIFICANT = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class LayerAnswer:
@@ -57,8 +55,8 @@ class PoolingAnswer:
 
     def told_apart(self, pooling: str) -> bool | None:
         """Whether a pooling's best view is told apart from the best; ``None`` without a test."""
-        p = dict(self.best)[pooling].p_best
-        return None if p is None else p < _SIGNIFICANT
+        view = dict(self.best)[pooling]
+        return None if view.p_best is None else not view.is_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +127,7 @@ def verdict_of(compared: Compared, scale: Scale) -> Verdict:
     runs = [row for row in table.rows if row.kind not in ("blend", "majority")]
     left_out = unfit(compared)
     best = ([row for row in runs if row.name not in left_out] or runs)[0]
-    effect = None
-    if best.name != table.baseline:
-        found = compared.differences[best.name, table.baseline]
-        effect = effect_of(best.name, table.baseline, found, scale)
+    effect = effect_of(compared, best.name, table.baseline, scale)
     probes = compared.runs.probes
     return Verdict(
         best.name, best.scores[table.metric], effect, left_out,
@@ -145,10 +140,7 @@ def verdict_of(compared: Compared, scale: Scale) -> Verdict:
 
 
 def _best_of(compared: Compared, scale: Scale, rows: Sequence[Row], other: Row) -> Effect | None:
-    if not rows:
-        return None
-    name = rows[0].name
-    return effect_of(name, other.name, compared.differences[name, other.name], scale)
+    return effect_of(compared, rows[0].name, other.name, scale) if rows else None
 
 
 def _finetuned(compared: Compared, scale: Scale, runs: Sequence[Row]) -> Effect | None:
@@ -166,7 +158,7 @@ def _layer(probe: LoadedProbe) -> LayerAnswer:
     content = probe.content
     chosen = sorted(((v.name, v.chosen) for v in content.views if v.chosen), key=lambda v: -v[1])
     tested = any(view.p_best is not None for view in content.views)
-    level = tuple(v.name for v in content.views if (v.p_best or 0.0) >= _SIGNIFICANT)
+    level = tuple(view.name for view in content.views if view.is_level)
     best = _ranked(probe)[0]
     return LayerAnswer(
         probe.name, content.metric, content.nested, tuple(chosen), best.name, best.score.value,

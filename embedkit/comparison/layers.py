@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -13,46 +12,18 @@ from embedkit.comparison.drawing import Scene, apart, colour_of, text_width, tic
 from embedkit.comparison.load import LoadedProbe
 from embedkit.comparison.phrases import Phrases
 from embedkit.display import shorten
-from embedkit.encoding.views import split_view
+from embedkit.encoding.views import layer_rank, split_view
 from embedkit.runs.content import CurvePoint, ViewScore
 from embedkit.runs.metrics import LOWER_IS_BETTER
 
-__all__ = ["curve", "curves_of", "frames_inverted", "grid_of", "heat_map"]
+__all__ = ["curve", "curves_of", "frames_inverted", "heat_map", "random_means"]
 
-_SIGNIFICANT = 0.05
 _SHOWN_CURVES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Views by layer and pooling.
-
-    Attributes:
-        layers: names of the layers, in order.
-        poolings: names of the poolings.
-        cells: views by layer and pooling.
-        random: mean score of encoders that were never trained, by view.
-    """
-
-    layers: tuple[str, ...]
-    poolings: tuple[str, ...]
-    cells: dict[tuple[str, str], ViewScore]
-    random: dict[str, float]
-
-
-def grid_of(probe: LoadedProbe) -> Grid:
-    """Return the views of a probe by layer and pooling.
-
-    >>> from embedkit.runs.resampling import Score
-    >>> grid_of.__name__
-    'grid_of'
-    """
-    cells = {split_view(view.name)[::-1]: view for view in probe.content.views}
-    layers = list(dict.fromkeys(layer for layer, _ in cells))
-    layers.sort(key=lambda layer: (not layer.isdigit(), int(layer) if layer.isdigit() else 0))
-    random = {name: float(np.mean(found)) for name, found in probe.content.random_weights.items()}
-    poolings = tuple(dict.fromkeys(pooling for _, pooling in cells))
-    return Grid(tuple(layers), poolings, {(a, b): v for (a, b), v in cells.items()}, random)
+def random_means(probe: LoadedProbe) -> dict[str, float]:
+    """Return the mean score of encoders that were never trained, by view."""
+    return {name: float(np.mean(one)) for name, one in probe.content.random_weights.items()}
 
 
 def heat_map(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
@@ -60,54 +31,45 @@ def heat_map(probe: LoadedProbe, words: Phrases, width: float) -> Scene:
 
     Layers are columns where they fit, else rows.
     """
-    grid, metric = grid_of(probe), probe.content.metric
-    across = width >= 64 + 52 * len(grid.layers)
-    rows, tops = (grid.poolings, grid.layers) if across else (grid.layers, grid.poolings)
+    metric, views = probe.content.metric, probe.content.views
+    random = random_means(probe)
+    cells = {split_view(view.name): view for view in views}
+    poolings = list(dict.fromkeys(pooling for pooling, _ in cells))
+    layers = sorted(dict.fromkeys(layer for _, layer in cells), key=layer_rank)
+    across = width >= 64 + 52 * len(layers)
+    rows, tops = (poolings, layers) if across else (layers, poolings)
     label = max(text_width(shorten(name, 14)) for name in [*rows, words("layers.layer")]) + 22
     cell_width = min((width - label - 4) / len(tops), 78.0 if across else 110.0)
-    cell_height = 44.0 if not grid.random else 58.0
+    cell_height = 44.0 if not random else 58.0
     top = 24.0
-    values = [view.score.value for view in probe.content.views]
-    values += list(grid.random.values())
+    values = [*(view.score.value for view in views), *random.values()]
     low, high = min(values), max(values)
     if metric in LOWER_IS_BETTER:
         low, high = high, low
     scene = Scene(width, top + cell_height * len(rows) + 6, title=words("section.layers"),
                   description="; ".join(f"{v.name} {words.score(v.score.value, metric)}"
-                                        for v in probe.content.views))  # fmt: skip
+                                        for v in views))  # fmt: skip
     if across:
-        scene.text(label - 10, 16, words("layers.layer"), colour="soft", size=12, anchor="end")
+        scene.note(label - 10, 16, words("layers.layer"), anchor="end")
     for number, name in enumerate(tops):
-        scene.text(label + cell_width * (number + 0.5), 16, shorten(name, cell_width / 8),
-                   colour="soft", size=12, anchor="middle")  # fmt: skip
+        scene.note(label + cell_width * (number + 0.5), 16, shorten(name, cell_width / 8))
     for line, row in enumerate(rows):
         y = top + cell_height * line
         scene.text(label - 10, y + cell_height / 2 + 4, shorten(row, 14), anchor="end")
         for number, name in enumerate(tops):
-            view = grid.cells.get((name, row) if across else (row, name))
+            view = cells.get((row, name) if across else (name, row))
             if view is not None:
                 depth = 0.0 if high == low else (view.score.value - low) / (high - low)
-                _cell(
-                    scene,
-                    words,
-                    view,
-                    metric,
-                    depth,
-                    grid.random.get(view.name),
-                    (label + cell_width * number + 2, y + 2, cell_width - 4, cell_height - 4),
-                )
+                box = (label + cell_width * number + 2, y + 2, cell_width - 4, cell_height - 4)
+                _cell(scene, words, view, metric, depth, random.get(view.name), box)
     return scene
-
-
-def _framed(view: ViewScore) -> bool:
-    return (view.p_best or 0.0) >= _SIGNIFICANT
 
 
 def frames_inverted(probe: LoadedProbe) -> bool:
     """Return whether a view that is told apart from the best has a better score than another."""
     sign = -1 if probe.content.metric in LOWER_IS_BETTER else 1
-    found = {framed: [sign * v.score.value for v in probe.content.views if _framed(v) == framed]
-             for framed in (True, False)}  # fmt: skip
+    found = {level: [sign * v.score.value for v in probe.content.views if v.is_level == level]
+             for level in (True, False)}  # fmt: skip
     return bool(found[True]) and bool(found[False]) and max(found[False]) > min(found[True])
 
 
@@ -116,12 +78,11 @@ def _cell(
     random: float | None, box: tuple[float, float, float, float],
 ) -> None:  # fmt: skip
     x, y, width, height = box
-    framed = _framed(view)
     scene.box(x, y, width, height, colour="m0", opacity=round(0.05 + 0.4 * depth, 3),
-              outline="ink" if framed else None, name=view.name)  # fmt: skip
+              outline="ink" if view.is_level else None, name=view.name)  # fmt: skip
     middle, half = x + width / 2, (view.score.high - view.score.low) / 2
     scene.text(middle, y + 17, words.number(view.score.value, metric), size=13, anchor="middle",
-               bold=framed)  # fmt: skip
+               bold=view.is_level)  # fmt: skip
     if math.isfinite(half):
         scene.text(middle, y + 32, f"±{words.number(half, metric)}", size=11, anchor="middle")
     if random is not None:
@@ -177,12 +138,10 @@ def curve(probe: LoadedProbe, styles: Mapping[str, int], words: Phrases, width: 
     ))  # fmt: skip
     for tick in ticks(low, high, 4):
         scene.line((left, y(tick)), (right, y(tick)))
-        scene.text(left - 6, y(tick) + 4, _short(words, tick, metric), colour="soft", size=12,
-                   anchor="end")  # fmt: skip
+        scene.note(left - 6, y(tick) + 4, words.mark(tick, metric), anchor="end")
     for records in counts:
-        scene.text(x(records), bottom + 18, f"{records:,}", colour="soft", size=12, anchor="middle")
-    scene.text((left + right) / 2, height - 6, words("curve.axis"), colour="soft", size=12,
-               anchor="middle")  # fmt: skip
+        scene.note(x(records), bottom + 18, f"{records:,}")
+    scene.note((left + right) / 2, height - 6, words("curve.axis"))
     places = apart([y(points[-1].score) for _, points in found], 16, low=14, high=bottom)
     for (key, points), name, place in zip(found, names, places, strict=True):
         style = styles[key] if key in styles else next(free)
@@ -197,9 +156,3 @@ def curve(probe: LoadedProbe, styles: Mapping[str, int], words: Phrases, width: 
         scene.text(right + 4, place + 4, shorten(name, 16), colour=colour, size=12,
                    bold=key == found[0][0])  # fmt: skip
     return scene
-
-
-def _short(words: Phrases, value: float, metric: str) -> str:
-    text = words.number(value, metric)
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return words("percent", value=text) if words.is_percent(metric) else text

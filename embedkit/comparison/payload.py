@@ -8,25 +8,17 @@ import numpy as np
 
 from embedkit.comparison.content import ReportContent
 from embedkit.comparison.phrases import Phrases
-from embedkit.pages import cut_text, packed_json
+from embedkit.pages import cut_texts, packed_json
 from embedkit.runs.predictions import fold_names
 
 __all__ = ["payload_of"]
 
-_LONGEST_TEXT = 2_000
 _MOST_BYTES = 5_000_000
 
 
 def payload_of(content: ReportContent, words: Phrases) -> str:
-    """Return the records as base64 of gzipped JSON; the same records give the same bytes.
-
-    Texts are cut at 2,000 characters, and at fewer where all of them would take more than 5 MB.
-    """
+    """Return the records as base64 of gzipped JSON; the same records give the same bytes."""
     cases, records = content.cases, content.cases.records
-    texts = content.shown
-    limit = _LONGEST_TEXT
-    while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > _MOST_BYTES:
-        limit //= 2
     names = words.all_of("cases.list.")
     effect = content.verdict.effect
     methods = {"chosen": words.method(content.verdict.chosen),
@@ -41,7 +33,7 @@ def payload_of(content: ReportContent, words: Phrases) -> str:
         "said": [_numbers(one, content) for one in cases.said],
         "confidence": np.rint(cases.confidence * 1_000).astype(int).tolist(),
         "right": [] if content.classes else [one.astype(int).tolist() for one in cases.right],
-        "texts": [cut_text(text, limit) for text in texts],
+        "texts": cut_texts(content.shown, most_bytes=_MOST_BYTES),
         "lengths": None,
         "cut": None,
         "unit": words(f"length.{content.length_unit}"),

@@ -100,6 +100,12 @@ class Phrases:
         percent = self.is_percent(metric) and not math.isnan(value)
         return self("percent", value=number) if percent else number
 
+    def mark(self, value: float, metric: str | None = None) -> str:
+        """Return a score with its unit as axes have it: without zeros at its end."""
+        text = self.number(value, metric)
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        return self("percent", value=text) if self.is_percent(metric) else text
+
     def is_percent(self, metric: str | None = None) -> bool:
         """Whether a metric is shown in per cent."""
         if metric is None or metric == self._scale.metric:

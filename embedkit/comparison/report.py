@@ -1,30 +1,31 @@
-"""A comparison as one HTML page that needs nothing else, and its pictures as files.
-
-The page loads nothing: style, script, pictures and records stand in it, and its content policy
-allows that one script alone. Corpus text is escaped, and stays inside its place whatever its
-letters do.
-"""
+"""A comparison as one HTML page that needs nothing else, and its pictures as files."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 from embedkit._version import __version__
 from embedkit.artefacts import write_files
 from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.comparison.charts import Chart, charts_of
-from embedkit.comparison.compare import LOWER_IS_BETTER, MAJORITY, Compared
+from embedkit.comparison.compare import MAJORITY, Compared
 from embedkit.comparison.content import ReportContent, content_of
 from embedkit.comparison.drawing import Scene, as_file, as_svg
-from embedkit.comparison.layers import curve, curves_of, frames_inverted, heat_map
+from embedkit.comparison.layers import (
+    curve,
+    curves_of,
+    frames_inverted,
+    heat_map,
+    random_means,
+)
 from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.sentences import Sentences
@@ -33,8 +34,7 @@ from embedkit.comparison.training import training_chart, training_log
 from embedkit.display import bytes_text
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.pages import for_script, lang_attribute, render_page, shown
-from embedkit.runs.content import ViewScore
-from embedkit.runs.predictions import Predictions
+from embedkit.runs.metrics import LOWER_IS_BETTER
 from embedkit.types import ProgressCallback, no_progress, steps
 
 __all__ = ["write_report"]
@@ -136,23 +136,9 @@ def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A probe as the template reads it."""
-
-    name: str
-    metric: str
-    views: tuple[ViewScore, ...]
-    tested: bool
-    inverted: bool
-    random: dict[str, float]
-
-
 def _render(
     compared: Compared, content: ReportContent, words: Phrases, pictures: Mapping[str, Any]
 ) -> str:
-    from markupsafe import Markup
-
     filters: dict[str, Callable[..., Any]] = {
         "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol,
         "breaks": _breaks,
@@ -205,19 +191,18 @@ def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict
     table = compared.table
     metrics = [content.scale.metric]
     metrics += [name for name in table.rows[0].scores if name != content.scale.metric]
-    low, high = _agreement(table.agreement)
     return {
         "metrics": metrics,
         "lower_names": ", ".join(words.metric(m) for m in metrics if m in LOWER_IS_BETTER) or "–",
         "unit": words(f"unit.{compared.runs.runs[0].content.split.unit}"),
         "probes": [
-            _Probe(probe.name, probe.content.metric, probe.content.views,
-                   any(v.p_best is not None for v in probe.content.views), frames_inverted(probe),
-                   {n: float(np.mean(s)) for n, s in probe.content.random_weights.items()})
+            {"name": probe.name, "metric": probe.content.metric, "views": probe.content.views,
+             "tested": any(v.p_best is not None for v in probe.content.views),
+             "inverted": frames_inverted(probe), "random": random_means(probe)}
             for probe in compared.runs.probes
         ],
         "matrices": list(_matrices(compared, content)),
-        "agreement": (low, high) if low else None,
+        "agreement": _agreement(table.agreement),
         "trained": [run.name for run in compared.runs.runs if training_log(run.path)],
         "runs": compared.runs.all,
         "settings": settings_table(compared),
@@ -226,29 +211,25 @@ def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict
     }  # fmt: skip
 
 
-def _agreement(found: Sequence[Sequence[float]]) -> tuple[str, str]:
+def _agreement(found: Sequence[Sequence[float]]) -> list[str]:
     """The least and largest agreement of two runs; empty where there is none."""
     values = [found[i][j] for i in range(len(found)) for j in range(i)]
-    if not values:
-        return "", ""
-    return f"{min(values) * 100:.0f} %", f"{max(values) * 100:.0f} %"
+    return [f"{end(values) * 100:.0f} %" for end in (min, max)] if values else []
 
 
 def _matrices(compared: Compared, content: ReportContent) -> Iterator[dict[str, Any]]:
     """Counts of predicted against true classes of the chosen method and the baseline."""
+    from sklearn.metrics import confusion_matrix
+
     count = len(content.classes)
     if not count or count > _LARGEST_MATRIX:
         return
     names = [content.verdict.chosen, compared.table.baseline]
     for name in dict.fromkeys(name for name in names if name != MAJORITY):
-        p = compared.predictions[name]
-        counts = _counts(p.take(p.first_repeat), count)
+        p = compared.predictions[name].take(compared.runs.records.first_repeat)
+        counts = confusion_matrix(p.y, p.y_pred, labels=range(count))
         fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         yield {"name": name, "counts": counts.tolist(), "fractions": fractions.tolist()}
-
-
-def _counts(p: Predictions, count: int) -> Any:
-    return np.bincount(p.y * count + p.y_pred, minlength=count**2).reshape(count, count)
 
 
 def _wide(names: set[str], content: ReportContent) -> set[str]:
@@ -283,22 +264,16 @@ def _symbol(style: int) -> Any:
     scene = Scene(14, 14, title="")
     scene.mark(7, 7, style, radius=5)
     drawn = str(as_svg(scene, name="x"))
-    from markupsafe import Markup
-
     start = drawn.index("</title>") + len("</title>")
     return Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + Markup(drawn[start:])
 
 
 def _breaks(text: str) -> Any:
     """Text that may end a line after the marks inside names, rather than inside their words."""
-    from markupsafe import Markup, escape
-
     return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
 
 
 def _pair_text(content: ReportContent, words: Phrases, pair: Any) -> Any:
-    from markupsafe import Markup
-
     names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), _breaks(name))
              for key, name in (("true", content.classes[pair.true]),
                                ("said", content.classes[pair.said]))}  # fmt: skip

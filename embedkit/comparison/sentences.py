@@ -330,16 +330,11 @@ def _seed_spread(words: Phrases, kind: str, values: dict[str, Any]) -> str:
                  mean=words.score(values["mean"]), deviation=deviation)  # fmt: skip
 
 
-def _short_training(words: Phrases, kind: str, values: dict[str, Any]) -> str:
-    return words("alert.short_training", **values)
-
-
 _ALERTS = {
     "inputs": _inputs,
     "seed_spread": _seed_spread,
     "unfit": _unfit, "random_weights": _random_weights, "cut": _cut, "all_wrong": _all_wrong,
     "small_classes": _small_classes, "calibration": _calibration, "seeds": _seeds,
-    "short_training": _short_training,
 }  # fmt: skip
 
 

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
 
 from embedkit.runs.metrics import beta_of
-from embedkit.runs.predictions import Predictions, metrics_of
+from embedkit.runs.predictions import Predictions, metrics_of, scores_by_class
 from embedkit.runs.resampling import Score, difference_interval, influences, scored
 from embedkit.types import Bool, Int64
 
 __all__ = ["CalibrationBin", "ClassRow", "ConfusedPair", "LengthBin", "by_class", "by_length",
-           "calibration", "confused_pairs", "wilson"]  # fmt: skip
+           "calibration", "confused_pairs"]  # fmt: skip
 
 _LENGTH_BINS = 4
 _PER_BIN, _MOST_BINS = 50, 10
-_Z = float(ndtri(0.975))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class ClassRow:
         precision: fraction of the records predicted as such that have it; 0 of none.
         f1: harmonic mean of both.
         other_recall: recall of the baseline; ``None`` without one.
-        other_precision: precision of the baseline.
     """
 
     number: int
@@ -64,17 +61,15 @@ class ClassRow:
     precision: float
     f1: float
     other_recall: float | None
-    other_precision: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ConfusedPair:
-    """Records of class ``true`` predicted as ``said``: how many, and how many by the baseline."""
+    """How many records of class ``true`` are predicted as ``said``."""
 
     true: int
     said: int
     count: int
-    other: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +92,7 @@ class CalibrationBin:
 
 
 def by_length(
-    p: Predictions,
-    other: Predictions | None,
-    lengths: Int64,
-    cut: Bool,
-    *,
-    metric: str,
-    seed: int = 0,
+    p: Predictions, other: Predictions | None, lengths: Int64, cut: Bool, *, metric: str
 ) -> tuple[LengthBin, ...]:
     """Return scores by quartile of text length.
 
@@ -113,7 +102,6 @@ def by_length(
         lengths: ``(n,)`` length of the text of each record.
         cut: ``(n,)`` whether it was cut.
         metric: the score.
-        seed: of the blocks that many units are put together in.
     """
     inner = np.unique(
         np.quantile(lengths, np.arange(1, _LENGTH_BINS) / _LENGTH_BINS, method="lower")
@@ -126,10 +114,10 @@ def by_length(
         metrics = {str(i): metrics_of(one, beta=beta_of(metric))[metric]
                    for i, one in enumerate(both)}  # fmt: skip
         unit = both[0].group
-        scores = scored(metrics, unit, seed=seed)
+        scores = scored(metrics, unit, seed=0)
         difference = None
         if other is not None:
-            found = influences(metrics, unit, seed=seed)
+            found = influences(metrics, unit, seed=0)
             value = scores["0"].value - scores["1"].value
             difference = Score(value, *difference_interval(value, found["0"] - found["1"]))
         here = lengths[index]
@@ -142,64 +130,39 @@ def by_length(
 
 def by_class(p: Predictions, other: Predictions | None) -> tuple[ClassRow, ...]:
     """Return the scores of every class, the worst F1 first."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    labels = range(len(p.classes))
-    columns = precision_recall_fscore_support(p.y, p.y_pred, labels=labels, zero_division=0)
-    theirs: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(labels)
+    theirs: Sequence[float | None] = [None] * len(p.classes)
     if other is not None:
-        found = precision_recall_fscore_support(other.y, other.y_pred, labels=labels,
-                                                zero_division=0)  # fmt: skip
-        theirs = [(float(recall), float(precision))
-                  for precision, recall in zip(*found[:2], strict=True)]  # fmt: skip
+        theirs = [one.recall for one in scores_by_class(other)]
     rows = [
-        ClassRow(c, int(support), float(recall), float(precision), float(f1), *theirs[c])
-        for c, precision, recall, f1, support in zip(labels, *columns, strict=True)
+        ClassRow(c, one.support, one.recall, one.precision, one.f1, theirs[c])
+        for c, one in enumerate(scores_by_class(p))
     ]
     return tuple(sorted(rows, key=lambda row: (row.f1, -row.support)))
 
 
-def confused_pairs(
-    p: Predictions, other: Predictions | None, *, limit: int = 15
-) -> tuple[ConfusedPair, ...]:
+def confused_pairs(p: Predictions, *, limit: int = 15) -> tuple[ConfusedPair, ...]:
     """Return the most frequent wrong predictions, the most frequent first."""
-    classes = len(p.classes)
-    counts = _cells(p, classes)
-    theirs = None if other is None else _cells(other, classes)
+    wrong, classes = p.y != p.y_pred, len(p.classes)
+    counts = np.bincount(p.y[wrong] * classes + p.y_pred[wrong], minlength=classes**2)
     order = np.argsort(-counts, kind="stable")[:limit]
     return tuple(
-        ConfusedPair(int(cell // classes), int(cell % classes), int(counts[cell]),
-                     None if theirs is None else int(theirs[cell]))
+        ConfusedPair(int(cell // classes), int(cell % classes), int(counts[cell]))
         for cell in order if counts[cell]
     )  # fmt: skip
 
 
-def _cells(p: Predictions, classes: int) -> Int64:
-    wrong = p.y != p.y_pred
-    cells = p.y[wrong] * classes + p.y_pred[wrong]
-    return np.asarray(np.bincount(cells, minlength=classes**2), np.int64)
-
-
 def calibration(p: Predictions) -> tuple[CalibrationBin, ...]:
     """Return bins of as many records each, from the least to the most confident."""
+    from scipy.stats import binomtest
+
     confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
     order = np.argsort(confidence, kind="stable")
     count = int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))
-    return tuple(
-        CalibrationBin(
-            float(confidence[part].mean()), float(right[part].mean()),
-            *wilson(int(right[part].sum()), len(part)), len(part),
-        )
-        for part in np.array_split(order, count)
-    )  # fmt: skip
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a fraction (Wilson 1927).
-
-    >>> tuple(round(end, 3) for end in wilson(30, 30))
-    (0.886, 1.0)
-    """
-    middle = (hits + _Z**2 / 2) / (count + _Z**2)
-    reach = _Z / (count + _Z**2) * np.sqrt(hits * (count - hits) / count + _Z**2 / 4)
-    return float(max(middle - reach, 0.0)), float(min(middle + reach, 1.0))
+    made = []
+    for part in np.array_split(order, count):
+        ends = binomtest(int(right[part].sum()), len(part)).proportion_ci(method="wilson")
+        made.append(CalibrationBin(
+            float(confidence[part].mean()), float(right[part].mean()), float(ends.low),
+            float(ends.high), len(part),
+        ))  # fmt: skip
+    return tuple(made)

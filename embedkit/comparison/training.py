@@ -44,15 +44,12 @@ def training_chart(
     scene = Scene(width, height, title=words("section.training", name=name))
     for tick in ticks(0, top, 4):
         scene.line(place((0, tick)), place((last, tick)))
-        scene.text(left - 6, place((0, tick))[1] + 4, f"{tick:g}", colour="soft", size=12,
-                   anchor="end")  # fmt: skip
+        scene.note(left - 6, place((0, tick))[1] + 4, f"{tick:g}", anchor="end")
     for tick in ticks(0, last, 6):
-        scene.text(place((tick, 0))[0], bottom + 18, f"{tick:g}", colour="soft", size=12,
-                   anchor="middle")  # fmt: skip
+        scene.note(place((tick, 0))[0], bottom + 18, f"{tick:g}")
     for found in lines.values():
         scene.line(*map(place, sorted(found)), colour=colour_of(style), width=1.2, opacity=0.6)
     for mark in marks:
         scene.mark(*place(mark), style, radius=3.5)
-    scene.text((left + right) / 2, height - 6, words("training.axis"), colour="soft", size=12,
-               anchor="middle")  # fmt: skip
+    scene.note((left + right) / 2, height - 6, words("training.axis"))
     return scene

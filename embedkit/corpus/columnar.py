@@ -35,6 +35,7 @@ class ColumnarTable(Table):
     """
 
     title: str
+    _file: Any
 
     def __init__(self, path: Path, _dialect: Dialect) -> None:
         self.path = path
@@ -53,6 +54,10 @@ class ColumnarTable(Table):
     @abstractmethod
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         """Batches with these columns."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the wanted columns of every row."""
@@ -96,10 +101,6 @@ class ParquetTable(ColumnarTable):
         total = self._file.metadata.num_rows
         return self._done / total if total else 1.0
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         yield from self._file.iter_batches(batch_size=_BATCH, columns=names)
 
@@ -134,10 +135,6 @@ class ArrowTable(ColumnarTable):
     def fraction(self) -> float:
         """Fraction of the file that has been read."""
         return self._fraction
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         reader = self._reader([self.columns.index(name) for name in names])

@@ -84,10 +84,10 @@ class Line:
     too_long: bool = False
 
 
-def first_bytes(path: Path, count: int = 8) -> bytes:
-    """The first bytes of a file as they are on disk."""
+def first_bytes(path: Path) -> bytes:
+    """The first bytes of a file as they are on disk, as many as tell its compression."""
     with _opened(path) as stream:
-        return stream.read(count) or b""
+        return stream.read(8) or b""
 
 
 def compression_of(head: bytes, path: Path) -> str | None:
@@ -283,8 +283,4 @@ def _opened(path: Path) -> io.FileIO:
 
 
 def _strip_end(data: bytes) -> bytes:
-    if data.endswith(b"\n"):
-        data = data[:-1]
-        if data.endswith(b"\r"):
-            data = data[:-1]
-    return data
+    return data[:-1].removesuffix(b"\r") if data.endswith(b"\n") else data

@@ -60,12 +60,10 @@ class Estimate:
     quotes: str
 
 
-def estimate(
-    plan: ExtractPlan, *, seed: int = 0, progress: ProgressCallback = no_progress
-) -> Estimate:
+def estimate(plan: ExtractPlan, *, progress: ProgressCallback = no_progress) -> Estimate:
     """Read the whole corpus, tokenize a sample, time the model on some of it. Writes nothing."""
     reader = CorpusReader(plan.corpus)
-    random = Random(seed)
+    random = Random(0)
     accepted = (item for item in _counted(reader, progress) if isinstance(item, Record))
     sample = heapq.nlargest(_SAMPLE, accepted, key=lambda _: random.random())
     texts = plan.tokenized(sample)

@@ -25,7 +25,6 @@ from embedkit.types import Float32
 
 __all__ = [
     "RESERVED",
-    "ROW_GROUP_ROWS",
     "Footer",
     "cast_for_storage",
     "footer_bytes",

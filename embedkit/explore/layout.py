@@ -134,12 +134,11 @@ def lay_out(
     check_choice(LAYOUT_METHODS, method=method)
     init = first_axes(unit) if before is None else before
     if method == "tsne" and len(unit) > ATTRACTING + 1:
-        indices = near.indices[:, :ATTRACTING]
-        if before is None:
-            points = tsne(indices, init=init, iterations=_FIRST, after=after)
-        else:
-            points = tsne(indices, init=init, exaggerated=0, after=after,
-                          iterations=iterations_of(len(unit), first=False))  # fmt: skip
+        points = tsne(
+            near.indices[:, :ATTRACTING], init=init, after=after,
+            iterations=iterations_of(len(unit), first=before is None),
+            **({} if before is None else {"exaggerated": 0}),
+        )  # fmt: skip
     elif method == "umap":
         points = _umap(unit, init, seed)
     else:  # of a few points, too, each of which has all others as neighbours

@@ -16,7 +16,7 @@ from embedkit import fsio
 from embedkit.choices import LAYOUT_METHODS, check_choice
 from embedkit.dataset.inspection import atlas_line
 from embedkit.dataset.store import VectorData, load
-from embedkit.encoding.views import parse_layers, split_view
+from embedkit.encoding.views import layer_rank, parse_layers, split_view
 from embedkit.errors import OutputExistsError, UsageError, check_counts
 from embedkit.explore.colours import LABEL_COLOURS, RAMP
 from embedkit.explore.columns import Column, column_of
@@ -29,7 +29,7 @@ from embedkit.explore.layout import (
     layer_order,
     nearest_points,
 )
-from embedkit.pages import cut_text, packed, packed_json, render_page
+from embedkit.pages import cut_texts, packed, packed_json, render_page
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float32, Int64, Progress, ProgressCallback, no_progress
 
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 _MANY = 20_000
 _KEPT_OF = 10
 _LISTED, _LISTED_OF_MANY = 10, 5
-_LONGEST_TEXT = 2_000
 _MOST_BYTES = 16_000_000
 _NO_COLOURS = ("id", "text", "text_pair", "text_key")
 _SEARCH_STEPS = 60  # as long as so many iterations, roughly
@@ -191,11 +190,8 @@ class _Steps:
         iterates = method == "tsne"
         self._first = _SEARCH_STEPS + (iterations_of(n, first=True) if iterates else 0)
         self._next = _SEARCH_STEPS + (iterations_of(n, first=False) if iterates else 0)
-        self._total, self._done, self._progress = (
-            self._first + self._next * (views - 1),
-            0,
-            progress,
-        )
+        self._total = self._first + self._next * (views - 1)
+        self._done, self._progress = 0, progress
 
     def searched(self) -> None:
         self._add(_SEARCH_STEPS)
@@ -216,8 +212,7 @@ def _views(data: VectorData, layers: str) -> list[str]:
     stored = list(data.manifest.columns_of("sentences"))
     pooling = split_view(data.views[0])[0]
     mine = [name for name in stored if split_view(name)[0] == pooling]
-    mine.sort(key=lambda name: (not (layer := split_view(name)[1]).isdigit(),
-                                int(layer) if layer.isdigit() else 0))  # fmt: skip
+    mine.sort(key=lambda name: layer_rank(split_view(name)[1]))
     if layers == "all":
         return mine
     wanted = [f"{pooling}_{one.name}"
@@ -317,18 +312,15 @@ def _page(
 
 
 def _texts(data: VectorData, indices: Int64) -> dict[str, str]:
-    """Row numbers, ids and texts; texts are cut where all of them would take too much."""
+    """Row numbers, ids and texts."""
     names = ["row", *(name for name in ("id", "text", "text_pair") if name in data.columns)]
     values = data.reader.pick(indices, names)
     texts = values.get("text") or [""] * len(indices)
     if pair := values.get("text_pair"):
         texts = [f"{one}\n{other or ''}" for one, other in zip(texts, pair, strict=True)]
-    limit = _LONGEST_TEXT
-    while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > _MOST_BYTES:
-        limit //= 2
     return {
         "records": packed_json({"rows": values["row"], "ids": values["id"]}),
-        "texts": packed_json([cut_text(text, limit) for text in texts]),
+        "texts": packed_json(cut_texts(texts, most_bytes=_MOST_BYTES)),
     }
 
 

@@ -53,9 +53,9 @@ def fit_temperature(proba: Sequence[Any] | Float64, y: Int64) -> float:
 
 def with_temperature(proba: Float64, temperature: float) -> Float64:
     """Return probabilities ``(n, classes)`` whose logits are divided by the temperature."""
-    logits = np.log(np.maximum(proba, _SMALLEST)) / temperature
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(odds / odds.sum(axis=1, keepdims=True), np.float64)
+    from scipy.special import softmax
+
+    return np.asarray(softmax(np.log(np.maximum(proba, _SMALLEST)) / temperature, axis=1))
 
 
 def divide_logits(model: EncoderWithHead, temperature: float) -> None:

@@ -31,14 +31,10 @@ __all__ = ["ExportResult", "export"]
 
 _PRIVATE = "_embedkit"  # inside of the folder while another is replaced
 
-_WITH_HEAD = """\
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-model = AutoModelForSequenceClassification.from_pretrained({0!r})
-tokenizer = AutoTokenizer.from_pretrained({0!r})"""
-_WITHOUT_HEAD = """\
-from transformers import AutoModel, AutoTokenizer
-model = AutoModel.from_pretrained({0!r})
-tokenizer = AutoTokenizer.from_pretrained({0!r})"""
+_CODE = """\
+from transformers import {0}, AutoTokenizer
+model = {0}.from_pretrained({1!r})
+tokenizer = AutoTokenizer.from_pretrained({1!r})"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +112,10 @@ def export(
             stored = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_file(stored, work / "model.safetensors", metadata={"format": "pt"})
         fsio.sync_tree(work)
-    code = (_WITH_HEAD if has_head else _WITHOUT_HEAD).format(str(target))
+    loader = "AutoModelForSequenceClassification" if has_head else "AutoModel"
     return ExportResult(
         target, name, content.head, has_head, content.tokens.prefix, content.tokens.max_length,
-        _threshold(content, name), code,
+        _threshold(content, name), _CODE.format(loader, str(target)),
     )  # fmt: skip
 
 

@@ -114,24 +114,13 @@ def finetune(
     if data.labels is None:
         raise UsageError(f"{data.name} has no label column. Name it with label=.")
     target = target_from(data.labels, rows=data.row, name=data.name, task=options.task)
-    for name in ("one_logit", "threshold"):
-        if getattr(options, name) and len(target.classes) != 2:
-            raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
-    if options.select_by != "loss":
-        check_metric(options.select_by, classes=len(target.classes), name="select_by")
+    _check_classes(options, len(target.classes))
     chosen = _split_of(data, split, folds=folds, seed=options.seed)
-    test_data, test_target, test_index = data, target, chosen.test
+    records = RunRecords(data, target, chosen, data, target, chosen.test)
     if test is not None:
-        if len(chosen.test):
-            raise UsageError(
-                f"the split has a test set already; leave out test={str(test)!r}, or take a split "
-                "without one."
-            )
-        test_data = more = read_more_texts(
-            test, data, sample=test_sample, min_chars=test_min_chars, seed=options.seed
+        records = _with_test_set(
+            records, test, sample=test_sample, min_chars=test_min_chars, seed=options.seed
         )
-        test_target = target_like(target, more.labels, rows=more.row, name=more.name)
-        test_index = np.arange(len(more))
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
     check_max_length(checkpoint, options.max_length)
     options.check_layers(checkpoint.n_layers)
@@ -139,7 +128,6 @@ def finetune(
     note_if_spelled_out(checkpoint, tokenizer, data.texts)
     length = choose_max_length(checkpoint, tokenizer, options.max_length)
     check_folds(target, chosen)
-    records = RunRecords(data, target, chosen, test_data, test_target, test_index)
     prefix = checkpoint.prefix_or_own(options.prefix)
     stride = options.stride
     if options.on_long == "window" and stride is None:
@@ -167,6 +155,28 @@ def _precision(name: str, device: torch.device) -> str:
     if chosen == "fp16" and device.type == "cpu":
         raise UsageError("precision='fp16' trains on CUDA only; on the CPU use fp32 or bf16.")
     return chosen
+
+
+def _check_classes(options: TrainingOptions, n_classes: int) -> None:
+    for name in ("one_logit", "threshold"):
+        if getattr(options, name) and n_classes != 2:
+            raise UsageError(f"{name}= needs two classes; there are {n_classes}.")
+    if options.select_by != "loss":
+        check_metric(options.select_by, classes=n_classes, name="select_by")
+
+
+def _with_test_set(
+    records: RunRecords, test: str | Path, *, sample: int | None, min_chars: int, seed: int
+) -> RunRecords:
+    """The records with a corpus of its own as test set."""
+    if len(records.split.test):
+        raise UsageError(
+            f"the split has a test set already; leave out test={str(test)!r}, or take a split "
+            "without one."
+        )
+    more = read_more_texts(test, records.data, sample=sample, min_chars=min_chars, seed=seed)
+    target = target_like(records.target, more.labels, rows=more.row, name=more.name)
+    return replace(records, test_data=more, test_target=target, test_index=np.arange(len(more)))
 
 
 def _split_of(data: TextData, file: str | Path | None, *, folds: int, seed: int) -> Split:

@@ -29,7 +29,6 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
-from embedkit.errors import UsageError
 
 __all__ = ["EncoderWithHead", "HeadConfig", "build_model", "pooler_layer"]
 
@@ -289,13 +288,7 @@ def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWith
         plain: the encoder, on the CPU in float32.
         seed: of the head's random weights.
         settings: fields of :class:`HeadConfig`.
-
-    Raises:
-        UsageError: the model has fewer layers than ``mix_layers``.
     """
-    mix = int(settings.get("mix_layers", 1))
-    if mix > plain.n_layers:
-        raise UsageError(f"mix_layers={mix}: the encoder has {plain.n_layers} layers.")
     config, dropout = plain.module.config, 0.1  # unless the settings say otherwise
     # as the family's own classifier: its own setting where there is one, else the encoder's
     for name in ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout"):

@@ -70,18 +70,13 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
     """Exclude parameters from training; see ``freeze_layers`` of :class:`TrainingOptions`.
 
     Frozen layers have no dropout: what they give the trained ones is the same in every step.
-
-    Raises:
-        UsageError: the encoder has fewer layers.
     """
     if layers == "all":
         model.encoder.requires_grad_(False)
         model.without_dropout = tuple(model.encoder.modules())
     elif layers is not None:
         depths = parameter_depth(model)
-        highest, count = 0 if layers == "embeddings" else int(layers), max(depths.values()) - 1
-        if highest > count:
-            raise UsageError(f"freeze_layers={layers}: the encoder has {count} layers.")
+        highest = 0 if layers == "embeddings" else int(layers)
         for name, parameter in model.named_parameters():
             if depths[name] <= highest:
                 parameter.requires_grad_(False)

@@ -36,9 +36,7 @@ from embedkit.finetuning.results import ModelResult
 from embedkit.finetuning.summary import LIBRARIES, RunSummary
 from embedkit.finetuning.training import Fold, saving, train_fold
 from embedkit.finetuning.validation import Division
-from embedkit.runs.content import (
-    FinetuneRun,
-)
+from embedkit.runs.content import FinetuneRun
 from embedkit.runs.folder import UNFINISHED
 from embedkit.types import Int64, ProgressCallback
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -84,8 +85,12 @@ class Division:
         Raises:
             UsageError: a fold has too few records for some of them to be used for validation.
         """
-        names = [(r, f) for r in range(self.split.repeats) for f in range(self.split.n_folds)]
-        return tuple(self._fold(index, *name) for index, name in enumerate(names))
+        return tuple(self._fold(index, *name) for index, name in enumerate(self._names))
+
+    @property
+    def _names(self) -> Iterator[tuple[int, int]]:
+        """Repeat and number of every fold."""
+        return product(range(self.split.repeats), range(self.split.n_folds))
 
     @cached_property
     def shared(self) -> tuple[Int64, Int64]:
@@ -95,10 +100,7 @@ class Division:
         the mean of all models can be chosen on their mean predictions.
         """
         split, seed = self.split, self.split.settings.seed + VALIDATION_SEED
-        trains = [
-            split.fold(repeat, fold)[0]
-            for repeat in range(split.repeats) for fold in range(split.n_folds)
-        ]  # fmt: skip
+        trains = [split.fold(*name)[0] for name in self._names]
         both = self._records(split.in_folds, self.fraction, seed, trains)
         threshold = self._records(both, 0.5, seed + 1, ())
         return np.setdiff1d(both, threshold), threshold

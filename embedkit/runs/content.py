@@ -49,6 +49,8 @@ __all__ = [
 
 FORMAT_VERSION = 3
 
+_SIGNIFICANT = 0.05
+
 Choices = Mapping[str, Sequence[str]]
 
 
@@ -253,6 +255,11 @@ class ViewScore:
     compression: float | None = None
     curve: tuple[CurvePoint, ...] = ()
     p_best: float | None = None
+
+    @property
+    def is_level(self) -> bool:
+        """Whether a test does not tell it apart from the best view."""
+        return self.p_best is not None and self.p_best >= _SIGNIFICANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

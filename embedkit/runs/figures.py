@@ -19,9 +19,8 @@ from embedkit.runs.metrics import BINS, calibration_bins
 from embedkit.runs.predictions import Predictions
 
 __all__ = [
-    "canvas", "draw_confusion", "draw_learning_curves", "draw_precision_recall", "draw_probe",
-    "draw_reliability", "draw_run", "draw_similarity", "draw_training", "draw_values",
-    "east_asian_fonts", "layer_curve", "render", "shown",
+    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "east_asian_fonts",
+    "render",
 ]  # fmt: skip
 
 _FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",
@@ -51,138 +50,88 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
 
 
 def _values(p: Predictions) -> Any:
-    figure, axis = canvas()
-    draw_values(axis, p)
-    return figure
-
-
-def _confusion(p: Predictions) -> Any:
-    size = min(4 + 0.3 * len(p.classes), 12)
-    figure, axis = canvas(size + 0.6, size)
-    image = draw_confusion(axis, p, limit=_SHOWN_CLASSES)
-    figure.colorbar(image, label="fraction of the true class")
-    axis.set_title("confusion matrix of held-out records", loc="left")
-    return figure
-
-
-def _reliability(p: Predictions) -> Any:
-    figure, axis = canvas()
-    for x, y, count in draw_reliability(axis, p, color=_BLUE, reference=True):
-        axis.annotate(f"{count:,}", (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7)
-    axis.set_title("reliability of held-out records", loc="left")
-    return figure
-
-
-def _precision_recall(p: Predictions) -> Any:
-    figure, axis = canvas()
-    draw_precision_recall(axis, p, color=_BLUE, reference=True)
-    axis.set_title("precision and recall of held-out records", loc="left")
-    return figure
-
-
-def draw_confusion(axis: Any, predictions: Predictions, *, limit: int, size: int = 10) -> Any:
-    """Draw counts of true against predicted classes, shaded by the fraction of the true class.
-
-    Args:
-        axis: of the plot.
-        predictions: what is drawn.
-        limit: number of classes up to which labels and counts are written.
-        size: of the font.
-
-    Returns:
-        The image, for a colour bar.
-    """
-    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
-
-    names = [shown(name) for name in predictions.classes]
-    counts = confusion_matrix(predictions.y, predictions.y_pred, labels=range(len(names)))
-    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    written = len(names) <= limit
-    display = ConfusionMatrixDisplay(fractions, display_labels=names).plot(
-        ax=axis, cmap="Blues", colorbar=False, include_values=written,
-        im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": size},
-    )  # fmt: skip
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    if written:
-        for text, count in zip(display.text_.flat, counts.flat, strict=True):
-            text.set_text(f"{count:,}")
-        axis.tick_params(labelsize=size)
-        axis.tick_params(axis="x", labelrotation=45 if len(names) > 4 else 0)
-    else:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    return display.im_
-
-
-def draw_reliability(
-    axis: Any, predictions: Predictions, *, reference: bool = False, **line: Any
-) -> list[tuple[float, float, int]]:
-    """Draw how often the predicted class is right against its probability.
-
-    The bins are those of the calibration error, :data:`~embedkit.runs.metrics.BINS` from 0 to 1.
-
-    Args:
-        axis: of the plot.
-        predictions: what is drawn.
-        reference: whether to draw the line of perfect calibration.
-        line: properties of the line.
-
-    Returns:
-        Mean probability, fraction of right predictions and number of records of every bin.
-    """
-    from sklearn.calibration import CalibrationDisplay
-
-    proba = predictions.proba
-    confidence, right = proba.max(1), proba.argmax(1) == predictions.y
-    bins = calibration_bins(confidence)
-    counts = np.bincount(bins, minlength=BINS)
-    filled = counts > 0
-    means = np.bincount(bins, confidence, BINS)[filled] / counts[filled]
-    fractions = np.bincount(bins, right, BINS)[filled] / counts[filled]
-    if reference:
-        axis.plot([1 / proba.shape[1], 1], [1 / proba.shape[1], 1], color=_GREY, linewidth=1)
-    display = CalibrationDisplay(fractions, means, confidence, estimator_name="records")
-    display.plot(ax=axis, ref_line=False).line_.set(**{"marker": "o", **line})
-    _plain_axis(axis, "probability of the predicted class", "fraction of right predictions")
-    return list(zip(means, fractions, counts[filled], strict=True))
-
-
-def draw_precision_recall(
-    axis: Any, predictions: Predictions, *, reference: bool = False, **line: Any
-) -> None:
-    """Draw precision against recall of the second of two classes.
-
-    Args:
-        axis: of the plot.
-        predictions: what is drawn.
-        reference: whether to draw the frequency of the class.
-        line: properties of the line.
-    """
-    from sklearn.metrics import PrecisionRecallDisplay, precision_recall_curve
-
-    positive = predictions.y == 1
-    precision, recall, _ = precision_recall_curve(positive, predictions.proba[:, 1])
-    if reference:
-        axis.axhline(positive.mean(), color=_GREY, linewidth=1)
-    PrecisionRecallDisplay(precision, recall).plot(ax=axis).line_.set(**line)
-    axis.set_xlim(0, 1.01)
-    axis.set_ylim(0, 1.02)
-    axis.set_aspect("auto")
-    _plain_axis(axis, f"recall of {shown(predictions.classes[1])}", "precision")
-
-
-def draw_values(axis: Any, predictions: Predictions) -> None:
-    """Draw predicted against true values of a regression."""
+    """Predicted against true values."""
     from sklearn.metrics import PredictionErrorDisplay
 
-    PredictionErrorDisplay(y_true=predictions.y, y_pred=predictions.proba).plot(
+    figure, axis = canvas()
+    PredictionErrorDisplay(y_true=p.y, y_pred=p.proba).plot(
         ax=axis, kind="actual_vs_predicted",
         scatter_kwargs={"s": 9, "alpha": 0.4, "color": _BLUE}, line_kwargs={"color": _GREY},
     )  # fmt: skip
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
     axis.set_title("held-out records", loc="left")
+    return figure
+
+
+def _confusion(p: Predictions) -> Any:
+    """Counts of true against predicted classes, shaded by the fraction of the true class."""
+    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+
+    names = [_shown(name) for name in p.classes]
+    size = min(4 + 0.3 * len(names), 12)
+    figure, axis = canvas(size + 0.6, size)
+    counts = confusion_matrix(p.y, p.y_pred, labels=range(len(names)))
+    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    written = len(names) <= _SHOWN_CLASSES
+    display = ConfusionMatrixDisplay(fractions, display_labels=names).plot(
+        ax=axis, cmap="Blues", colorbar=False, include_values=written,
+        im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": 10},
+    )  # fmt: skip
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("true")
+    if written:
+        for text, count in zip(display.text_.flat, counts.flat, strict=True):
+            text.set_text(f"{count:,}")
+        axis.tick_params(labelsize=10)
+        axis.tick_params(axis="x", labelrotation=45 if len(names) > 4 else 0)
+    else:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.colorbar(display.im_, label="fraction of the true class")
+    axis.set_title("confusion matrix of held-out records", loc="left")
+    return figure
+
+
+def _reliability(p: Predictions) -> Any:
+    """How often the predicted class is right against its probability, and perfect calibration.
+
+    The bins are those of the calibration error, :data:`~embedkit.runs.metrics.BINS` from 0 to 1.
+    """
+    from sklearn.calibration import CalibrationDisplay
+
+    figure, axis = canvas()
+    confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
+    bins = calibration_bins(confidence)
+    counts = np.bincount(bins, minlength=BINS)
+    filled = counts > 0
+    means = np.bincount(bins, confidence, BINS)[filled] / counts[filled]
+    fractions = np.bincount(bins, right, BINS)[filled] / counts[filled]
+    axis.plot([1 / len(p.classes), 1], [1 / len(p.classes), 1], color=_GREY, linewidth=1)
+    display = CalibrationDisplay(fractions, means, confidence, estimator_name="records")
+    display.plot(ax=axis, ref_line=False).line_.set(marker="o", color=_BLUE)
+    _plain_axis(axis, "probability of the predicted class", "fraction of right predictions")
+    for x, y, count in zip(means, fractions, counts[filled], strict=True):
+        axis.annotate(f"{count:,}", (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7)
+    axis.set_title("reliability of held-out records", loc="left")
+    return figure
+
+
+def _precision_recall(p: Predictions) -> Any:
+    """Precision against recall of the second of two classes, and the frequency of the class."""
+    from sklearn.metrics import PrecisionRecallDisplay, precision_recall_curve
+
+    figure, axis = canvas()
+    positive = p.y == 1
+    precision, recall, _ = precision_recall_curve(positive, p.proba[:, 1])
+    axis.axhline(positive.mean(), color=_GREY, linewidth=1)
+    PrecisionRecallDisplay(precision, recall).plot(ax=axis).line_.set(color=_BLUE)
+    axis.set_xlim(0, 1.01)
+    axis.set_ylim(0, 1.02)
+    axis.set_aspect("auto")
+    _plain_axis(axis, f"recall of {_shown(p.classes[1])}", "precision")
+    axis.set_title("precision and recall of held-out records", loc="left")
+    return figure
 
 
 def _plain_axis(axis: Any, x: str, y: str) -> None:
@@ -273,19 +222,12 @@ def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str
         log: lines of ``training.jsonl``.
         metric: name of the validation score.
     """
-
-    def build() -> Any:
-        figure, axis = canvas(6.5, 4.2)
-        draw_learning_curves(figure, axis, log, metric=metric)
-        return figure
-
-    save(folder, "training.png", build)
+    save(folder, "training.png", lambda: _training_curves(log, metric))
 
 
-def draw_learning_curves(
-    figure: Any, axis: Any, log: Sequence[Mapping[str, Any]], *, metric: str = "score"
-) -> None:
-    """Draw losses, and the validation score on an axis of its own; one thin line per model."""
+def _training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> Any:
+    """Losses, and the validation score on an axis of its own; one thin line per model."""
+    figure, axis = canvas(6.5, 4.2)
     score = axis.twinx() if any("valid_score" in line for line in log) else axis
     models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in log:
@@ -306,6 +248,7 @@ def draw_learning_curves(
     axis.set_ylim(bottom=0)
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower left", ncols=2, frameon=False,
                   fontsize=8)  # fmt: skip
+    return figure
 
 
 @cache
@@ -405,6 +348,6 @@ def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
     return figure, axis
 
 
-def shown(label: str) -> str:
+def _shown(label: str) -> str:
     """A label in a figure: not too long, and no formula between dollar signs."""
     return visible(label, limit=30).replace("$", r"\$")

@@ -36,7 +36,7 @@ from embedkit.errors import (
 )
 from embedkit.runs.content import FORMAT_VERSION, KINDS, Run, as_json
 
-__all__ = ["UNFINISHED", "check_free", "check_run_place", "is_run", "new_run", "path_from",
+__all__ = ["UNFINISHED", "check_free", "check_run_place", "new_run", "path_from",
            "read_run", "resumable_run", "versions", "write_run"]  # fmt: skip
 
 

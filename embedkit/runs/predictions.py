@@ -39,6 +39,7 @@ __all__ = [
     "metrics_of",
     "read_predictions",
     "reported_scores",
+    "scores_by_class",
     "write_predictions",
 ]
 
@@ -307,23 +308,21 @@ def metric_values(
 
 def class_scores(predictions: Predictions) -> dict[str, tuple[ClassScore, ...]]:
     """Return precision, recall, F1 and support by subset and class; empty for a regression."""
+    subsets = _scored_subsets(predictions) if predictions.classes else {}
+    return {name: scores_by_class(predictions.take(index)) for name, index in subsets.items()}
+
+
+def scores_by_class(p: Predictions) -> tuple[ClassScore, ...]:
+    """Return precision, recall, F1 and support of every class, in the order of the classes."""
     from sklearn.metrics import precision_recall_fscore_support
 
-    if not predictions.classes:
-        return {}
-    found = {}
-    for name, index in _scored_subsets(predictions).items():
-        columns = precision_recall_fscore_support(
-            predictions.y[index], predictions.y_pred[index], zero_division=0,
-            labels=range(len(predictions.classes)),
-        )  # fmt: skip
-        found[name] = tuple(
-            ClassScore(label, float(precision), float(recall), float(f1), int(support))
-            for label, precision, recall, f1, support in zip(
-                predictions.classes, *columns, strict=True
-            )
-        )
-    return found
+    columns = precision_recall_fscore_support(
+        p.y, p.y_pred, labels=range(len(p.classes)), zero_division=0
+    )
+    return tuple(
+        ClassScore(label, float(precision), float(recall), float(f1), int(support))
+        for label, precision, recall, f1, support in zip(p.classes, *columns, strict=True)
+    )
 
 
 def _scored_subsets(predictions: Predictions) -> dict[str, Int64]:

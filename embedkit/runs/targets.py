@@ -16,7 +16,6 @@ from embedkit.types import Float64, Int64
 
 __all__ = [
     "Target",
-    "check_classes",
     "check_folds",
     "class_prior",
     "growing_order",

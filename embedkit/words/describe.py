@@ -14,7 +14,7 @@ from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float32, Int64
-from embedkit.words.matching import find_word
+from embedkit.words.matching import EDGES, find_word
 from embedkit.words.uses import Use, UseVectors, layer_tables
 
 __all__ = ["LayerReport", "Neighbour", "WordReport", "describe_uses"]
@@ -218,7 +218,7 @@ def _near(
         vectors = _combined(layer, [table.layers[name] for name in parts])
         scores = unit_rows(vectors) @ means.T
         for i, text in enumerate(table.text or ()):
-            form = text.casefold().strip(".,!?;:\"'()[]…“”‘’~")
+            form = text.casefold().strip(EDGES)
             if not form or find_word(text, word):
                 continue
             for c, found in enumerate(best):

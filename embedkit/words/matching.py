@@ -10,7 +10,10 @@ from functools import lru_cache
 from embedkit.choices import MATCHES, check_choice
 from embedkit.errors import UsageError
 
-__all__ = ["Marked", "find_word", "read_marked"]
+__all__ = ["EDGES", "Marked", "find_word", "read_marked"]
+
+EDGES = ".,!?;:\"'()[]…“”‘’~"
+"""Marks that stand around words."""
 
 _PARTICLES = (
     "(?:(?:에게서|에서|에게|한테|으로|부터|까지|처럼|보다|마다|밖에|이랑|이나|이며|이고|라고|조차"

@@ -15,8 +15,8 @@ from embedkit.dataset.store import Layout, VectorData
 from embedkit.errors import UsageError
 from embedkit.runs.resampling import Score
 from embedkit.search.exact import unit_rows
-from embedkit.types import Bool, Float32, Float64, Int64, ProgressCallback, no_progress
-from embedkit.words.matching import find_word
+from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.words.matching import EDGES, find_word
 from embedkit.words.uses import Use, UseVectors, layer_tables, uses_in_dataset, uses_of_spans
 
 __all__ = ["Nearby", "SenseLayer", "SenseReport", "compare_senses"]
@@ -27,7 +27,6 @@ _SAMPLES = 1_000
 _LISTED = 5
 _CANDIDATES = 60
 _NAN = float("nan")
-_EDGES = ".,!?;:\"'()[]…“”‘’~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,6 @@ def compare_senses(
     word_column: str | None = None,
     match: str = "word",
     center: bool = True,
-    limit: int = 1_000,
     seed: int = 0,
     progress: ProgressCallback = no_progress,
 ) -> SenseReport:
@@ -118,7 +116,6 @@ def compare_senses(
         match: how the word is found without ``span``, one of
             :data:`~embedkit.choices.MATCHES`.
         center: subtract the mean over all words of the dataset, layer by layer.
-        limit: largest number of uses; of more a random sample is taken.
         seed: of samples.
         progress: called after every part of the tables.
 
@@ -132,12 +129,11 @@ def compare_senses(
         (12, ('0', '1', '0'), 1.0)
     """
     if span is not None:
-        found, words = uses_of_spans(dataset, span, word=word, word_column=word_column,
-                                     limit=limit, seed=seed)  # fmt: skip
+        found, words = uses_of_spans(dataset, span, word=word, word_column=word_column, seed=seed)
     elif word is None:
         raise UsageError("give a word, or span=(START, END), the columns of the uses of all words.")
     else:
-        found = uses_in_dataset(dataset, word, match=match, limit=limit, seed=seed)
+        found = uses_in_dataset(dataset, word, match=match, seed=seed)
         words = (word,) * len(found.uses)
     given = found.senses(sense) or [None] * len(words)
     order = sorted(range(len(words)), key=lambda i: words[i])
@@ -242,15 +238,13 @@ def _nearby(
     means: Mapping[str, Float32], progress: ProgressCallback,
 ) -> tuple[tuple[tuple[Nearby, ...], ...], ...]:  # fmt: skip
     """Other words nearest to each use at each layer, each form once, none of its own record."""
-    from embedkit.types import Progress
-
     if not Layout(data.path).shard_files("words"):
         return ()
     rows = np.array([use.row for use in uses])
     best: list[list[dict[str, float]]] = [[{} for _ in uses] for _ in units]
     done = 0
     for table in layer_tables(data, "words"):
-        forms = [unicodedata.normalize("NFC", text).casefold().strip(_EDGES)
+        forms = [unicodedata.normalize("NFC", text).casefold().strip(EDGES)
                  for text in table.text or ()]  # fmt: skip
         own = {word: np.array([not form or bool(find_word(form, word, match="start"))
                                for form in forms]) for word in set(words)}  # fmt: skip

@@ -32,6 +32,9 @@ __all__ = ["LayerTable", "Use", "UseVectors", "layer_tables", "span_vectors", "u
 
 logger = logging.getLogger(__name__)
 
+MOST_USES = 1_000
+"""Largest number of uses that are taken of a dataset."""
+
 _TEXTS_AT_ONCE = 512
 
 
@@ -86,7 +89,7 @@ class UseVectors:
 
 
 def uses_in_dataset(
-    dataset: str | Path, word: str, *, match: str = "word", limit: int = 1_000, seed: int = 0
+    dataset: str | Path, word: str, *, match: str = "word", limit: int = MOST_USES, seed: int = 0
 ) -> UseVectors:
     """Find the uses of a word in a dataset that has word or token vectors.
 
@@ -112,7 +115,6 @@ def uses_of_spans(
     *,
     word: str | None = None,
     word_column: str | None = None,
-    limit: int = 1_000,
     seed: int = 0,
 ) -> tuple[UseVectors, tuple[str, ...]]:
     """Take uses from columns of the corpus; records without a span have none.
@@ -123,8 +125,7 @@ def uses_of_spans(
         word: only uses of this word.
         word_column: column that names the word of each record; by default ``word`` where the
             dataset has one, else the text of the span.
-        limit: largest number of uses; of more a random sample is taken.
-        seed: of the sample.
+        seed: of the sample of :data:`MOST_USES` that is taken of more.
 
     Returns:
         The uses, and the word of each.
@@ -155,7 +156,7 @@ def uses_of_spans(
         )
     if word is None and len(found) < len(data):
         logger.warning("%d records have no %s", len(data) - len(found), " and ".join(span))
-    made = _with_vectors(data, found, "spans are", limit, seed)
+    made = _with_vectors(data, found, "spans are", MOST_USES, seed)
     return made, tuple(words[use] for use in made.uses)
 
 
