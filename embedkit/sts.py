@@ -172,7 +172,7 @@ def _pairs(corpus: Path, reading: CorpusOptions) -> tuple[CorpusPlan, list[Recor
         if reading.label is not None or not notice.startswith("label"):
             logger.info(notice)
     reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
+    records = reader.records()
     if not records:
         raise UsageError(f"{plan.files[0].name} contains no pair of texts.")
     return plan, records, reader.counts.n_rejected

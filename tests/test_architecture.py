@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +78,18 @@ def test_one_default_model() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_functions_and_classes_are_small(module: str) -> None:
+    """500 lines a module, 60 a function without its docstring, 15 public members a class."""
+    file = importlib.util.find_spec(module).origin  # type: ignore[union-attr]
+    source = Path(str(file)).read_text("utf-8")
+    assert len(source.splitlines()) <= 500
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            said = (ast.get_docstring(node, clean=False) or "").count("\n") + 1
+            assert node.end_lineno - node.lineno + 1 - said <= 60, node.name
+        elif isinstance(node, ast.ClassDef):
+            public = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"]
+            assert len(public) <= 15, node.name

@@ -26,6 +26,7 @@ from embedkit.comparison.report import write_report
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.splits import split
+from tests.finetune_fixtures import tuned
 from tests.run_fixtures import edit_run, many_runs, random_runs, train, write_fake_run
 from tests.store_fixtures import loading_quickly, tiny_model
 
@@ -46,7 +47,7 @@ def corpus_of(path: Path, n: int = N) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset, three runs, a probe, a training log and their report, made once."""
+    """A dataset, four runs, a probe and their report, made once."""
     folder = tmp_path_factory.mktemp("report")
     with loading_quickly():
         embedkit.extract(corpus_of(folder / "corpus.tsv"), out=folder / "data", layers="all",
@@ -57,19 +58,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder / "data", out=folder / "runs/logreg", **options)
     train(folder / "data", out=folder / "runs/svm", estimator="svm", view="mean_0", **options)
     probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
-    log = [{"repeat": 0, "fold": f, "seed": 0, "step": e, "epoch": float(e), "loss": 1 / e,
-            "learning_rate": 1e-4} for f in range(3) for e in (1, 2)]  # fmt: skip
-    log += [{"repeat": 0, "fold": 0, "seed": 0, "step": 2, "epoch": 2.0, "valid_loss": 0.6,
-             "valid_score": 0.7}]  # fmt: skip
-    (folder / "runs/svm/training.jsonl").write_text(
-        "".join(json.dumps(entry) + "\n" for entry in log), "utf-8"
-    )
+    tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=None, **options)
     write_report(compare(runs_of(folder)), folder / "report.html")
     return folder
 
 
 def runs_of(folder: Path) -> list[Path]:
-    return [folder / "runs" / name for name in ("tfidf", "logreg", "svm", "probe")]
+    return [folder / "runs" / name for name in ("tfidf", "logreg", "svm", "tuned", "probe")]
 
 
 def payload(page: Path) -> dict[str, Any]:

@@ -257,3 +257,12 @@ def test_of_a_corpus(tmp_path: Path) -> None:
         split(corpus, group="whom")
     grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
     assert grouped.settings.grouped
+
+
+def test_fields_quoted_as_csv_writers_do_are_pointed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f'"text {i}, ""so"""\t{i % 2}' for i in range(12)]
+    (tmp_path / "corpus.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", "utf-8")
+    split(tmp_path / "corpus.tsv", out=tmp_path / "split.parquet", folds=3)
+    assert "12 of the 12 fields that hold a double quote" in caplog.text

@@ -154,9 +154,7 @@ def _from_corpus(test: Path, data: VectorData, texts_only: bool, reading: Corpus
         words = None
     plan = hash_inputs(replace(plan, id=id_ or plan.id, label=label, word_label=words))
     reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
-    if reader.counts.quote_notice:
-        logger.warning("%s", reader.counts.quote_notice)
+    records = reader.records()
     if not records:
         raise UsageError(f"{test} has no record that can be predicted.")
     name, expected = (words, columns.word_label) if data.level == "word" else (label, columns.label)

@@ -146,41 +146,46 @@ def train(
         raise UsageError(f"view={view!r}: features='tfidf' are of texts, not of vectors.")
     check_choice(RUN_LEVELS, level=level)
     data = load(dataset, view, level=level)
-    if pca is not None and pca > data.X.shape[1]:
-        raise UsageError(f"pca={pca}: the vectors have {data.X.shape[1]} columns.")
-    target = target_of(data, task)
+    target, shown = target_of(data, task), _features(data, settings)
     if metric is not None:
         check_metric(metric, classes=len(target.classes))
     decision = _threshold(threshold, target)
-    if split_column is None:
-        chosen = split_for(data, split, folds=folds, seed=seed)
-    elif split is None:
-        chosen = _column_split(data, split_column, folds=folds, seed=seed)
-    else:
-        raise UsageError("pass split= or split_column=, not both.")
+    chosen = _split(data, split, split_column, folds=folds, seed=seed)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
-    test_set = None
-    if test is not None:
-        if len(chosen.test):
-            raise UsageError(
-                f"the split has a test set already; leave out test={str(test)!r}, or take a split "
-                "without one."
-            )
-        chosen_records = CorpusOptions(
-            sample=test_sample, min_chars=test_min_chars, seed=0 if test_sample is None else seed
-        )
-        test_set = load_test_set(
-            Path(test), data, target, texts_only=features == "tfidf", reading=chosen_records
-        )
+    _check_one_test_set(chosen, test)
+    reading = CorpusOptions(
+        sample=test_sample, min_chars=test_min_chars, seed=0 if test_sample is None else seed
+    )
+    test_set = None if test is None else load_test_set(
+        Path(test), data, target, texts_only=features == "tfidf", reading=reading
+    )  # fmt: skip
     work = _Training(data, target, chosen, settings, decision, tune=tune)
     with new_run(Path(out), overwrite=overwrite) as folder:
         found = cross_validate(
-            _features(data, settings), target, chosen, settings, ids=data.ids, threshold=decision,
-            tune=tune, threads=threads, progress=progress,
+            shown, target, chosen, settings, ids=data.ids, threshold=decision, tune=tune,
+            threads=threads, progress=progress,
         )  # fmt: skip
         content = work.finish(folder, found, test_set)
     return TrainResult(Path(out), content)
+
+
+def _check_one_test_set(split: Split, test: str | Path | None) -> None:
+    if test is not None and len(split.test):
+        raise UsageError(
+            f"the split has a test set already; leave out test={str(test)!r}, or take a split "
+            "without one."
+        )
+
+
+def _split(
+    data: VectorData, split: str | Path | None, column: str | None, *, folds: int, seed: int
+) -> Split:
+    if column is None:
+        return split_for(data, split, folds=folds, seed=seed)
+    if split is None:
+        return _column_split(data, column, folds=folds, seed=seed)
+    raise UsageError("pass split= or split_column=, not both.")
 
 
 def target_of(data: VectorData, task: str) -> Target:
@@ -356,6 +361,8 @@ class _Training:
 
 def _features(data: VectorData, settings: EstimatorSettings) -> Any:
     if settings.features == "vectors":
+        if settings.pca is not None and settings.pca > data.X.shape[1]:
+            raise UsageError(f"pca={settings.pca}: the vectors have {data.X.shape[1]} columns.")
         return data.X
     texts = stored_texts(data, separator=" ")
     if texts is None:

@@ -30,10 +30,11 @@ from embedkit.comparison.payload import payload_of
 from embedkit.comparison.phrases import Phrases, p_text
 from embedkit.comparison.sentences import Sentences
 from embedkit.comparison.settings import ledger_text, settings_table
-from embedkit.comparison.training import training_chart, training_log
+from embedkit.comparison.training import training_chart
 from embedkit.display import bytes_text
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.pages import for_script, lang_attribute, render_page, shown
+from embedkit.runs.content import FinetuneRun
 from embedkit.runs.metrics import LOWER_IS_BETTER
 from embedkit.types import ProgressCallback, no_progress, steps
 
@@ -116,10 +117,16 @@ def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Itera
         yield Chart(f"layers-{number}", partial(heat_map, probe, words))
     for probe in [one for one in compared.runs.probes if curves_of(one)][:1]:
         yield Chart("curve", partial(curve, probe, _styles(compared, content), words))
-    logs = [(run.name, training_log(run.path)) for run in compared.runs.runs]
-    for number, (name, entries) in enumerate(((n, log) for n, log in logs if log), 1):
+    for number, (name, run) in enumerate(_trained(compared), 1):
         style = content.method(name).style
-        yield Chart(f"training-{number}", partial(training_chart, name, style, entries, words))
+        yield Chart(f"training-{number}", partial(training_chart, name, style, run, words))
+
+
+def _trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
+    """Fine-tuned runs whose epochs are known, which those of earlier versions do not say."""
+    for run in compared.runs.runs:
+        if isinstance(run.content, FinetuneRun) and run.content.history:
+            yield run.name, run.content
 
 
 def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
@@ -203,7 +210,7 @@ def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict
         ],
         "matrices": list(_matrices(compared, content)),
         "agreement": _agreement(table.agreement),
-        "trained": [run.name for run in compared.runs.runs if training_log(run.path)],
+        "trained": [name for name, _ in _trained(compared)],
         "runs": compared.runs.all,
         "settings": settings_table(compared),
         "ledgers": [{"path": d.path.resolve().name, "text": ledger_text(d)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import unicodedata
 from base64 import b64encode
 from collections import Counter
@@ -25,6 +26,8 @@ from embedkit.corpus.rows import (
 from embedkit.corpus.words import BadWordsError, Words, words_of
 
 __all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
+
+logger = logging.getLogger(__name__)
 
 _TRIAL = 1_000
 _EXCERPT = 200
@@ -125,6 +128,13 @@ class CorpusReader:
         if self._table is not None:
             done += int(self.plan.files[self.file_number].size * self._table.fraction)
         return done / total
+
+    def records(self) -> list[Record]:
+        """Return all records, and warn of fields that were perhaps read with the wrong quoting."""
+        found = [item for item in self if isinstance(item, Record)]
+        if self.counts.quote_notice:
+            logger.warning(self.counts.quote_notice)
+        return found
 
     def __iter__(self) -> Iterator[Record | Reject]:
         counts = self.counts

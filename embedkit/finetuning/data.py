@@ -16,7 +16,6 @@ from embedkit.corpus import (
     CorpusPlan,
     CorpusReader,
     InputFile,
-    Record,
     hash_inputs,
     plan_corpus,
 )
@@ -180,9 +179,7 @@ def _from_plan(plan: CorpusPlan) -> TextData:
         logger.info("%s", notice)
     plan = hash_inputs(plan)
     reader = CorpusReader(plan)
-    records = [item for item in reader if isinstance(item, Record)]
-    if reader.counts.quote_notice:
-        logger.warning("%s", reader.counts.quote_notice)
+    records = reader.records()
     if not records:
         reasons = ", ".join(f"{name} {n:,}" for name, n in reader.counts.rejected.items())
         raise UsageError(f"{plan.files[0].name} has no text. Rejected: {reasons or 'none'}.")

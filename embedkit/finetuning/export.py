@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -15,12 +13,11 @@ from safetensors.torch import save_file
 from embedkit import fsio
 from embedkit.artefacts import finish_swap, new_folder
 from embedkit.checksums import check_files
-from embedkit.errors import DamagedError, OutputExistsError, UsageError
+from embedkit.errors import OutputExistsError, UsageError
 from embedkit.finetuning.model_folder import (
     HEAD_FILE,
     WEIGHTS,
     is_plain_head,
-    model_name,
     read_model,
     read_weights,
 )
@@ -131,12 +128,11 @@ def _model_name(run: Path, content: FinetuneRun, fold: int | str) -> str:
 def _best(run: Path, content: FinetuneRun) -> str:
     """The model with the lowest validation loss at the epoch that was kept."""
     losses = dict.fromkeys(content.models, math.inf)
-    epochs = dict(zip(content.models, content.epochs, strict=True))
-    for line in _log(run / "training.jsonl"):
-        seed = line["seed"] - content.settings["seed"]
-        name = model_name(line["repeat"], line["fold"], seed)
-        if "valid_loss" in line and line["epoch"] == epochs[name]:
-            losses[name] = line["valid_loss"]
+    kept = dict(zip(content.models, content.epochs, strict=True))
+    for model in content.history:
+        for one in model.epochs:
+            if one.valid_loss is not None and one.epoch == kept[model.model]:
+                losses[model.model] = one.valid_loss
     name = min(losses, key=lambda model: losses[model])
     if losses[name] == math.inf:
         raise UsageError(
@@ -144,13 +140,6 @@ def _best(run: Path, content: FinetuneRun) -> str:
             f"0 to {content.split.folds - 1}."
         )
     return name
-
-
-def _log(file: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"{file} cannot be read: {error}. Make the run again.") from error
 
 
 def _threshold(content: FinetuneRun, name: str) -> float | None:

@@ -42,6 +42,7 @@ FLIPS = 5_000
 """Random signs of a test."""
 
 _AT_ONCE = 1 << 20
+_LEAST = 1e-150  # the powers of less overflow
 _Z = NormalDist().inv_cdf(0.975)
 
 
@@ -119,7 +120,9 @@ _SCALES = {
                        lambda g: _special("expit", g), (0, 1)),
     "correlation": _Scale(lambda v: float(np.arctanh(v)), lambda v: 1 / (1 - v**2),
                           lambda g: float(np.tanh(g)), (-1, 1)),
-    "error": _Scale(lambda v: float(np.log(v)), lambda v: 1 / v, _exp, (0, np.inf)),
+    "error": _Scale(lambda v: -(max(v, _LEAST) ** (-2 / 3)),
+                    lambda v: 2 / 3 * max(v, _LEAST) ** (-5 / 3),
+                    lambda g: max(-g, _LEAST) ** -1.5, (0, np.inf)),
     "explained": _Scale(lambda v: -float(np.log1p(-v)), lambda v: 1 / (1 - v),
                         lambda g: 1 - _exp(-g), (-np.inf, 1)),
     "distance": _Scale(float, lambda _: 1.0, lambda g: max(g, 0.0), (-np.inf, np.inf)),
@@ -195,7 +198,8 @@ def interval(value: float, influence: Float64, *, scale: str, units: float) -> t
     """Return the 95 % interval of a value.
 
     It is symmetric on a scale on which estimates are nearly normal: log-odds of fractions, the
-    logarithm of errors, Fisher's z of correlations. Of a fraction that is 0 or 1, which no unit
+    power -2/3 of errors (E. B. Wilson and M. M. Hilferty 1931, "The Distribution of Chi-Square",
+    PNAS 17), Fisher's z of correlations. Of a fraction that is 0 or 1, which no unit
     has an influence on, it is Wilson's.
 
     Args:

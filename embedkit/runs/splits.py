@@ -23,7 +23,6 @@ from embedkit.corpus import (
     CorpusOptions,
     CorpusReader,
     InputFile,
-    Record,
     hash_inputs,
     plan_corpus,
 )
@@ -372,7 +371,7 @@ def _records(
             )
     options = replace(options, keep=(group,) if group else ())
     plan = hash_inputs(plan_corpus(files, options))
-    records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
+    records = CorpusReader(plan).records()
     return Labelled(
         source=tuple(file.sha256 for file in plan.files),
         row=np.array([r.row for r in records], np.int64),

@@ -164,7 +164,7 @@ def _read(reader: CorpusReader) -> tuple[list[tuple[Record, Marked, Marked]], in
     """Records with a marked word in both sentences, and the number of those without."""
     found: list[tuple[Record, Marked, Marked]] = []
     unmarked = 0
-    for item in (item for item in reader if isinstance(item, Record)):
+    for item in reader.records():
         first, second = read_marked(item.text), read_marked(str(item.text_pair))
         if first and second:
             found.append((item, first, second))
