@@ -7,7 +7,7 @@ with one thread. Peers are ``LogisticRegression()`` on the vectors as they are, 
 ``Normalizer``, and ``LogisticRegressionCV(Cs=10)`` behind ``StandardScaler``. The values that
 tuning tries are also fitted by ``LogisticRegression(warm_start=True)``, to show what own code is
 for. The corpora are those of ``data/``; with ``--corpora`` also KoBEST WiC (pairs), KorSTS (the
-genre of a sentence) and samples of NSMC.
+genre of a sentence), samples of NSMC and the words of 100 sentences of two treebanks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def main() -> None:
             for model in options.model:
                 out = Path(scratch, f"{name} {Path(model).name}".replace(" ", "-"))
                 embedkit.extract(corpus, out=out, model=model, **settings)
-                compare(f"{name}, {Path(model).name}", out)
+                data = embedkit.load(out, level="word" if "words" in settings else "sentence")
+                compare(f"{name}, {Path(model).name}", data)
 
 
 def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -81,11 +82,13 @@ def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any,
     yield "KorSTS, genre", folder / "korsts/sts-train.tsv", genre
     for count in records:
         yield f"NSMC {count:,}", folder / "nsmc/ratings_train.txt", {"sample": count}
+    words = {"words": "mean", "word_label": "upos", "limit": 100}
+    yield "UD English EWT", folder / "ud_english_ewt/en_ewt-ud-dev.conllu", words
+    yield "UD Korean GSD", folder / "ud_korean_gsd/ko_gsd-ud-dev.conllu", words
 
 
-def compare(name: str, dataset: Path) -> None:
+def compare(name: str, data: Any) -> None:
     """Print the table of one corpus."""
-    data = embedkit.load(dataset)
     target = target_of(data, "classification")
     split = split_for(data, None, folds=5, seed=0)
     settings = EstimatorSettings()
@@ -109,7 +112,7 @@ def compare(name: str, dataset: Path) -> None:
         (n, *(_shown(scores[n][m]) for m in SHOWN), f"{seconds[n]:.2f}" if n in seconds else "")
         for n in found
     ]
-    print(f"\n{name}: {len(data):,} records, {len(target.classes)} classes")
+    print(f"\n{name}: {len(target.y):,} records, {len(target.classes)} classes")
     print(table(("classifier", *SHOWN, "processor seconds"), rows), flush=True)
     loss, accuracy = (np.array([scores[n][m].value for n in PEERS]) for m in SHOWN[::-1])
     mine = scores["embedkit"]

@@ -93,7 +93,7 @@ LAYOUT_METHODS = ("tsne", "umap", "pca")
 MATCHES = ("word", "start", "anywhere")
 
 
-def check_choice(known: Sequence[str], **given: str) -> None:
+def check_choice(known: Sequence[str], **given: object) -> None:
     """Raise a :class:`~embedkit.errors.UsageError` for a value that is not a known one.
 
     >>> check_choice(("cls", "mean"), pooling="maen")
@@ -103,5 +103,5 @@ def check_choice(known: Sequence[str], **given: str) -> None:
     for name, value in given.items():
         if value not in known:
             raise UsageError(
-                f"{name}={value!r}: expected {', '.join(known)}.{did_you_mean(value, known)}"
+                f"{name}={value!r}: expected {', '.join(known)}.{did_you_mean(str(value), known)}"
             )
