@@ -288,13 +288,17 @@ class _Records:
         made, shown = [], self._X if self._row.path is None else self._narrow
         for train, test in self._inner_folds:
             steps = build_features(self._settings, scaling)
-            X = steps.fit_transform(take(shown, train))
+            X, X_test = take(shown, train), take(shown, test)
+            for _, step in steps.steps:  # a pipeline's own bookkeeping takes as long as they do
+                if step != "passthrough":
+                    X = step.fit_transform(X)
+                    X_test = step.transform(X_test)
             if self._row.path is None:
                 estimator = self._estimator(None)
             else:
                 weight = None if self._weight is None else self._weight[train]
                 estimator = self._row.path(X, self._y[train], len(self._target.classes), weight)
-            made.append(_Fold(X, steps.transform(take(shown, test)), train, test, estimator))
+            made.append(_Fold(X, X_test, train, test, estimator))
         return made
 
     def predict(
