@@ -1,6 +1,6 @@
 """The default classifier beside plain scikit-learn on the same vectors and folds.
 
-    python -m benchmarks.classifiers [--corpora FOLDER] [--model NAME...] [--records 1000...]
+    python -m benchmarks.classifiers [--corpora FOLDER] [--model NAME...] [--records N...] [--seed N]
 
 For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
 with one thread (below 1,000 records the median of three rounds in turn). Peers are
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--corpora", type=Path)
     parser.add_argument("--model", nargs="*", default=[DEFAULT_MODEL])
     parser.add_argument("--records", type=int, nargs="*", default=[1_000, 5_000])
+    parser.add_argument("--seed", type=int, default=0, help="of the folds")
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -67,7 +68,7 @@ def main() -> None:
                 out = Path(scratch, f"{name} {Path(model).name}".replace(" ", "-"))
                 embedkit.extract(corpus, out=out, model=model, **settings)
                 data = embedkit.load(out, level="word" if "words" in settings else "sentence")
-                compare(f"{name}, {Path(model).name}", data)
+                compare(f"{name}, {Path(model).name}", data, options.seed)
 
 
 def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -89,10 +90,10 @@ def corpora(folder: Path | None, records: list[int]) -> Iterator[tuple[str, Any,
     yield "UD Korean GSD", folder / "ud_korean_gsd/ko_gsd-ud-dev.conllu", words
 
 
-def compare(name: str, data: Any) -> None:
+def compare(name: str, data: Any, seed: int) -> None:
     """Print the table of one corpus."""
     target = target_of(data, "classification")
-    split = split_for(data, None, folds=5, seed=0)
+    split = split_for(data, None, folds=5, seed=seed)
     kinds: dict[str, Callable[[], Any]] = {
         "embedkit": lambda: cross_validate(data.X, target, split, EstimatorSettings(), threads=1),
         **{peer: partial(out_of_fold, data.X, target.y, split, make)
