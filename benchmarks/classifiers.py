@@ -1,6 +1,6 @@
 """The default classifier beside plain scikit-learn on the same vectors and folds.
 
-    python -m benchmarks.classifiers [--corpora FOLDER] [--model NAME...] [--records N...] [--seed N]
+    python -m benchmarks.classifiers [--corpora FOLDER] [--model M...] [--records N...] [--seed N]
 
 For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
 with one thread (below 1,000 records the median of three rounds in turn). Peers are
