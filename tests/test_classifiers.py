@@ -138,6 +138,19 @@ def test_every_value_of_a_path_is_fitted_to_its_end(count: int) -> None:
         assert ours == pytest.approx(theirs, abs=2e-3 if value < 100 or count > 1_000 else 0.02)
 
 
+def test_inner_folds_are_fitted_with_the_class_weights() -> None:
+    X, target = two_classes(300, positives=0.1)
+    split = split_of(target.y)
+    settings = EstimatorSettings(class_weight="balanced")
+    records = _Records(X, target, split, split.in_folds, settings)
+    weight = compute_sample_weight("balanced", target.y)
+    folds = records.folds("common")
+    found, _ = records.predict(folds, 1.0, slope=1.0)
+    for fold in folds:
+        plain = LogisticRegression().fit(fold.X, target.y[fold.train], weight[fold.train])
+        assert np.allclose(found[fold.test], plain.predict_proba(fold.X_test), atol=0.05)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
