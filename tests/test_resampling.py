@@ -336,3 +336,12 @@ def test_holm_lies_between_nothing_and_bonferroni(p: list[float]) -> None:
         assert one <= more <= min(1.0, len(p) * one) + 1e-12
     order = np.argsort(p, kind="stable")
     assert np.all(np.diff(np.array(corrected)[order]) >= 0)
+
+
+def test_the_interval_of_a_spread_is_that_of_its_chi_square() -> None:
+    """Of n normal values whose mean is known, the exact interval follows from chi-square."""
+    n, value = 200, 1.7
+    influence = np.tile([1.0, -1.0], n // 2) * value / np.sqrt(2 * n) / np.sqrt(n)
+    low, high = interval(value, influence, scale="error", units=n)
+    exact = value / np.sqrt(stats.chi2.ppf([0.975, 0.025], n) / n)
+    assert (low, high) == pytest.approx(tuple(exact), rel=0.004)

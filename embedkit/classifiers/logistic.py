@@ -68,8 +68,8 @@ class LogisticPath:
         self._sum, self._weight = weight.sum(), (weight / weight.sum()).astype(X.dtype)[:, None]
         self._mean = np.asarray(self._weight.T @ X).ravel()
         self._theta = np.zeros((X.shape[1] + 1, columns))
-        share = (self._target * self._weight).sum(0, dtype=np.float64)
-        self._theta[-1] = np.log(share / (1 - share) if columns == 1 else share)
+        fraction = (self._target * self._weight).sum(0, dtype=np.float64)
+        self._theta[-1] = np.log(fraction / (1 - fraction) if columns == 1 else fraction)
 
     def fit(self, C: float) -> None:  # noqa: N803 - scikit-learn's name
         """Minimise the mean loss plus the squares of the coefficients divided by 2 C n."""
