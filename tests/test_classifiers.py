@@ -26,7 +26,7 @@ from embedkit.classifiers.logistic import (
     scale_coefficients,
     with_slope,
 )
-from embedkit.classifiers.tuning import _Records, fit, predict_proba
+from embedkit.classifiers.tuning import _Records, fit, predict_others, predict_proba
 from embedkit.runs.split_files import Split, SplitSettings
 from embedkit.runs.splits import assign_folds
 from embedkit.runs.targets import Target
@@ -135,7 +135,7 @@ def test_every_value_of_a_path_is_fitted_to_its_end(count: int) -> None:
             plain = LogisticRegression(C=value, tol=1e-8, max_iter=10_000)
             wanted[fold.test] = plain.fit(fold.X, y[fold.train]).predict_proba(fold.X_test)
         ours, theirs = (-np.log(proba[np.arange(len(y)), y]).mean() for proba in (found, wanted))
-        assert ours == pytest.approx(theirs, abs=2e-3 if value < 100 or count > 1_000 else 0.02)
+        assert ours == pytest.approx(theirs, abs=2e-4)
 
 
 def test_inner_folds_are_fitted_with_the_class_weights() -> None:
@@ -148,7 +148,7 @@ def test_inner_folds_are_fitted_with_the_class_weights() -> None:
     found, _ = records.predict(folds, 1.0, slope=1.0)
     for fold in folds:
         plain = LogisticRegression().fit(fold.X, target.y[fold.train], weight[fold.train])
-        assert np.allclose(found[fold.test], plain.predict_proba(fold.X_test), atol=0.05)
+        assert np.allclose(found[fold.test], plain.predict_proba(fold.X_test), atol=5e-3)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -156,19 +156,61 @@ def test_inner_folds_are_fitted_with_the_class_weights() -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_path_is_logistic_regression(classes: int, sparse: bool, weighted: bool) -> None:
     random = np.random.default_rng(0)
-    X = random.normal(size=(200, 12)).astype(np.float32)
-    y = (X[:, 0] + random.normal(size=200) > np.linspace(-1, 1, classes - 1)[:, None]).sum(0)
-    weight = random.uniform(0.2, 2, 200) if weighted else None
+    X = random.normal(size=(4_000, 12)).astype(np.float32)
+    y = (X[:, 0] + random.normal(size=4_000) > np.linspace(-1, 1, classes - 1)[:, None]).sum(0)
+    weight = random.uniform(0.2, 2, 4_000) if weighted else None
     shown = csr_matrix(X) if sparse else X
     path = LogisticPath(shown, 2 * y, 6, weight)  # of six classes, half are missing
     for value in (0.01, 1.0, 100.0):
         path.fit(value)
         found = with_slope(path.scores(shown), 1.0)
         plain = LogisticRegression(C=value, tol=1e-8, max_iter=10_000).fit(X, y, weight)
-        assert np.allclose(found[:, 2 * plain.classes_], plain.predict_proba(X), atol=0.01)
+        assert np.allclose(found[:, 2 * plain.classes_], plain.predict_proba(X), atol=2e-3)
         assert np.all(found[:, 1::2] < 1e-9)
         centre = np.average(path.scores(shown)[0], axis=0, weights=weight)
         assert np.allclose(centre, 0, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_kept_model_ends_where_scikit_learn_does(classes: int, weighted: bool) -> None:
+    random = np.random.default_rng(0)
+    X = random.normal(size=(300, 40)).astype(np.float32) + np.float32(1)
+    y = (X[:, 0] + random.normal(size=300) > np.linspace(0, 2, classes - 1)[:, None]).sum(0)
+    weight = random.uniform(0.2, 2, 300) if weighted else None
+    for shown, steps in ((X, 2), (csr_matrix(X), 1_000), (X[:39], 1_000)):  # two are prepared alone
+        few = slice(0, shown.shape[0])
+        part = None if weight is None else weight[few]
+        kept = LogisticRegression(C=10.0, max_iter=1_000)
+        LogisticPath(shown, y[few], classes, part).prepare(kept)
+        kept.fit(shown, y[few], part)
+        plain = LogisticRegression(C=10.0, tol=1e-8, max_iter=10_000).fit(shown, y[few], part)
+        assert np.allclose(kept.predict_proba(shown), plain.predict_proba(shown), atol=5e-3)
+        assert kept.n_iter_.max() <= steps
+
+
+@pytest.mark.parametrize("X", [np.ones((30, 4)), np.zeros((30, 4)), np.eye(30)[:, :4] * 1e4])
+def test_a_path_of_vectors_that_say_nothing_ends(X: Any) -> None:
+    y = np.arange(30) % 2
+    path = LogisticPath(X.astype(np.float32), y, 2)
+    for value in (1e-4, 1.0, 1e3):
+        path.fit(value)
+        assert np.isfinite(with_slope(path.scores(X.astype(np.float32)), 1.0)).all()
+
+
+@pytest.mark.parametrize("name", ["logreg", "svm", "lightgbm"])
+def test_other_targets_are_fitted_as_if_alone(name: str) -> None:
+    X, target = two_classes(150)
+    split = split_of(target.y)
+    train, test = split.fold(0, 0)
+    settings = EstimatorSettings(name)
+    fitted = fit(X, target, split, train, settings, tune=True)
+    others = [control_task(target, split, seed) for seed in (0, 1)]
+    found = predict_others(fitted, X, others, split, train, test, settings)
+    for other, proba in zip(others, found, strict=True):
+        alone = fit(X, other, split, train, settings, tune=False, choice=fitted.choice)
+        wanted = predict_proba(alone.pipeline, X[test], other)
+        assert np.allclose(proba, wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize("true", [0.5, 1.0, 2.0])

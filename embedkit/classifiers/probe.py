@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from embedkit.classifiers.controls import control_task, encode_at_random, linear
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.folds import side_by_side
 from embedkit.classifiers.train import split_for, target_of
-from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
+from embedkit.classifiers.tuning import Fitted, fit, predict_others, predict_proba, take
 from embedkit.classifiers.view_tests import compare_to_best, rise_of
 from embedkit.dataset.record_keys import stored_texts
 from embedkit.dataset.store import VectorData, load
@@ -191,6 +191,8 @@ class _Probe:
         self._settings, self._names, self._options = settings, names, options
         self._progress = progress
         self._folds = [split.fold(0, fold) for fold in range(split.n_folds)]
+        # its fits follow each other, so that few views are in memory
+        self._view = lru_cache(maxsize=2)(lambda name: load(data.path, name, level=data.level).X)
         words = data.text if data.level == "word" and options.shuffles else None
         self._controls = [
             control_task(target, split, settings.seed + number, words=words)
@@ -206,11 +208,11 @@ class _Probe:
         if len(rows) > _CKA_RECORDS:
             random = np.random.default_rng(self._settings.seed)
             rows = np.sort(random.choice(rows, _CKA_RECORDS, replace=False))
-        for number, name in enumerate(self._names):
-            X = load(self._data.path, name, level=self._data.level).X
-            results[name], bits[name] = self._fit_view(X)
-            sampled.append(X[rows])
-            self._progress(Progress("fitting", number + 1, len(self._names), "views", number + 1))
+        fits = iter(self._fit_views())
+        for name in self._names:
+            bits[name] = next(fits) if self._options.codelength else None
+            results[name] = [next(fits) for _ in self._folds]
+            sampled.append(self._view(name)[rows])
         best = [max(self._names, key=lambda n: results[n][f].fitted.choice.score)
                 for f in range(len(self._folds))]  # fmt: skip
         outputs = {name: self._in_order([f.proba for f in found])
@@ -246,27 +248,29 @@ class _Probe:
             versions=versions(),
         )
 
-    def _fit_view(self, X: Float32) -> tuple[list[_FoldResult], float | None]:
-        """Every fold of one view, several at the same time, and its description length."""
-        tasks = [partial(self._fit_fold, X, train, test) for train, test in self._folds]
-        if not self._options.codelength:
-            return side_by_side(tasks, threads=self._options.threads), None
-        code = partial(online_codelength, X, self._target, self._split, self._settings)
-        both: list[Callable[[], Any]] = [code, *tasks]  # several types: mypy cannot tell them apart
-        bits, *found = side_by_side(both, threads=self._options.threads)
-        return found, bits
+    def _fit_views(self) -> list[Any]:
+        """The fits of every view, several at the same time; before them, its description length."""
+        tasks: list[Callable[[], Any]] = []
+        for name in self._names:
+            if self._options.codelength:
+                tasks.append(partial(self._codelength, name))
+            tasks += [partial(self._fit_fold, name, train, test) for train, test in self._folds]
+        return side_by_side(tasks, threads=self._options.threads, progress=self._progress)
 
-    def _fit_fold(self, X: Float32, train: Int64, test: Int64) -> _FoldResult:
+    def _codelength(self, name: str) -> float:
+        return online_codelength(self._view(name), self._target, self._split, self._settings)
+
+    def _fit_fold(self, name: str, train: Int64, test: Int64) -> _FoldResult:
+        X = self._view(name)
         split, settings, target = self._split, self._settings, self._target
         fitted = fit(X, target, split, train, settings, tune=True)
-        shuffled, curve = [], []
-        for control in self._controls:  # the same probe: scaling and parameter as for the task
-            again = fit(X, control, split, train, settings, tune=False, choice=fitted.choice)
-            shuffled.append(predict_proba(again.pipeline, X[test], control))
+        # the same probe: scaling and parameter as for the task
+        shuffled = predict_others(fitted, X, self._controls, split, train, test, settings)
+        curve = []
         if self._options.learning_curve:
             curve = self._fit_curve(X, train, test, settings)
         proba = predict_proba(fitted.pipeline, X[test], target)
-        return _FoldResult(fitted, proba, tuple(shuffled), (*curve, proba))
+        return _FoldResult(fitted, proba, shuffled, (*curve, proba))
 
     def _fit_curve(
         self, features: Any, train: Int64, test: Int64, settings: EstimatorSettings

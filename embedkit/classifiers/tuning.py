@@ -7,7 +7,7 @@ before, and the inner predictions also choose a slope, by which the coefficients
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,10 +25,11 @@ from embedkit.classifiers.estimators import (
     scalings_of,
 )
 from embedkit.classifiers.logistic import (
+    LogisticPath,
+    Preconditioner,
     calibration_slope,
     in_row_space,
     scale_coefficients,
-    tolerance,
     with_slope,
 )
 from embedkit.errors import UsageError, first_line
@@ -45,10 +46,11 @@ from embedkit.runs.splits import inner_folds
 from embedkit.runs.targets import Target, class_prior
 from embedkit.types import Float64, Int64
 
-__all__ = ["Choice", "Fitted", "fit", "predict_proba", "take"]
+__all__ = ["Choice", "Fitted", "fit", "predict_others", "predict_proba", "take"]
 
 _INNER_FOLDS, _FEW, _INNER_FOLDS_OF_FEW = 3, 1_000, 5
 _ERRORS = 2.0
+_ALL = slice(None)
 _ROUNDS, _MAX_ROUNDS, _ROUNDS_PATIENCE = 100, 1_000, 30
 
 
@@ -122,7 +124,7 @@ def fit(
             f"estimator={settings.estimator!r} needs {row.min_records} training records or more; "
             f"there are {len(train)}. Take another estimator."
         )
-    records = _Records(features, target, split, train, settings)
+    records = _Records(take(features, train), target, split, train, settings)
     with _fit_errors(settings, len(train)):
         inner = None
         if tune and choice is None and records.tunable:
@@ -134,6 +136,39 @@ def fit(
             folds = records.folds(choice.scaling)
             inner, _ = records.predict(folds, choice.value, choice.rounds, choice.slope)
         return Fitted(records.final(choice), choice, inner)
+
+
+def predict_others(
+    fitted: Fitted,
+    features: Any,
+    others: Sequence[Target],
+    split: Split,
+    train: Int64,
+    test: Int64,
+    settings: EstimatorSettings,
+) -> tuple[Float64, ...]:
+    """Return what the same fit predicts, made for other targets of the same records.
+
+    Args:
+        fitted: of :func:`fit`; its steps in front of the estimator are used as they are.
+        features: as for :func:`fit`.
+        others: each is what is predicted once.
+        split: as for :func:`fit`.
+        train: indices of the training records.
+        test: indices of the records to predict.
+        settings: as for :func:`fit`.
+    """
+    before = fitted.pipeline[:-1]
+    X, X_test = (before.transform(take(features, rows)) for rows in (train, test))
+    found, shared = [], None
+    for target in others:
+        with _fit_errors(settings, len(train)):
+            if settings.row.path is not None:
+                shared = shared or Preconditioner.of(X, len(target.classes))
+            records = _Records(X, target, split, train, settings)
+            again = records.estimator(X, fitted.choice, shared)
+            found.append(predict_proba(again, X_test, target))
+    return tuple(found)
 
 
 def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
@@ -174,9 +209,9 @@ class _Records:
     """The training records of one fit, and their inner folds."""
 
     def __init__(
-        self, features: Any, target: Target, split: Split, train: Int64, settings: EstimatorSettings
+        self, X: Any, target: Target, split: Split, train: Int64, settings: EstimatorSettings
     ) -> None:
-        self._X, self._y, self._target = take(features, train), target.y[train], target
+        self._X, self._y, self._target = X, target.y[train], target
         self._settings, self._row = settings, settings.row
         self._strata, self._group = target.strata[train], split.group[train]
         self._calibrated = self._row.calibrated and bool(target.classes)
@@ -293,11 +328,8 @@ class _Records:
                 if step != "passthrough":
                     X = step.fit_transform(X)
                     X_test = step.transform(X_test)
-            if self._row.path is None:
-                estimator = self._estimator(None)
-            else:
-                weight = None if self._weight is None else self._weight[train]
-                estimator = self._row.path(X, self._y[train], len(self._target.classes), weight)
+            path = self._row.path is not None
+            estimator = self._path_on(X, train) if path else self._estimator(None)
             made.append(_Fold(X, X_test, train, test, estimator))
         return made
 
@@ -356,6 +388,11 @@ class _Records:
 
         steps = build_features(self._settings, choice.scaling)
         X = steps.fit_transform(self._X)
+        fitted = self.estimator(X, choice)
+        return Pipeline([*steps.steps, ("estimator", fitted)])
+
+    def estimator(self, X: Any, choice: Choice, shared: Preconditioner | None = None) -> Any:
+        """Return the estimator alone, fitted on transformed features of all training records."""
         estimator = self._estimator(choice.value)
         if choice.rounds is not None:
             estimator.set_params(n_estimators=choice.rounds)
@@ -364,18 +401,25 @@ class _Records:
 
             estimator = CalibratedClassifierCV(estimator, cv=self._inner_folds, ensemble=False)
         if self._row.path is not None:
-            estimator.set_params(tol=tolerance(len(self._y)))
-        self._fit(estimator, X, np.arange(len(self._y)))
+            self._path_on(X, _ALL, shared).prepare(estimator)
+        self._fit(estimator, X, _ALL)
         if choice.slope != 1:
             scale_coefficients(estimator, choice.slope, X, self._weight)
         if self._calibrated:
             estimator.set_params(cv=self._n_folds)  # the indices do not belong into a saved model
-        return Pipeline([*steps.steps, ("estimator", estimator)])
+        return estimator
 
     def _estimator(self, value: Any) -> Any:
         return build_estimator(self._settings, value)
 
-    def _fit(self, estimator: Any, X: Any, train: Int64, **more: Any) -> None:
+    def _path_on(
+        self, X: Any, train: Int64 | slice, shared: Preconditioner | None = None
+    ) -> LogisticPath:
+        assert self._row.path is not None
+        weight = None if self._weight is None else self._weight[train]
+        return self._row.path(X, self._y[train], len(self._target.classes), weight, shared)
+
+    def _fit(self, estimator: Any, X: Any, train: Int64 | slice, **more: Any) -> None:
         if self._weight is not None:
             more["sample_weight"] = self._weight[train]
         estimator.fit(X, self._y[train], **more)
