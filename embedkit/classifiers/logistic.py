@@ -26,8 +26,9 @@ __all__ = [
 ]
 
 _RECORD_TOLERANCE = 0.3
+_RECORDS_PER_COLUMN = 6
 _STEEPEST = 4.0
-_GRADIENT, _ROUNDING = 1e-4, 1e-6
+_GRADIENT, _ROUNDING = 3e-4, 1e-6
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -76,10 +77,10 @@ class Preconditioner:
         self._smallest = _ROUNDING * np.trace(self._moments)
 
     @classmethod
-    def of(cls, X: Any, classes: int, weight: Float64 | None = None) -> Preconditioner | None:
+    def of(cls, X: Any, weight: Float64 | None = None) -> Preconditioner | None:
         """Return that of the records; ``None`` if they are sparse, or too few to make up for it."""
-        suited = isinstance(X, np.ndarray) and 2 * len(X) >= classes * X.shape[1]
-        return cls(X, weight) if suited else None
+        many = isinstance(X, np.ndarray) and len(X) >= _RECORDS_PER_COLUMN * X.shape[1]
+        return cls(X, weight) if many else None
 
     def factor(self, ridge: float) -> Float64:
         """Return the factor for a ridge, ``(width + 1, width + 1)``, lower triangular."""
@@ -111,7 +112,7 @@ class LogisticPath:
     ) -> None:
         self._known, codes = np.unique(y, return_inverse=True)
         self._classes = classes
-        self._preconditioner = preconditioner or Preconditioner.of(X, len(self._known), weight)
+        self._preconditioner = preconditioner or Preconditioner.of(X, weight)
         columns = 1 if len(self._known) == 2 else len(self._known)  # of two, the odds of the second
         self._X, self._target = X, np.eye(len(self._known), dtype=X.dtype)[codes][:, -columns:]
         weight = np.ones(len(y)) if weight is None else weight

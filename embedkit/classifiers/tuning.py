@@ -164,7 +164,7 @@ def predict_others(
     for target in others:
         with _fit_errors(settings, len(train)):
             if settings.row.path is not None:
-                shared = shared or Preconditioner.of(X, len(target.classes))
+                shared = shared or Preconditioner.of(X)
             records = _Records(X, target, split, train, settings)
             again = records.estimator(X, fitted.choice, shared)
             found.append(predict_proba(again, X_test, target))
