@@ -242,8 +242,6 @@ class Predictor:
             )
         if not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
-        if level == "word":
-            return data, self._predictions(self._model.predict_proba(data.text, None))
         paired = data.manifest.job.input.text_pair is not None
         pairs = [str(text) for text in data.column("text_pair")] if paired else None
         texts = data.text

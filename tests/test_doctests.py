@@ -80,7 +80,8 @@ def test_examples(
     printed: list[str] = []
     globs: dict[str, Any] = {**test.globs, "embedkit": embedkit, "np": np}
     test.globs = globs
-    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=printed.append)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(test, out=printed.append)  # by default it reads pytest's own -v
     assert not printed, "".join(printed)
 
 
