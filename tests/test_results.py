@@ -899,6 +899,19 @@ def test_labels_that_look_like_formulas(shared: Path, tmp_path: Path) -> None:
 # probe
 
 
+def test_a_view_of_a_probe_is_what_it_is_alone(shared: Path, tmp_path: Path) -> None:
+    names = ["mean_1", "cls_2", "mean_2"]
+    options: dict[str, Any] = {"split": shared / "split.parquet", "codelength": True}
+    together = probe(shared / "data", out=tmp_path / "all", view=names, threads=2, **options)
+    for name, found in zip(names, together.content.views, strict=True):
+        alone = probe(shared / "data", out=tmp_path / name, view=name, threads=1, **options)
+        wanted = alone.content.views[0]
+        assert found.name == wanted.name == name
+        assert (found.score, found.control, found.codelength) == (
+            wanted.score, wanted.control, wanted.codelength
+        )  # fmt: skip
+
+
 @pytest.mark.figures
 def test_probe(shared: Path, tmp_path: Path) -> None:
     result = probe(shared / "data", out=tmp_path / "probe", split=shared / "split.parquet",
