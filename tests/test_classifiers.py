@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,13 @@ def test_the_kept_model_ends_where_scikit_learn_does(classes: int, weighted: boo
     for shown in (X, csr_matrix(X), X[:39]):  # the first has a start, the others another tolerance
         few = slice(0, shown.shape[0])
         part = None if weight is None else weight[few]
+        fit_one = partial(LogisticRegression.fit, X=shown, y=y[few], sample_weight=part)
         kept = LogisticRegression(C=10.0, max_iter=1_000)
-        LogisticPath(shown, y[few], classes, part).prepare(kept)
-        kept.fit(shown, y[few], part)
-        plain = LogisticRegression(C=10.0, tol=1e-8, max_iter=10_000).fit(shown, y[few], part)
+        LogisticPath(shown, y[few], classes, part).finish(kept, fit_one)
+        plain = fit_one(LogisticRegression(C=10.0, tol=1e-8, max_iter=10_000))
         assert np.allclose(kept.predict_proba(shown), plain.predict_proba(shown), atol=5e-3)
         assert shown is not X or kept.n_iter_.max() < plain.n_iter_.max() / 3
+        assert not kept.warm_start
 
 
 @pytest.mark.parametrize("X", [np.ones((30, 4)), np.zeros((30, 4)), np.eye(30)[:, :4] * 1e4])

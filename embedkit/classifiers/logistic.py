@@ -149,14 +149,15 @@ class LogisticPath:
         found = _minimum(partial(loss, unit=unit), start / unit, _GRADIENT / unit)
         self._theta = dtrsm(unit / root, factor, found, lower=1, trans_a=1)
 
-    def prepare(self, estimator: Any) -> None:
-        """Let an unfitted :class:`~sklearn.linear_model.LogisticRegression` end as a path does."""
+    def finish(self, estimator: Any, fit: Callable[[Any], None]) -> None:
+        """Call ``fit`` of a :class:`~sklearn.linear_model.LogisticRegression` to end as a path."""
         if self._preconditioner is None:
-            estimator.set_params(tol=tolerance(len(self._target)))
+            fit(estimator.set_params(tol=tolerance(len(self._target))))
         else:
             self.fit(estimator.C)
-            estimator.set_params(warm_start=True)
             estimator.coef_, estimator.intercept_ = self._theta[:-1].T, self._theta[-1]
+            fit(estimator.set_params(warm_start=True))
+            estimator.set_params(warm_start=False)
 
     def scores(self, X: Any) -> tuple[Float64, Float64]:
         """Return what the coefficients add to the log-odds, and the log-odds of a mean record.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from inspect import signature
 from typing import Any
 
@@ -400,9 +400,11 @@ class _Records:
             from sklearn.calibration import CalibratedClassifierCV
 
             estimator = CalibratedClassifierCV(estimator, cv=self._inner_folds, ensemble=False)
-        if self._row.path is not None:
-            self._path_on(X, _ALL, shared).prepare(estimator)
-        self._fit(estimator, X, _ALL)
+        fit_all = partial(self._fit, X=X, train=_ALL)
+        if self._row.path is None:
+            fit_all(estimator)
+        else:
+            self._path_on(X, _ALL, shared).finish(estimator, fit_all)
         if choice.slope != 1:
             scale_coefficients(estimator, choice.slope, X, self._weight)
         if self._calibrated:
