@@ -132,9 +132,9 @@ def test_predictions_are_those_of_scikit_learn(made: Path) -> None:
         test = p.fold == fold
         steps = build_features(EstimatorSettings.of(None, task="classification"))
         X = steps.fit_transform(words.X[~test])
-        plain = LogisticRegression(max_iter=1_000, random_state=0).fit(X, words.y[~test])
+        plain = LogisticRegression(max_iter=1_000, tol=1e-8).fit(X, words.y[~test])
         assert plain.predict_proba(steps.transform(words.X[test])) == pytest.approx(
-            p.proba[test], abs=1e-6
+            p.proba[test], abs=1e-3
         )
 
 
