@@ -117,7 +117,7 @@ def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Pat
     )
     found = predictions(tmp_path / "run")
     found = found[found["fold"] != "test"].sort_values("row")
-    assert np.allclose(found[["proba_0", "proba_1"]].to_numpy(), wanted, rtol=0, atol=1e-3)
+    assert np.allclose(found[["proba_0", "proba_1"]].to_numpy(), wanted, rtol=0, atol=5e-3)
 
 
 def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> None:
