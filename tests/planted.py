@@ -155,9 +155,9 @@ FAULTS = (
 
 HELPERS = {
     "classifiers/tuning.py": (
-        "self._X, self._y, self._target = take(features, train), target.y[train], target",
-        "self._X, self._y, self._target = take(features, train), target.y[train], target\n"
-        "        self._all = features",
+        "records = _Records(take(features, train), target, split, train, settings)",
+        "records = _Records(take(features, train), target, split, train, settings)\n"
+        "    records._all = features",
     ),
     "classifiers/probe.py": (
         "    def _fit_plain(",
