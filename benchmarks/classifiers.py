@@ -1,6 +1,7 @@
 """The default classifier beside plain scikit-learn on the same vectors and folds.
 
-    python -m benchmarks.classifiers [--corpora FOLDER] [--model M...] [--records N...] [--seed N]
+    python -m benchmarks.classifiers [--corpora FOLDER] [--model M...] [--records N...] [--only WORD]
+        [--seed N]
 
 For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
 with one thread (below 1,000 records the median of three rounds in turn). Peers are
@@ -60,12 +61,13 @@ def main() -> None:
     parser.add_argument("--corpora", type=Path)
     parser.add_argument("--model", nargs="*", default=[DEFAULT_MODEL])
     parser.add_argument("--records", type=int, nargs="*", default=[1_000, 5_000])
+    parser.add_argument("--only", default="", help="a word in the names of corpora")
     parser.add_argument("--seed", type=int, default=0, help="of the folds")
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name, corpus, settings in corpora(options.corpora, options.records):
-            for model in options.model:
+            for model in options.model if options.only in name else ():
                 out = Path(scratch, f"{name} {Path(model).name}".replace(" ", "-"))
                 embedkit.extract(corpus, out=out, model=model, **settings)
                 data = embedkit.load(out, level="word" if "words" in settings else "sentence")
