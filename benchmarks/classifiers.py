@@ -1,7 +1,7 @@
 """The default classifier beside plain scikit-learn on the same vectors and folds.
 
-    python -m benchmarks.classifiers [--corpora FOLDER] [--model M...] [--records N...] [--only WORD]
-        [--seed N]
+    python -m benchmarks.classifiers [--corpora FOLDER] [--model M...] [--records N...]
+        [--only WORD] [--seed N]
 
 For each corpus: out-of-fold accuracy and log-loss with 95 % intervals, and processor seconds, all
 with one thread (below 1,000 records the median of three rounds in turn). Peers are
