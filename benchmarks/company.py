@@ -26,10 +26,10 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.cpu import CORPORA, PACKAGES, corpora
-from benchmarks.measure import describe, table
+from benchmarks.measure import PACKAGES, describe, table
+from benchmarks.texts import CORPORA, texts_of
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.tokenizer import TokenizerSettings
 
 LOT = 100
 TRIES = 2
@@ -144,8 +144,11 @@ def worker(setting: Mapping[str, str], folder: Path) -> Iterator[subprocess.Pope
     environment = {k: v for k, v in os.environ.items() if not k.startswith(RUNTIME)}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.company", "--worker", "--corpora", str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, **setting},
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment, **setting},
+    ) as process:
         yield process
         assert process.stdin
         process.stdin.close()
@@ -153,11 +156,11 @@ def worker(setting: Mapping[str, str], folder: Path) -> Iterator[subprocess.Pope
 
 def work(folder: Path) -> None:
     """Answer every number of seconds on standard input with tokens per second."""
-    texts = next(iter(corpora(folder).values()))
+    texts = texts_of(folder, "nsmc", 1_000)
     encoder = Encoder.load(device="cpu", precision="fp32")
     lots = [texts[i : i + LOT] for i in range(0, len(texts), LOT)]
     settings = TokenizerSettings(encoder.max_length)
-    tokens = [sum(t.n_kept for t in encoder.tokenizer.encode(x, settings=settings)) for x in lots]
+    tokens = [len(encoder.tokenizer.encode(x, settings=settings).ids) for x in lots]
     print("ready", flush=True)
     for line in sys.stdin:
         done, number = 0, 0

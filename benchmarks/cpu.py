@@ -1,20 +1,18 @@
-"""CPU: throughput against named peers and the machine, work avoided, dumps, loading, memory.
+"""CPU: share of the machine's matrix rate, work avoided, dumps, loading, memory.
 
     python -m benchmarks.cpu [--corpora FOLDER] [--memory 5000,50000] [--only SECTION]
 
-Systems are run in turn, round after round, in one process with the same threads on the same texts
-with the same truncation; medians of five rounds. Tokens are counted without padding. The matrix
-rate is that of ``torch.mm`` on the four products of a layer, measured in the same rounds.
-
-FOLDER holds ``nsmc/ratings_test.txt`` (Korean reviews) and ``stsb_en/train.tsv`` (English
-sentences); where it is absent the reviews of ``data/`` are used, repeated with a number before
-each.
+What is compared is run in turn, round after round, in one process with the same threads on the same
+texts; medians of five rounds. Tokens are counted without padding. The matrix rate is that of
+``torch.mm`` on the four products of a layer, measured in the same rounds. Other engines stand in
+:mod:`benchmarks.peers`, which also says what FOLDER holds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import hashlib
+import math
 import os
 import shutil
 import statistics
@@ -22,39 +20,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 import embedkit
-from benchmarks.measure import describe, disk_rate, in_turn, layer_flops, product_rate, table
-from benchmarks.peers import peers
+from benchmarks.measure import (
+    PACKAGES,
+    describe,
+    disk_rate,
+    in_turn,
+    layer_flops,
+    peak_of,
+    product_rate,
+    table,
+)
+from benchmarks.peers import checkpoint
 from benchmarks.search import VIEW, write_dataset
-from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
-from embedkit.dataset.extraction import run_plan
-from embedkit.dataset.planning import ExtractSettings, plan_extract
+from benchmarks.texts import CORPORA, count, mixed_lengths, texts_of
+from embedkit.corpus import CorpusOptions, CorpusReader
+from embedkit.dataset.extract import plan_extract, run_plan
+from embedkit.dataset.format import ExtractSettings, Footer, shard_bytes, tokenizer_settings
+from embedkit.dataset.shards import ExtractPlan, ledger_of, sentence_columns
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
-from embedkit.machine import maxrss_bytes
 
-ROOT = Path(__file__).resolve().parents[1]
-CORPORA = Path(os.environ.get("EMBEDKIT_TEST_CORPORA", ROOT / "data"))
-PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "tokenizers",
-            "numpy", "pandas", "pyarrow")  # fmt: skip
 SHORT_TEXTS = 1_000
 
 
 @dataclass
 class Findings:
-    """What is printed at the end: goals with what was measured, and bars."""
+    """What is printed at the end: goals with what was measured."""
 
     goals: list[tuple[str, str, str, bool]] = field(default_factory=list)
-    bars: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def goal(self, what: str, least: str, measured: str, met: bool) -> None:
         """Note a goal, what was measured, and whether it was met."""
@@ -62,12 +67,11 @@ class Findings:
 
 
 def main() -> None:
-    """Print everything as Markdown and draw the bar chart."""
+    """Print everything as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, default=CORPORA)
     parser.add_argument("--memory", default="2000,10000", help="records, separated by commas")
     parser.add_argument("--only", choices=sorted(SECTIONS), action="append")
-    parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     findings = Findings()
@@ -77,91 +81,37 @@ def main() -> None:
     print("\n## Goals\n")
     rows = [(a, b, c, "yes" if met else "no") for a, b, c, met in findings.goals]
     print(table(("what", "at least", "measured", "met"), rows))
-    if options.chart and findings.bars:
-        draw(findings.bars, options.chart)
 
 
 # throughput
 
 
-def short(options: argparse.Namespace, findings: Findings) -> None:
-    """Short texts against every peer."""
-    encoder = Encoder.load(device="cpu", precision="fp32")
-    for name, texts in corpora(options.corpora).items():
-        seconds = _against_peers(f"{name}, short texts", encoder, texts, findings)
-        ours, share = seconds.pop("embedkit"), seconds.pop("share")
-        default = next(s for n, s in seconds.items() if "default" in n)
-        others = {n: s for n, s in seconds.items() if n != "matrix products alone"}
-        best = min(others, key=lambda n: others[n])
-        findings.goal(f"{name}: share of the matrix rate", "90 %", f"{share:.0%}", share >= 0.9)
-        findings.goal(f"{name}: against the fastest peer ({best})", "1.2 ×",
-                      f"{others[best] / ours:.2f} ×", others[best] / ours >= 1.2)  # fmt: skip
-        findings.goal(f"{name}: against sentence-transformers at its default", "1.7 ×",
-                      f"{default / ours:.2f} ×", default / ours >= 1.7)  # fmt: skip
-
-
-def mixed(options: argparse.Namespace, findings: Findings) -> None:
-    """Lengths from 10 to 500 tokens, evenly on a logarithmic scale."""
-    encoder = Encoder.load(device="cpu", precision="fp32", max_length=512)
-    texts = _mixed_lengths(encoder, next(iter(corpora(options.corpora).values())))
-    seconds = _against_peers("10 to 500 tokens", encoder, texts, findings)
-    theirs = min(s for n, s in seconds.items() if n.startswith("sentence-transformers"))
-    ratio = theirs / seconds["embedkit"]
-    findings.goal("10 to 500 tokens: against sentence-transformers at its best", "1.7 ×",
-                  f"{ratio:.2f} ×", ratio >= 1.7)  # fmt: skip
-
-
-def _against_peers(
-    title: str, encoder: Encoder, texts: Sequence[str], findings: Findings
-) -> dict[str, float]:
-    tokens = _count(encoder, texts)
-    inner = int(encoder.checkpoint.config["intermediate_size"])
-    flops = encoder.n_layers * layer_flops(encoder.width, inner)
-    others = peers(encoder, texts)
-    ours = encoder.encode(texts)
-    for name, run in others.items():
-        if "pipeline" not in name:  # whose means count padding
-            assert np.allclose(ours, run(), atol=2e-4), name
-    rates: list[float] = []
-    contestants: dict[str, Callable[[], object]] = {
-        "embedkit": lambda: encoder.encode(texts),
-        **others,
-        "rate": lambda: rates.append(product_rate(encoder.width, inner)),
-    }
-    seconds = in_turn(contestants)
-    del seconds["rate"]
-    seconds["matrix products alone"] = tokens * flops / statistics.median(rates[1:])
-    print(f"\n## {title}: {len(texts):,} texts, {tokens:,} tokens (mean "
-          f"{tokens / len(texts):.0f})\n")  # fmt: skip
-    share = seconds["matrix products alone"] / seconds["embedkit"]
-    rows = [
-        (name, f"{tokens / s:,.0f}", f"{seconds['matrix products alone'] / s:.0%}",
-         f"{s / seconds['embedkit']:.2f} ×")
-        for name, s in seconds.items()
-    ]  # fmt: skip
-    print(table(("system", "tokens/s", "share of the matrix rate", "time / embedkit"), rows))
-    sys.stdout.flush()
-    findings.bars[title] = {name: tokens / s for name, s in seconds.items()}
-    return {**seconds, "share": share}
+def _corpora(folder: Path) -> dict[str, list[str]]:
+    return {name: texts_of(folder, name, SHORT_TEXTS) for name in ("nsmc", "stsb_en")}
 
 
 def base(options: argparse.Namespace, findings: Findings) -> None:
     """A model of 12 layers and width 768, with random weights."""
-    with base_model() as folder:
+    with checkpoint("base") as folder:
         encoder = Encoder.load(str(folder), device="cpu", precision="fp32")
-        texts = _mixed_lengths(encoder, next(iter(corpora(options.corpora).values())), 250, (8, 64))
-        tokens = _count(encoder, texts)
+        texts = mixed_lengths(encoder, _corpora(options.corpora)["nsmc"], 250, (8, 64))
+        tokens = count(encoder, texts)
         rates: list[float] = []
-        seconds = in_turn({
-            "embedkit": lambda: encoder.encode(texts),
-            "rate": lambda: rates.append(product_rate(768, 3_072)),
-        })  # fmt: skip
+        seconds = in_turn(
+            {
+                "embedkit": lambda: encoder.encode(texts),
+                "rate": lambda: rates.append(product_rate(768, 3_072)),
+            }
+        )
         flops = encoder.n_layers * layer_flops(768, 3_072)
         share = tokens * flops / statistics.median(rates[1:]) / seconds["embedkit"]
-    print(f"\n## 12 layers of width 768: {tokens:,} tokens, {tokens / seconds['embedkit']:,.0f} "
-          f"tokens/s, {share:.0%} of the matrix rate")  # fmt: skip
-    findings.goal("12 layers of width 768: share of the matrix rate", "93 %", f"{share:.0%}",
-                  share >= 0.93)  # fmt: skip
+    print(
+        f"\n## 12 layers of width 768: {tokens:,} tokens, {tokens / seconds['embedkit']:,.0f} "
+        f"tokens/s, {share:.0%} of the matrix rate"
+    )
+    findings.goal(
+        "12 layers of width 768: share of the matrix rate", "93 %", f"{share:.0%}", share >= 0.93
+    )
 
 
 def profile(options: argparse.Namespace, findings: Findings) -> None:
@@ -171,29 +121,34 @@ def profile(options: argparse.Namespace, findings: Findings) -> None:
 
     encoder = Encoder.load(device="cpu", precision="fp32")
     view = [parse_view("mean_-1", n_layers=encoder.n_layers)]
-    for name, texts in corpora(options.corpora).items():
+    for name, texts in _corpora(options.corpora).items():
         tokenized = encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
         encoder.encode_shard(tokenized[:100], views=view)
         with recorded(activities=[ProfilerActivity.CPU]) as events:
             encoder.encode_shard(tokenized, views=view)
         found = sorted(events.key_averages(), key=lambda e: -e.self_cpu_time_total)
         total = sum(event.self_cpu_time_total for event in found)
-        rows = [(e.key.removeprefix("aten::"), f"{e.self_cpu_time_total / total:.1%}",
-                 f"{e.count:,}") for e in found[:7]]  # fmt: skip
-        print(f"\n## {name}: operations\n\n" + table(("operation", "time", "calls"), rows),
-              flush=True)  # fmt: skip
+        rows = [
+            (e.key.removeprefix("aten::"), f"{e.self_cpu_time_total / total:.1%}", f"{e.count:,}")
+            for e in found[:7]
+        ]
+        print(
+            f"\n## {name}: operations\n\n" + table(("operation", "time", "calls"), rows), flush=True
+        )
 
 
 def avoided(options: argparse.Namespace, findings: Findings) -> None:
     """What other views cost, measured against the mean of the last layer."""
     encoder = Encoder.load(device="cpu", precision="fp32")
-    texts = next(iter(corpora(options.corpora).values()))
+    texts = _corpora(options.corpora)["nsmc"]
     tokenized = encoder.tokenizer.encode(texts, settings=TokenizerSettings(encoder.max_length))
     every = [f"{p}_{i}" for i in range(encoder.n_layers + 1) for p in ("cls", "mean")]
     cases = {
-        "mean_-1": ["mean_-1"], "cls_-1": ["cls_-1"], "pooler": ["pooler"],
+        "mean_-1": ["mean_-1"],
+        "cls_-1": ["cls_-1"],
+        "pooler": ["pooler"],
         "cls + mean of all layers + pooler": [*every, "pooler"],
-    }  # fmt: skip
+    }
 
     def runner(names: list[str]) -> Callable[[], object]:
         views: list[View] = [parse_view(name, n_layers=encoder.n_layers) for name in names]
@@ -204,11 +159,15 @@ def avoided(options: argparse.Namespace, findings: Findings) -> None:
     print("\n## Views\n")
     rows = [(name, f"{s / whole:.2f} ×") for name, s in seconds.items()]
     print(table(("views", "time of mean_-1"), rows), flush=True)
-    for name, most in (("cls_-1", 0.92), ("pooler", 0.92),
-                       ("cls + mean of all layers + pooler", 1.15)):  # fmt: skip
+    for name, most in (
+        ("cls_-1", 0.92),
+        ("pooler", 0.92),
+        ("cls + mean of all layers + pooler", 1.15),
+    ):
         ratio = seconds[name] / whole
-        findings.goal(f"{name}: time of mean_-1 alone", f"at most {most} ×", f"{ratio:.2f} ×",
-                      ratio <= most)  # fmt: skip
+        findings.goal(
+            f"{name}: time of mean_-1 alone", f"at most {most} ×", f"{ratio:.2f} ×", ratio <= most
+        )
 
 
 # files
@@ -216,7 +175,7 @@ def avoided(options: argparse.Namespace, findings: Findings) -> None:
 
 def dump(options: argparse.Namespace, findings: Findings) -> None:
     """Token vectors of all layers to Parquet, against the disk and the forward pass."""
-    texts = next(iter(corpora(options.corpora).values()))[:1_000]
+    texts = _corpora(options.corpora)["nsmc"][:1_000]
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as scratch:
         corpus = Path(scratch) / "corpus.txt"
         corpus.write_text("\n".join(t.replace("\t", " ") for t in texts) + "\n", "utf-8")
@@ -225,7 +184,7 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
         reading = CorpusOptions(format="lines")
         with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
             encoder = plan.encoder
-            tokenized = encoder.tokenizer.encode(texts, settings=plan.vectors.tokenizer)
+            tokenized = encoder.tokenizer.encode(texts, settings=tokenizer_settings(plan.vectors))
             rates: list[float] = []
             size = [0]
 
@@ -234,22 +193,31 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
                 run_plan(plan)
                 size[0] = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
 
-            seconds = in_turn({
-                "extract": extract,
-                "forward": lambda: encoder.encode_shard(
-                    tokenized, views=[parse_view("mean_-1", n_layers=encoder.n_layers)]
-                ),
-                "disk": lambda: rates.append(disk_rate(Path(scratch), size[0])),
-            })  # fmt: skip
+            seconds = in_turn(
+                {
+                    "extract": extract,
+                    "forward": lambda: encoder.encode_shard(
+                        tokenized, views=[parse_view("mean_-1", n_layers=encoder.n_layers)]
+                    ),
+                    "disk": lambda: rates.append(disk_rate(Path(scratch), size[0])),
+                }
+            )
     on_disk = size[0] / statistics.median(rates[1:])
     bound = max(on_disk, seconds["forward"])
     share = bound / seconds["extract"]
     name = "disk" if on_disk > seconds["forward"] else "forward pass"
-    print(f"\n## Token vectors of all layers: {size[0] / 1e6:,.0f} MB in "
-          f"{seconds['extract']:.1f} s; forward pass alone {seconds['forward']:.1f} s, writing so "
-          f"many bytes alone {on_disk:.1f} s", flush=True)  # fmt: skip
-    findings.goal(f"token vectors, all layers: share of the limit ({name})", "90 %",
-                  f"{share:.0%}", share >= 0.9)  # fmt: skip
+    print(
+        f"\n## Token vectors of all layers: {size[0] / 1e6:,.0f} MB in "
+        f"{seconds['extract']:.1f} s; forward pass alone {seconds['forward']:.1f} s, writing so "
+        f"many bytes alone {on_disk:.1f} s",
+        flush=True,
+    )
+    findings.goal(
+        f"token vectors, all layers: share of the limit ({name})",
+        "90 %",
+        f"{share:.0%}",
+        share >= 0.9,
+    )
 
 
 def loading(options: argparse.Namespace, findings: Findings) -> None:
@@ -263,7 +231,7 @@ def loading(options: argparse.Namespace, findings: Findings) -> None:
 
         def by_pyarrow() -> object:
             """As ``load`` reads what is not stored plain: compressed columns and float16."""
-            with mock.patch("embedkit.dataset.reader.copy_vectors", return_value=False):
+            with mock.patch("embedkit.dataset.read.copy_vectors", return_value=False):
                 return embedkit.load(out, VIEW).X
 
         contestants: dict[str, Callable[[], object]] = {
@@ -279,10 +247,85 @@ def loading(options: argparse.Namespace, findings: Findings) -> None:
         seconds = in_turn(contestants, 7)
     print("\n## One view of 50,000 × 384 float32\n")
     print(table(("reader", "ms"), [(n, f"{s * 1e3:.1f}") for n, s in seconds.items()]), flush=True)
-    for name, goal in (("embedkit.load through pyarrow alone", 2),
-                       ("pandas.read_parquet + np.stack", 5)):  # fmt: skip
+    for name, goal in (
+        ("embedkit.load through pyarrow alone", 2),
+        ("pandas.read_parquet + np.stack", 5),
+    ):
         ratio = seconds[name] / seconds["embedkit.load"]
         findings.goal(f"embedkit.load against {name}", f"{goal} ×", f"{ratio:.1f} ×", ratio >= goal)
+
+
+# the host
+
+
+def host(options: argparse.Namespace, findings: Findings) -> None:
+    """Processor time of the stages around the model, which takes no time here.
+
+    The tokenizer's own part and the pages of Parquet run without the GIL and are listed apart.
+    """
+    vocabulary = sorted(Encoder.load(device="cpu").tokenizer.hf.get_vocab())
+    words = [word for word in vocabulary if word.isalpha() and len(word) > 2]
+    for length, most in ((16, 33), (128, 50)):
+        random = np.random.default_rng(0)
+        sizes = random.integers(int(0.7 * length), int(1.3 * length), 4_000) - 2
+        texts = [" ".join(random.choice(words, size)) for size in sizes]
+        with tempfile.TemporaryDirectory() as scratch:
+            corpus = Path(scratch) / "corpus.tsv"
+            lines = [f"{i}\t{text}\t{i % 2}\n" for i, text in enumerate(texts)]
+            corpus.write_text("id\tdocument\tlabel\n" + "".join(lines), "utf-8")
+            settings = ExtractSettings(max_length=512, device="cpu", precision="fp32")
+            with plan_extract(corpus, out=Path(scratch) / "out", settings=settings) as plan:
+                spent = {name: s / len(texts) * 1e6 for name, s in _stages(plan, texts).items()}
+        locked = sum(spent[name] for name in spent if "without the GIL" not in name)
+        print(f"\n## Host, {length} tokens: µs a row of one thread\n")
+        rows = [*spent.items(), ("with the GIL", locked)]
+        print(table(("stage", "µs"), [(n, f"{t:.1f}") for n, t in rows]), flush=True)
+        findings.goal(
+            f"host, {length} tokens: with the GIL",
+            f"at most {most} µs a row",
+            f"{locked:.1f} µs",
+            locked <= most,
+        )
+
+
+def _stages(plan: ExtractPlan, texts: Sequence[str]) -> dict[str, float]:
+    """Least processor seconds of each stage over all texts, in nine rounds."""
+    tokenizer, settings = plan.encoder.tokenizer, tokenizer_settings(plan.vectors)
+    backend, (view,) = tokenizer.hf.backend_tokenizer, plan.views
+    least: dict[str, float] = {}
+
+    def spent(stage: str, run: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        started = time.process_time()
+        result = run(*given, **options)
+        least[stage] = min(least.get(stage, math.inf), time.process_time() - started)
+        return result
+
+    def all_stages() -> None:
+        records = spent("reading", list, CorpusReader(plan.corpus))
+        encode = partial(backend.encode_batch_fast, add_special_tokens=False)
+        encoded = spent("tokenizer, without the GIL", encode, texts)
+        ready = SimpleNamespace(encode_batch_fast=lambda *_, **__: encoded)
+        own = SimpleNamespace(backend_tokenizer=ready, name_or_path="")
+        with mock.patch.object(tokenizer, "hf", own):
+            tokenized = spent("ids", tokenizer.encode, texts, settings=settings)
+        with mock.patch("embedkit.encoding.shard.PendingShard._forward"):
+            shard = spent("shard", lambda: plan.start_shard(records, tokenized).result())
+        spent("ledger", ledger_of, tokenized, tokenizer, limit=512)
+        columns = spent("columns", sentence_columns, records, tokenized, plan.job.settings)
+        vectors, rows = np.zeros_like(shard.views[view.name]), np.arange(len(texts))
+        stored = spent("storage form", plan.vectors.as_stored, vectors, name=view.name, rows=rows)
+        footer = Footer("0" * 64, 0, 0, len(texts) - 1, len(texts), {}, {})
+        pages = spent(
+            "Parquet pages, without the GIL",
+            partial(shard_bytes, footer=footer, storage=plan.vectors.storage),
+            columns,
+            {view.name: stored},
+        )
+        spent("SHA-256", hashlib.sha256, pages)
+
+    for _ in range(9):
+        all_stages()
+    return least
 
 
 # the process
@@ -298,8 +341,12 @@ def process(options: argparse.Namespace, findings: Findings) -> None:
         )
         times.append(time.perf_counter() - started)
     print(f"\n## Process\n\n`embedkit --help`: {statistics.median(times):.2f} s\n")
-    findings.goal("embedkit --help", "at most 0.4 s", f"{statistics.median(times):.2f} s",
-                  statistics.median(times) <= 0.4)  # fmt: skip
+    findings.goal(
+        "embedkit --help",
+        "at most 0.4 s",
+        f"{statistics.median(times):.2f} s",
+        statistics.median(times) <= 0.4,
+    )
     corpus = options.corpora / "nsmc" / "ratings_test.txt"
     if not corpus.is_file():
         print("peak memory: not measured, there is no large corpus here")
@@ -307,128 +354,41 @@ def process(options: argparse.Namespace, findings: Findings) -> None:
     peaks, rows = [], []
     for limit in options.memory.split(","):
         with tempfile.TemporaryDirectory() as scratch:
-            peak, seconds = _peak_of([
-                "-m", "embedkit", "extract", str(corpus), "--layers", "all", "--pooling",
-                "cls,mean,pooler", "--quiet", "--limit", limit, "--out", f"{scratch}/out",
-            ])  # fmt: skip
+            peak, seconds = peak_of(
+                [
+                    "-m",
+                    "embedkit",
+                    "extract",
+                    str(corpus),
+                    "--layers",
+                    "all",
+                    "--pooling",
+                    "cls,mean,pooler",
+                    "--quiet",
+                    "--limit",
+                    limit,
+                    "--out",
+                    f"{scratch}/out",
+                ]
+            )
         peaks.append(peak)
         rows.append((f"{int(limit):,}", f"{peak / 1e6:,.0f} MB", f"{seconds:,.0f}"))
     print(table(("records", "peak memory", "seconds"), rows), flush=True)
     spread = max(peaks) / min(peaks)
-    findings.goal("peak memory, most / fewest records", "at most 1.1", f"{spread:.2f}",
-                  spread <= 1.1)  # fmt: skip
-
-
-def _peak_of(arguments: list[str]) -> tuple[int, float]:
-    """Peak memory and seconds of a Python process.
-
-    It is started by a small process of its own: a child's figure begins with the memory of the
-    process that it was forked from.
-    """
-    starter = (
-        "import os, subprocess, sys; child = subprocess.Popen(sys.argv[1:]);"
-        "print(os.wait4(child.pid, 0)[2].ru_maxrss)"
+    findings.goal(
+        "peak memory, most / fewest records", "at most 1.1", f"{spread:.2f}", spread <= 1.1
     )
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", starter, sys.executable, *arguments],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return maxrss_bytes(int(done.stdout.split()[-1])), time.perf_counter() - started
-
-
-# texts and models
-
-
-def corpora(folder: Path) -> dict[str, list[str]]:
-    """Short texts by name."""
-    nsmc, stsb = folder / "nsmc" / "ratings_test.txt", folder / "stsb_en" / "train.tsv"
-    if nsmc.is_file() and stsb.is_file():
-        return {
-            "nsmc": _texts([nsmc], SHORT_TEXTS),
-            "stsb_en": _texts([stsb], 2 * SHORT_TEXTS, text="sentence1"),
-        }
-    own = _texts(_own_corpora(), SHORT_TEXTS)
-    return {"data": [f"{i} {own[i % len(own)]}" for i in range(SHORT_TEXTS)]}
-
-
-def _own_corpora() -> list[Path]:
-    return [ROOT / "data" / f"reviews_{language}.tsv" for language in ("ko", "en")]
-
-
-def _texts(files: Sequence[Path], limit: int, text: str | None = None) -> list[str]:
-    plan = plan_corpus([InputFile.of(f) for f in files], CorpusOptions(limit=limit, text=text))
-    return [r.text for r in CorpusReader(plan) if isinstance(r, Record)]
-
-
-def _mixed_lengths(
-    encoder: Encoder,
-    texts: Sequence[str],
-    count: int = 250,
-    between: tuple[int, int] = (10, 500),
-) -> list[str]:
-    """Texts put together from short ones, their lengths even on a logarithmic scale."""
-    random = np.random.default_rng(0)
-    words = " ".join(texts).split()
-    per_word = _count(encoder, [" ".join(words[:2_000])], 10**6) / 2_000
-    result = []
-    for length in np.exp(random.uniform(np.log(between[0]), np.log(between[1]), count)):
-        start = int(random.integers(len(words)))
-        result.append(" ".join(words[start : start + max(round(length / per_word), 1)]))
-    return [text for text in result if text]
-
-
-def _count(encoder: Encoder, texts: Sequence[str], length: int | None = None) -> int:
-    if length is not None:
-        return len(encoder.tokenizer.hf(" ".join(texts))["input_ids"])
-    settings = TokenizerSettings(encoder.max_length)
-    return sum(t.n_kept for t in encoder.tokenizer.encode(list(texts), settings=settings))
-
-
-@contextmanager
-def base_model() -> Iterator[Path]:
-    """A checkpoint of BERT-base's shape with random weights and MiniLM's tokenizer."""
-    from transformers import BertConfig, BertModel
-
-    source = Encoder.load(device="cpu").checkpoint.folder
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        BertModel(BertConfig()).save_pretrained(folder)
-        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-            shutil.copy(source / name, folder / name)
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        (folder / "config.json").write_text(json.dumps(config), "utf-8")
-        yield folder
-
-
-def draw(bars: dict[str, dict[str, float]], path: Path) -> None:
-    """Tokens per second of every system, a group of bars for each set of texts."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(len(bars), 1, figsize=(9, 2.6 * len(bars)), layout="constrained")
-    for axis, (title, found) in zip(np.atleast_1d(axes), bars.items(), strict=True):
-        names = list(found)[::-1]
-        colours = {"embedkit": "#c0392b", "matrix products alone": "#d5d8dc"}
-        axis.barh(
-            names, [found[n] for n in names], color=[colours.get(n, "#5d6d7e") for n in names]
-        )
-        for i, name in enumerate(names):
-            axis.text(found[name], i, f" {found[name]:,.0f}", va="center", fontsize=8)
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.set_xlabel("tokens per second, padding not counted", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.margins(x=0.12)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace, Findings], None]] = {
-    "short": short, "mixed": mixed, "base": base, "profile": profile, "avoided": avoided,
-    "dump": dump, "loading": loading, "process": process,
-}  # fmt: skip
+    "base": base,
+    "profile": profile,
+    "avoided": avoided,
+    "dump": dump,
+    "loading": loading,
+    "host": host,
+    "process": process,
+}
 
 
 if __name__ == "__main__":

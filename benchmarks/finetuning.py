@@ -22,22 +22,16 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.measure import describe, table
+from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus import CorpusOptions
-from embedkit.encoding.checkpoint import (
-    DEFAULT_MODEL,
-    Checkpoint,
-    find_checkpoint,
-    quiet_transformers,
-)
+from embedkit.dataset.texts import TextData, read_texts
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import load_model
-from embedkit.encoding.tokenization import TokenizerSettings
-from embedkit.encoding.vocabulary import load_tokenizer
-from embedkit.finetuning.data import TextData, read_texts
-from embedkit.finetuning.frozen import FrozenStates
-from embedkit.finetuning.heads import build_model
+from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.finetuning.model import build_model
 from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.training import Fold, train_fold
-from embedkit.runs.targets import target_from
+from embedkit.runs.predictions import target_from
 
 LENGTH, BATCH = 512, 8
 
@@ -107,8 +101,9 @@ def _tutorial(checkpoint: Checkpoint, data: TextData, y: NDArray[Any], epochs: i
 def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> float:
     """Seconds of one fold that trains on everything."""
     tokenizer = load_tokenizer(checkpoint)
-    plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"),
-                       dtype=torch.float32)  # fmt: skip
+    plain = load_model(
+        checkpoint, pad_id=tokenizer.pad_id, device=torch.device("cpu"), dtype=torch.float32
+    )
     model = build_model(plain, seed=0, head="pooler")
     target = target_from(data.labels or [], rows=data.row, name=data.name)
     with tempfile.TemporaryDirectory() as work:
@@ -120,10 +115,18 @@ def _ours(checkpoint: Checkpoint, data: TextData, epochs: int, batch: int) -> fl
             epochs=epochs, batch_size=batch, learning_rate=1e-5, validation=0, precision="fp32"
         )
         fold = Fold(
-            name="one fold", texts=texts, target=target, train=everything, valid=everything[:0],
-            seed=0, device=torch.device("cpu"), pad_id=tokenizer.pad_id, work=Path(work),
-            options=options, frozen=FrozenStates(texts, options, pad_id=tokenizer.pad_id),
-        )  # fmt: skip
+            name="one fold",
+            record=np.arange(len(data)),
+            texts=texts,
+            target=target,
+            train=everything,
+            valid=everything[:0],
+            seed=0,
+            device=torch.device("cpu"),
+            pad_id=tokenizer.pad_id,
+            work=Path(work),
+            options=options,
+        )
         train_fold(fold, model)
         return time.perf_counter() - started
 

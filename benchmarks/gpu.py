@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import tempfile
 import time
@@ -30,25 +31,36 @@ from torch import Tensor
 from benchmarks.made_up import WORDS, lengths_around, made_up_texts, save_checkpoint
 from benchmarks.measure import describe, in_turn, layer_flops, product_rate, table
 from embedkit.encoding.checkpoint import quiet_transformers
-from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel
-from embedkit.encoding.precision import choose_precision
 from embedkit.encoding.shard import cut_batches
-from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings
 from embedkit.encoding.views import View, parse_view
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sentence-transformers", "pyarrow")
 SHAPES = {
-    "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-                  "intermediate_size": 3_072},
-    "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-               "intermediate_size": 1_536},
-}  # fmt: skip
+    "bert-base": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3_072,
+    },
+    "MiniLM": {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1_536,
+    },
+}
 _WIDE = {"hidden_size": 768, "num_attention_heads": 12}
-FAMILIES = {"distilbert": _WIDE, "mpnet": _WIDE, "modernbert": _WIDE,
-            "albert": {**_WIDE, "intermediate_size": 3_072},
-            "deberta-v2": {**_WIDE, "intermediate_size": 3_072}}  # fmt: skip
+FAMILIES = {
+    "distilbert": _WIDE,
+    "mpnet": _WIDE,
+    "modernbert": _WIDE,
+    "albert": {**_WIDE, "intermediate_size": 3_072},
+    "deberta-v2": {**_WIDE, "intermediate_size": 3_072},
+}
 """Others than BERT, of bert-base's width."""
 GOALS = {"forward": 2.4e6, "text": 1.9e6}
 """Tokens per second of bert-base at length 128 on an H200 in bf16."""
@@ -92,8 +104,9 @@ class Bench:
         """
         key = (shape, forward, precision or self.precision)
         if key not in self._encoders:
-            encoder = Encoder.load(self._folder(shape), device=self.device, precision=key[2],
-                                   forward=forward)  # fmt: skip
+            encoder = Encoder.load(
+                self._folder(shape), device=self.device, precision=key[2], forward=forward
+            )
             if shape in SHAPES and forward == "auto" and not isinstance(encoder.model, PackedModel):
                 raise RuntimeError(f"{shape}, {key[2]}: the plain forward; the log says why")
             self._encoders[key] = encoder
@@ -157,12 +170,13 @@ def packed(bench: Bench) -> Rows:
             worst = max(distances)
             spent = bench.seconds(forwards(bench, shape, lengths))
             yield {
-                "model": shape, "length": name,
+                "model": shape,
+                "length": name,
                 "distance": f"{worst:.1e} (layer {distances.index(worst)})",
                 **{n: f"{sum(lengths) / s:,.0f}" for n, s in spent.items()},
                 "times": f"{spent['transformers, padded'] / spent['embedkit']:.2f}",
                 "_distances": distances,
-            }  # fmt: skip
+            }
             if not worst <= (1e-5 if bench.dtype == torch.float32 else 5e-2):
                 wrong.append(f"{shape}, {name}: {worst:.1e}")
     if wrong:
@@ -185,8 +199,12 @@ def correctness(bench: Bench) -> Rows:
             ratio = max(a / b for a, b in zip(half, theirs, strict=True))
             rows.append((f"{bench.precision} from fp32, times transformers' own", ratio, 1.2))
         for what, found, limit in rows:
-            yield {"model": shape, "largest distance of a layer": what, "found": f"{found:.2g}",
-                   "limit": f"{limit:g}"}  # fmt: skip
+            yield {
+                "model": shape,
+                "largest distance of a layer": what,
+                "found": f"{found:.2g}",
+                "limit": f"{limit:g}",
+            }
             if not found <= limit:
                 wrong.append(f"{shape}, {what}: {found:.2g}")
     if wrong:
@@ -198,8 +216,13 @@ def ceilings(bench: Bench) -> Rows:
     yield {"what": "large matrix product", "rate": f"{bench.peak / 1e12:,.2f} TFLOP/s"}
     for shape in SHAPES:
         config = bench.settings(shape)
-        rate = product_rate(config["hidden_size"], config["intermediate_size"], rows=bench.tokens,
-                            dtype=bench.dtype, device=bench.device)  # fmt: skip
+        rate = product_rate(
+            config["hidden_size"],
+            config["intermediate_size"],
+            rows=bench.tokens,
+            dtype=bench.dtype,
+            device=bench.device,
+        )
         yield {"what": f"products of a {shape} layer", "rate": f"{rate / 1e12:,.2f} TFLOP/s"}
     source = torch.empty(1 << (28 if bench.cuda else 22), device=bench.device)
     target = torch.empty_like(source)
@@ -213,9 +236,14 @@ def attention(bench: Bench) -> Rows:
         for name, lengths in bench.mixes().items():
             kernels = attention_kernels(bench, lengths, size)
             spent = bench.seconds(kernels)
-            yield {"head size": size, "length": name,
-                   **{k: f"{spent[k] * 1e6:,.0f}" if k in spent else "–"
-                      for k in ("varlen", "efficient", "dense")}}  # fmt: skip
+            yield {
+                "head size": size,
+                "length": name,
+                **{
+                    k: f"{spent[k] * 1e6:,.0f}" if k in spent else "–"
+                    for k in ("varlen", "efficient", "dense")
+                },
+            }
 
 
 def forward(bench: Bench) -> Rows:
@@ -225,20 +253,23 @@ def forward(bench: Bench) -> Rows:
         top = model.n_layers
         for name, lengths in bench.mixes().items():
             batch, tokens = bench.batch(lengths), sum(lengths)
-            cases = {"last layer": partial(run, model, batch, [top]),
-                     "first token": partial(run, model, batch, [top], first_only=True),
-                     "all layers": partial(run, model, batch, range(top + 1))}  # fmt: skip
+            cases = {
+                "last layer": partial(run, model, batch, [top]),
+                "first token": partial(run, model, batch, [top], first_only=True),
+                "all layers": partial(run, model, batch, range(top + 1)),
+            }
             spent = {case: tokens / s for case, s in bench.seconds(cases).items()}
             inner = 4 * config["hidden_size"] * sum(n * n for n in lengths) / tokens
             work = top * (layer_flops(config["hidden_size"], config["intermediate_size"]) + inner)
             waits = waits_of(bench, cases["all layers"])
             yield {
-                "model": shape, "length": name,
+                "model": shape,
+                "length": name,
                 **{f"{case}, tokens/s": f"{speed:,.0f}" for case, speed in spent.items()},
                 "of the matrix rate": f"{spent['last layer'] * work / bench.peak:.0%}",
                 "waits": "–" if waits is None else waits,
                 "goal": goal(bench, "forward", shape, name, spent["last layer"]),
-            }  # fmt: skip
+            }
 
 
 def profile(bench: Bench) -> Rows:
@@ -262,8 +293,12 @@ def profile(bench: Bench) -> Rows:
     total = sum(getattr(e, clock) for e in events)
     for event in events[:12]:
         spent = getattr(event, clock)
-        yield {"kernel": event.key[:70], "calls": event.count, "ms": f"{spent / 1e3:.2f}",
-               "share": f"{spent / max(total, 1e-9):.1%}"}  # fmt: skip
+        yield {
+            "kernel": event.key[:70],
+            "calls": event.count,
+            "ms": f"{spent / 1e3:.2f}",
+            "share": f"{spent / max(total, 1e-9):.1%}",
+        }
 
 
 def memory(bench: Bench) -> Rows:
@@ -279,35 +314,45 @@ def memory(bench: Bench) -> Rows:
             encoder.encode_shard(texts, views=views_of(encoder, name))
             torch.cuda.synchronize()
             most = torch.cuda.max_memory_allocated() - before
-            yield {"model": shape, "views": name, "all models here, MB": f"{before / 1e6:,.0f}",
-                   "shard and batch, MB": f"{most / 1e6:,.0f}",
-                   "reserved, MB": f"{torch.cuda.max_memory_reserved() / 1e6:,.0f}"}  # fmt: skip
+            yield {
+                "model": shape,
+                "views": name,
+                "all models here, MB": f"{before / 1e6:,.0f}",
+                "shard and batch, MB": f"{most / 1e6:,.0f}",
+                "reserved, MB": f"{torch.cuda.max_memory_reserved() / 1e6:,.0f}",
+            }
 
 
 def host(bench: Bench) -> Rows:
     """What the host alone could feed: everything but the forward, which does nothing here."""
     loaded = bench.encoder("bert-base")
     nothing: Any = NoModel(loaded.model)
-    encoder = Encoder(loaded.checkpoint, loaded.tokenizer, nothing, precision=loaded.precision,
-                      max_length=512, batch_tokens=loaded.batch_tokens)  # fmt: skip
+    encoder = copy.copy(loaded)
+    encoder.model, encoder.max_length = nothing, 512
     settings = TokenizerSettings(512)
     views = views_of(encoder, "mean_-1")
     for length in (128, 16):
         texts = made_up_texts(lengths_around(length, min(4 * bench.texts, 16_384)))
         ids = encoder.tokenizer.encode(texts, settings=settings)
-        tokens = sum(text.n_kept for text in ids)
+        tokens = len(ids.ids)
 
         def both(texts: Sequence[str] = texts) -> None:
             encoder.encode_shard(encoder.tokenizer.encode(texts, settings=settings), views=views)
 
         cases: dict[str, Callable[[], object]]
-        cases = {"tokenizing": partial(encoder.tokenizer.encode, texts, settings=settings),
-                 "shard without forward": partial(encoder.encode_shard, ids, views=views),
-                 "one after the other": both}  # fmt: skip
+        cases = {
+            "tokenizing": partial(encoder.tokenizer.encode, texts, settings=settings),
+            "shard without forward": partial(encoder.encode_shard, ids, views=views),
+            "one after the other": both,
+        }
         with np.errstate(all="ignore"):  # the vectors are whatever stood in memory
             for case, seconds in bench.seconds(cases).items():
-                yield {"what": case, "length": length, "texts/s": f"{len(texts) / seconds:,.0f}",
-                       "tokens/s": f"{tokens / seconds:,.0f}"}  # fmt: skip
+                yield {
+                    "what": case,
+                    "length": length,
+                    "texts/s": f"{len(texts) / seconds:,.0f}",
+                    "tokens/s": f"{tokens / seconds:,.0f}",
+                }
 
 
 def shards(bench: Bench) -> Rows:
@@ -320,8 +365,13 @@ def shards(bench: Bench) -> Rows:
                 views = views_of(encoder, name)
                 some = texts[: rows * 16]
                 spent = bench.seconds({"": partial(in_shards, encoder, some, views, rows)})[""]
-                yield {"model": shape, "length": length, "views": name, "rows per shard": rows,
-                       "tokens/s": f"{sum(t.n_kept for t in some) / spent:,.0f}"}  # fmt: skip
+                yield {
+                    "model": shape,
+                    "length": length,
+                    "views": name,
+                    "rows per shard": rows,
+                    "tokens/s": f"{len(some.ids) / spent:,.0f}",
+                }
 
 
 def text(bench: Bench) -> Rows:
@@ -330,8 +380,7 @@ def text(bench: Bench) -> Rows:
         encoder = bench.encoder(shape)
         for length in (128, 16):
             texts = made_up_texts(lengths_around(length, bench.texts))
-            tokens = sum(t.n_kept for t in encoder.tokenizer.encode(
-                texts, settings=TokenizerSettings(512)))  # fmt: skip
+            tokens = len(encoder.tokenizer.encode(texts, settings=TokenizerSettings(512)).ids)
             systems: dict[str, Callable[[], object]] = {
                 "embedkit": partial(encoder.encode, texts),
                 "transformers, sorted by length": partial(transformers_means, bench, shape, texts),
@@ -339,9 +388,13 @@ def text(bench: Bench) -> Rows:
             }
             for system, spent in bench.seconds(systems).items():
                 aim = goal(bench, "text", shape, str(length), tokens / spent)
-                yield {"model": shape, "length": length, "system": system,
-                       "tokens/s": f"{tokens / spent:,.0f}",
-                       "goal": aim if system == "embedkit" else "–"}  # fmt: skip
+                yield {
+                    "model": shape,
+                    "length": length,
+                    "system": system,
+                    "tokens/s": f"{tokens / spent:,.0f}",
+                    "goal": aim if system == "embedkit" else "–",
+                }
 
 
 def families(bench: Bench) -> Rows:
@@ -352,30 +405,39 @@ def families(bench: Bench) -> Rows:
         cases = forwards(bench, family, lengths)
         speeds = {n: f"{sum(lengths) / s:,.0f}" for n, s in bench.seconds(cases).items()}
         waits = waits_of(bench, cases["embedkit"])
-        yield {"model": family, "layers": model.n_layers, **speeds,
-               "waits": "–" if waits is None else waits}  # fmt: skip
+        yield {
+            "model": family,
+            "layers": model.n_layers,
+            **speeds,
+            "waits": "–" if waits is None else waits,
+        }
 
 
 def extract(bench: Bench) -> Rows:
     """The whole of ``embedkit.extract``, from a file of texts to Parquet."""
     try:
-        import embedkit.dataset.extraction
+        import embedkit.dataset.extract
     except ImportError as error:
         raise Skipped(f"{error.name} is not installed") from error
 
     def to_files(corpus: Path, folder: Path, **options: Any) -> None:
         with tempfile.TemporaryDirectory(dir=bench.scratch) as out:
-            embedkit.dataset.extraction.extract(
-                corpus, out=Path(out) / "vectors", model=str(folder), format="lines",
-                device=bench.device, precision=bench.precision, **options)  # fmt: skip
+            embedkit.dataset.extract.extract(
+                corpus,
+                out=Path(out) / "vectors",
+                model=str(folder),
+                format="lines",
+                device=bench.device,
+                precision=bench.precision,
+                **options,
+            )
 
     for shape in SHAPES:
         encoder = bench.encoder(shape)
         texts = made_up_texts(lengths_around(128, bench.texts))
         corpus = bench.scratch / "corpus.txt"
         corpus.write_text("\n".join(texts) + "\n", "utf-8")
-        tokens = sum(t.n_kept for t in encoder.tokenizer.encode(
-            texts, settings=TokenizerSettings(512)))  # fmt: skip
+        tokens = len(encoder.tokenizer.encode(texts, settings=TokenizerSettings(512)).ids)
         cases: dict[str, dict[str, Any]] = {
             "mean of the last layer": {},
             "cls and mean of all layers": {"layers": "all", "pooling": ["cls", "mean"]},
@@ -384,15 +446,32 @@ def extract(bench: Bench) -> Rows:
             started = time.perf_counter()
             to_files(corpus, encoder.checkpoint.folder, **options)
             spent = time.perf_counter() - started
-            yield {"model": shape, "length": 128, "what": name, "with loading, s": f"{spent:.1f}",
-                   "tokens/s": f"{tokens / spent:,.0f}"}  # fmt: skip
+            yield {
+                "model": shape,
+                "length": 128,
+                "what": name,
+                "with loading, s": f"{spent:.1f}",
+                "tokens/s": f"{tokens / spent:,.0f}",
+            }
 
 
 SECTIONS: dict[str, Callable[[Bench], Rows]] = {
     section.__name__: section
-    for section in (packed, ceilings, forward, profile, text, shards, host, attention, correctness,
-                    families, memory, extract)
-}  # fmt: skip
+    for section in (
+        packed,
+        ceilings,
+        forward,
+        profile,
+        text,
+        shards,
+        host,
+        attention,
+        correctness,
+        families,
+        memory,
+        extract,
+    )
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -419,8 +498,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     quiet_transformers()
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(device=options.device, precision=options.precision, quick=options.quick,
-                      scratch=Path(scratch), out=options.out)  # fmt: skip
+        bench = Bench(
+            device=options.device,
+            precision=options.precision,
+            quick=options.quick,
+            scratch=Path(scratch),
+            out=options.out,
+        )
         return run_sections(bench, wanted)
 
 
@@ -429,8 +513,13 @@ def run_sections(bench: Bench, names: Sequence[str]) -> int:
     device = torch.cuda.get_device_name() if bench.cuda else bench.device
     machine = f"{describe(PACKAGES)}, {device}, {bench.precision}"
     print(machine + (", small scale" if bench.quick else ""), flush=True)
-    found: dict[str, Any] = {"machine": machine, "device": device, "precision": bench.precision,
-                             "quick": bench.quick, "sections": {}}  # fmt: skip
+    found: dict[str, Any] = {
+        "machine": machine,
+        "device": device,
+        "precision": bench.precision,
+        "quick": bench.quick,
+        "sections": {},
+    }
     for name in names:
         about = (SECTIONS[name].__doc__ or "").partition("\n")[0]
         print(f"\n## {name}: {about}\n", flush=True)
@@ -468,7 +557,7 @@ def run_section(bench: Bench, name: str) -> dict[str, Any]:
 # what is run
 
 
-def tokenized(encoder: Encoder, lengths: Sequence[int]) -> list[Any]:
+def tokenized(encoder: Encoder, lengths: Sequence[int]) -> TokenizedTexts:
     """Made-up texts as ids."""
     return encoder.tokenizer.encode(made_up_texts(lengths), settings=TokenizerSettings(512))
 
@@ -499,7 +588,7 @@ def run(
 def forwards(bench: Bench, shape: str, lengths: Sequence[int]) -> dict[str, Callable[[], object]]:
     """The same sequences through embedkit's forward, and padded through transformers' own."""
     model = bench.encoder(shape).model
-    module = bench.encoder(shape, forward="transformers").model.module  # type: ignore[union-attr]
+    module = bench.encoder(shape, forward="transformers").model.module
     padded = []
     for start, stop in cut_batches(np.array(lengths), bench.tokens, padded=True):
         part = torch.tensor(lengths[start:stop], device=bench.device)
@@ -511,8 +600,10 @@ def forwards(bench: Bench, shape: str, lengths: Sequence[int]) -> dict[str, Call
         for ids, mask in padded:
             module(input_ids=ids, attention_mask=mask).last_hidden_state.sum()
 
-    return {"embedkit": partial(run, model, bench.batch(lengths), [model.n_layers]),
-            "transformers, padded": theirs}  # fmt: skip
+    return {
+        "embedkit": partial(run, model, bench.batch(lengths), [model.n_layers]),
+        "transformers, padded": theirs,
+    }
 
 
 def attention_kernels(
@@ -531,7 +622,8 @@ def attention_kernels(
 
     def efficient() -> None:
         torch.ops.aten._efficient_attention_forward(
-            q[None], k[None], v[None], None, ends, ends, longest, longest, 0.0, 0)  # fmt: skip
+            q[None], k[None], v[None], None, ends, ends, longest, longest, 0.0, 0
+        )
 
     def dense() -> None:
         a, b, c = (x.view(len(lengths), -1, heads, size).transpose(1, 2) for x in (q, k, v))
@@ -553,8 +645,9 @@ def layer_distances(ours: Model, theirs: Model, batch: PackedBatch) -> list[floa
         model.forward(batch, range(model.n_layers + 1), lambda _, h: found.append(h.float()))
         return found
 
-    return [float((a - b).norm() / b.norm())
-            for a, b in zip(states(ours), states(theirs), strict=True)]  # fmt: skip
+    return [
+        float((a - b).norm() / b.norm()) for a, b in zip(states(ours), states(theirs), strict=True)
+    ]
 
 
 def waits_of(bench: Bench, action: Callable[[], object]) -> int | None:
@@ -579,7 +672,7 @@ def views_of(encoder: Encoder, name: str) -> list[View]:
     return [parse_view(name, n_layers=encoder.n_layers) for name in names]
 
 
-def in_shards(encoder: Encoder, texts: Sequence[Any], views: Sequence[View], rows: int) -> None:
+def in_shards(encoder: Encoder, texts: TokenizedTexts, views: Sequence[View], rows: int) -> None:
     """Shard after shard; the results of one are waited for when the next has been started."""
     before = None
     for start in range(0, len(texts), rows):
@@ -595,7 +688,7 @@ def in_shards(encoder: Encoder, texts: Sequence[Any], views: Sequence[View], row
 def transformers_means(bench: Bench, shape: str, texts: Sequence[str]) -> None:
     """Mean vectors as one would write it by hand: sorted by length, padded, batch after batch."""
     encoder = bench.encoder(shape, forward="transformers")
-    module, tokenizer = encoder.model.module, encoder.tokenizer.hf  # type: ignore[union-attr]
+    module, tokenizer = encoder.model.module, encoder.tokenizer.hf
     for start in range(0, len(texts), 16_384):
         ordered = sorted(texts[start : start + 16_384], key=len, reverse=True)
         lengths = np.array([t.count(" ") + 3 for t in ordered])
@@ -624,8 +717,10 @@ def sentence_transformers(
     model.to(bench.dtype)
     sample = list(texts[: max(len(texts) // 10, 50)])
     sizes = (64, 256, 1_024) if bench.cuda else (32, 128)
-    spent = {size: bench.seconds({"": partial(model.encode, sample, batch_size=size)})[""]
-             for size in sizes}  # fmt: skip
+    spent = {
+        size: bench.seconds({"": partial(model.encode, sample, batch_size=size)})[""]
+        for size in sizes
+    }
     best = min(spent, key=lambda size: spent[size])
     whole = partial(model.encode, list(texts), batch_size=best)
     return {f"sentence-transformers, best batch ({best})": whole}

@@ -86,32 +86,79 @@ def cases() -> Iterator[Case]:
     yield tsv("UTF-16", ROWS, encoding="utf-16")
     yield tsv("CP949", ROWS, encoding="cp949")
     good = table(ROWS).encode()
-    yield Case("a byte that is not UTF-8", "corpus.tsv", good + b"4\tcaf\xe9\n",
-               [*ROWS, ("4", "caf\xe9")], frozenset("4"), damaged=True)  # fmt: skip
-    yield Case("a NUL in a text", "corpus.tsv", good + b"4\ta\0b\n", [*ROWS, ("4", "a\0b")],
-               frozenset("4"), damaged=True)  # fmt: skip
-    yield Case("a row with a field too many", "corpus.tsv", good + b"4\tx\ty\n",
-               [*ROWS, ("4", "x")], frozenset("4"))  # fmt: skip
-    yield Case("a row with a field too few", "corpus.tsv", good + b"4\n5\tx\n",
-               [*ROWS, ("4", ""), ("5", "x")], frozenset("4"))  # fmt: skip
-    yield Case("two columns of one name", "corpus.tsv", good.replace(b"id\ttext", b"text\ttext"),
-               [], damaged=True)  # fmt: skip
-    yield Case("a line break in a quoted field", "corpus.csv",
-               table([("1", '"a\nb"'), *ROWS[1:]], ",").encode(),
-               [("1", "a\nb"), *ROWS[1:]])  # fmt: skip
+    yield Case(
+        "a byte that is not UTF-8",
+        "corpus.tsv",
+        good + b"4\tcaf\xe9\n",
+        [*ROWS, ("4", "caf\xe9")],
+        frozenset("4"),
+        damaged=True,
+    )
+    yield Case(
+        "a NUL in a text",
+        "corpus.tsv",
+        good + b"4\ta\0b\n",
+        [*ROWS, ("4", "a\0b")],
+        frozenset("4"),
+        damaged=True,
+    )
+    yield Case(
+        "a row with a field too many",
+        "corpus.tsv",
+        good + b"4\tx\ty\n",
+        [*ROWS, ("4", "x")],
+        frozenset("4"),
+    )
+    yield Case(
+        "a row with a field too few",
+        "corpus.tsv",
+        good + b"4\n5\tx\n",
+        [*ROWS, ("4", ""), ("5", "x")],
+        frozenset("4"),
+    )
+    yield Case(
+        "two columns of one name",
+        "corpus.tsv",
+        good.replace(b"id\ttext", b"text\ttext"),
+        [],
+        damaged=True,
+    )
+    yield Case(
+        "a line break in a quoted field",
+        "corpus.csv",
+        table([("1", '"a\nb"'), *ROWS[1:]], ",").encode(),
+        [("1", "a\nb"), *ROWS[1:]],
+    )
     lines = [json.dumps({"id": n, "text": text}) for n, text in ROWS]
-    yield Case("a broken line of JSON", "corpus.jsonl",
-               "\n".join([*lines, '{"id": "4", "text": "x']).encode(), [*ROWS, ("4", "x")],
-               frozenset("4"), damaged=True)  # fmt: skip
-    yield Case("a null among texts", "corpus.parquet", _parquet([*ROWS, ("4", None)]),
-               [*ROWS, ("4", "")], frozenset("4"))  # fmt: skip
-    yield Case("half of a Parquet file", "corpus.parquet", _parquet([*ROWS])[:200], ROWS,
-               damaged=True)  # fmt: skip
+    yield Case(
+        "a broken line of JSON",
+        "corpus.jsonl",
+        "\n".join([*lines, '{"id": "4", "text": "x']).encode(),
+        [*ROWS, ("4", "x")],
+        frozenset("4"),
+        damaged=True,
+    )
+    yield Case(
+        "a null among texts",
+        "corpus.parquet",
+        _parquet([*ROWS, ("4", None)]),
+        [*ROWS, ("4", "")],
+        frozenset("4"),
+    )
+    yield Case(
+        "half of a Parquet file", "corpus.parquet", _parquet([*ROWS])[:200], ROWS, damaged=True
+    )
     packed = gzip.compress(table([(str(n), f"text {n}") for n in range(4_000)]).encode())
-    yield Case("half of a gzip file", "corpus.tsv.gz", packed[: len(packed) // 2], ROWS,
-               damaged=True)  # fmt: skip
-    yield Case("a PDF named .tsv", "corpus.tsv", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<<>>\n",
-               [], damaged=True)  # fmt: skip
+    yield Case(
+        "half of a gzip file", "corpus.tsv.gz", packed[: len(packed) // 2], ROWS, damaged=True
+    )
+    yield Case(
+        "a PDF named .tsv",
+        "corpus.tsv",
+        b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<<>>\n",
+        [],
+        damaged=True,
+    )
 
 
 Answer = tuple[Records, set[int]]
@@ -206,8 +253,10 @@ def main() -> None:
     count = 0
     with tempfile.TemporaryDirectory(prefix="embedkit-hostile-") as top:
         for number, case in enumerate(cases()):
-            row = [outcome(case, way, Path(top) / f"{number}-{place}")
-                   for place, way in enumerate(WAYS.values())]  # fmt: skip
+            row = [
+                outcome(case, way, Path(top) / f"{number}-{place}")
+                for place, way in enumerate(WAYS.values())
+            ]
             count += 1
             for name, found in zip(WAYS, row, strict=True):
                 good[name] += "right" in found

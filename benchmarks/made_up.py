@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-__all__ = ["WORDS", "lengths_around", "made_up_texts", "save_checkpoint"]
-
 WORDS = 30_000
 
 
@@ -24,12 +22,24 @@ def save_checkpoint(folder: Path, kind: str, settings: Mapping[str, int]) -> Non
     vocabulary = {entry: number for number, entry in enumerate(entries)}
     folder.mkdir()
     BertWordPieceTokenizer(vocabulary).save(str(folder / "tokenizer.json"))
-    stated = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 512,
-              "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]",
-              "sep_token": "[SEP]", "mask_token": "[MASK]"}  # fmt: skip
+    stated = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "model_max_length": 512,
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(stated), "utf-8")
-    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2,
-               "sep_token_id": 3}  # fmt: skip
+    special = {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+    }
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, vocab_size=len(entries), **special, **settings)
     AutoModel.from_config(config).save_pretrained(folder)

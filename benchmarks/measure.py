@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +16,21 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["describe", "disk_rate", "in_turn", "layer_flops", "product_rate", "table"]
+from embedkit.machine import maxrss_bytes
 
 ROUNDS = 5
+PACKAGES = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "onnxruntime",
+    "openvino",
+    "ctranslate2",
+    "tokenizers",
+    "numpy",
+    "pandas",
+    "pyarrow",
+)
 
 
 def in_turn(
@@ -42,16 +56,21 @@ def layer_flops(width: int, inner: int) -> int:
 
 
 def product_rate(
-    width: int, inner: int, *, rows: int = 2_048, dtype: torch.dtype = torch.float32,
+    width: int,
+    inner: int,
+    *,
+    rows: int = 2_048,
+    dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-) -> float:  # fmt: skip
+) -> float:
     """FLOP/s of plain ``torch.mm`` on the four products of a layer, into memory that is there."""
     shapes = ((width, 3 * width), (width, width), (width, inner), (inner, width))
     arrays = [
-        tuple(torch.randn(size, dtype=dtype, device=device)
-              for size in ((rows, i), (i, o), (rows, o)))
+        tuple(
+            torch.randn(size, dtype=dtype, device=device) for size in ((rows, i), (i, o), (rows, o))
+        )
         for i, o in shapes
-    ]  # fmt: skip
+    ]
     times = []
     for _ in range(15):
         started = time.perf_counter()
@@ -76,6 +95,26 @@ def disk_rate(folder: Path, size: int) -> float:
                 file.flush()
                 os.fsync(file.fileno())
         return written / (time.perf_counter() - started)
+
+
+def peak_of(arguments: Sequence[str]) -> tuple[int, float]:
+    """Peak memory and seconds of a Python process.
+
+    It is started by a small process of its own: a child's figure begins with the memory of the
+    process that it was forked from.
+    """
+    starter = (
+        "import os, subprocess, sys; child = subprocess.Popen(sys.argv[1:]);"
+        "print(os.wait4(child.pid, 0)[2].ru_maxrss)"
+    )
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", starter, sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return maxrss_bytes(int(done.stdout.split()[-1])), time.perf_counter() - started
 
 
 def describe(packages: Sequence[str]) -> str:

@@ -20,12 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.dataset.record_keys import check_labelled
-from embedkit.dataset.store import VectorData, load
+from embedkit.dataset.read import VectorData, check_labelled, load
 from embedkit.errors import UsageError, check_counts
-from embedkit.runs.reencoding import check_alike, dataset_content
-
-__all__ = ["ProtocolResult", "mteb_protocol"]
+from embedkit.runs.folder import check_alike, dataset_content
 
 _SEED = 42
 
@@ -41,16 +38,21 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = mteb_protocol(
-        options.train, options.test, view=options.view.split(",") if options.view else None,
-        samples_per_label=options.samples_per_label, experiments=options.experiments,
+        options.train,
+        options.test,
+        view=options.view.split(",") if options.view else None,
+        samples_per_label=options.samples_per_label,
+        experiments=options.experiments,
         normalize=options.normalize,
-    )  # fmt: skip
+    )
     if options.json:
         print(json.dumps(asdict(found)))
         return
-    print(f"accuracy {found.accuracy:.4f}, macro-F1 {found.macro_f1:.4f}; of "
-          f"{len(found.experiments)} experiments, accuracy {min(found.experiments):.4f} to "
-          f"{max(found.experiments):.4f}")  # fmt: skip
+    print(
+        f"accuracy {found.accuracy:.4f}, macro-F1 {found.macro_f1:.4f}; of "
+        f"{len(found.experiments)} experiments, accuracy {min(found.experiments):.4f} to "
+        f"{max(found.experiments):.4f}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

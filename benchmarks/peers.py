@@ -1,12 +1,37 @@
-"""What embedkit is measured against. Each turns texts into mean vectors of the last layer."""
+"""CPU: sentence vectors against every engine that users could take instead, in one run.
+
+    python -m benchmarks.peers [--corpora FOLDER] [--model minilm,base] [--texts short,mixed,long]
+                               [--threads 2,1] [--rounds 5] [--chart FILE]
+
+Every engine turns the same texts, with the same truncation, into mean vectors of the last layer,
+from text to vectors. The engines run in turn, round after round, in one process: medians of wall
+time, once with all cores and once with one thread. Each engine that pads gets texts in order of
+length and the best of four batch sizes. Tokens are counted without padding. "Matrix products alone"
+is ``torch.mm`` on the four products of a layer, into memory that is there.
+
+Distances are those to the vectors of ``transformers`` in fp32; STS-B is Spearman's correlation
+(× 100) of cosines with the human scores of its test set, of a model whose weights mean something.
+
+``ONEDNN_MAX_CPU_ISA=AVX2``, ``ATEN_CPU_CAPABILITY=avx2``, ``MKL_ENABLE_INSTRUCTIONS=AVX2`` and
+``CT2_FORCE_CPU_ISA=AVX2`` force the instructions of an older processor on embedkit, transformers
+and CTranslate2. ONNX Runtime and OpenVINO have no such setting and keep all instructions.
+
+FOLDER holds ``nsmc/ratings_test.txt`` (Korean reviews) and ``stsb_en/{train,test}.tsv``; where it
+is absent, the reviews of ``data/`` stand in for both and STS-B is left out.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,146 +39,76 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.measure import PACKAGES, describe, in_turn, layer_flops, product_rate, table
+from benchmarks.texts import CORPORA, count, mixed_lengths, similar_pairs, texts_of
 from embedkit.encoding.encoder import Encoder
 
-__all__ = ["peers"]
-
 Floats = NDArray[np.float32]
-Peer = Callable[[Sequence[str], int], Floats]
+Engine = Callable[[Sequence[str]], Floats]
 
-_BATCHES = (16, 32, 64, 128)
-
-
-def peers(encoder: Encoder, texts: Sequence[str]) -> dict[str, Callable[[], Floats]]:
-    """Every peer that is installed, at its default and at its best batch size for these texts.
-
-    Args:
-        encoder: its checkpoint and ``max_length`` are used by all.
-        texts: what they will be measured on; the best batch size is looked for on a part.
-    """
-    folder, length = str(encoder.checkpoint.folder), encoder.max_length
-    found: dict[str, Callable[[], Floats]] = {}
-    sentence = _sentence_transformers(folder, length)
-    found["sentence-transformers, default (batch 32)"] = lambda: sentence(texts, 32)
-    sample = texts[:: max(len(texts) // 400, 1)]
-    contenders = {
-        "sentence-transformers": sentence,
-        "transformers pipeline": _pipeline(folder, length),
-        "transformers, sorted by length": _sorted(folder, length),
-        "ONNX Runtime, sorted by length": _onnx(folder, length),
-    }
-    for name, peer in contenders.items():
-        if peer is None:
-            continue
-        best = _best_batch(peer, sample)
-        found[f"{name}, best batch ({best})"] = lambda peer=peer, best=best: peer(texts, best)  # type: ignore[misc]
-    return found
+BATCHES = (16, 32, 64, 128)
+FP32_ENGINES = ("transformers, sorted", "ONNX Runtime", "OpenVINO", "CTranslate2")
+"""Whose vectors have to be those of transformers."""
 
 
-def _best_batch(peer: Peer, texts: Sequence[str]) -> int:
-    seconds = {}
-    peer(texts[:50], 16)
-    for batch in _BATCHES:
-        times = []
-        for _ in range(2):
-            started = time.perf_counter()
-            peer(texts, batch)
-            times.append(time.perf_counter() - started)
-        seconds[batch] = min(times)
-    return min(seconds, key=lambda batch: seconds[batch])
+class Folder:
+    """A checkpoint, its tokenizer, and its exports for other engines, which are made once."""
 
+    def __init__(self, folder: Path, length: int, scratch: Path) -> None:
+        from transformers import AutoModel, AutoTokenizer
 
-def _sentence_transformers(folder: str, length: int) -> Peer:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+        self.path, self.length, self.scratch = folder, length, scratch
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
-    body = Transformer(folder, max_seq_length=length)
-    width = int(body.get_embedding_dimension())
-    model = SentenceTransformer(modules=[body, Pooling(width)], device="cpu")
-    return lambda texts, batch: np.asarray(model.encode(list(texts), batch_size=batch))
+    def onnx(self) -> Path:
+        """The model as a graph from ids, mask and types to the last hidden states."""
+        path = self.scratch / "model.onnx"
+        if not path.is_file():
+            eager: Any = type(self.model).from_pretrained(self.path, attn_implementation="eager")
+            names = ["input_ids", "attention_mask", "token_type_ids"]
+            example = self.tokenizer(["a first text", "another"], padding=True, return_tensors="pt")
+            with warnings.catch_warnings(), torch.inference_mode():
+                warnings.simplefilter("ignore")
+                torch.onnx.export(
+                    _LastHiddenState(eager.eval()),
+                    tuple(example[n] for n in names),
+                    str(path),
+                    input_names=names,
+                    output_names=["hidden"],
+                    dynamic_axes={n: {0: "batch", 1: "length"} for n in [*names, "hidden"]},
+                    dynamo=False,
+                )
+        return path
 
+    def in_order_of_length(
+        self, forward: Callable[[dict[str, Any]], Any], workers: int = 1
+    ) -> Callable[[Sequence[str], int], Floats]:
+        """Batches of similar length, padded to their longest; means over the tokens."""
 
-def _pipeline(folder: str, length: int) -> Peer:
-    from transformers import pipeline
+        def run(texts: Sequence[str], batch: int) -> Floats:
+            encoded = self.tokenizer(list(texts), truncation=True, max_length=self.length)
+            order = sorted(range(len(texts)), key=lambda i: -len(encoded["input_ids"][i]))
+            result: Any = np.empty((len(texts), self.model.config.hidden_size), np.float32)
 
-    pipe: Any = pipeline("feature-extraction", model=folder, device="cpu")
-    options = {"truncation": True, "max_length": length}
+            def one(start: int) -> None:
+                chosen = order[start : start + batch]
+                part = {name: [encoded[name][i] for i in chosen] for name in encoded}
+                inputs = self.tokenizer.pad(part, return_tensors="np")
+                mask = inputs["attention_mask"][:, :, None].astype(np.float32)
+                hidden = np.asarray(forward(inputs))
+                result[chosen] = (hidden * mask).sum(1) / mask.sum(1)
 
-    def run(texts: Sequence[str], batch: int) -> Floats:
-        found = pipe(list(texts), batch_size=batch, return_tensors=True, tokenize_kwargs=options)
-        return np.stack([tokens[0].mean(0).numpy() for tokens in found])
+            starts = range(0, len(order), batch)
+            if workers == 1:
+                for start in starts:
+                    one(start)
+            else:
+                with ThreadPoolExecutor(workers) as pool:
+                    list(pool.map(one, starts))
+            return result  # type: ignore[no-any-return]
 
-    return run
-
-
-def _in_order_of_length(
-    tokenizer: Any, texts: Sequence[str], length: int, batch: int, forward: Callable[..., Any]
-) -> Floats:
-    """Batches of similar length, padded to their longest; means over the tokens."""
-    encoded = tokenizer(list(texts), truncation=True, max_length=length)
-    order = sorted(range(len(texts)), key=lambda i: -len(encoded["input_ids"][i]))
-    result: list[Any] = [None] * len(texts)
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        part = {name: [encoded[name][i] for i in chosen] for name in encoded}
-        inputs = tokenizer.pad(part, return_tensors="pt")
-        hidden = forward(inputs)
-        mask = inputs["attention_mask"].unsqueeze(-1).float()
-        vectors = (hidden * mask).sum(1) / mask.sum(1)
-        for i, vector in zip(chosen, vectors.numpy(), strict=True):
-            result[i] = vector
-    return np.stack(result)
-
-
-def _sorted(folder: str, length: int) -> Peer:
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-
-    @torch.inference_mode()
-    def run(texts: Sequence[str], batch: int) -> Floats:
-        return _in_order_of_length(
-            tokenizer, texts, length, batch, lambda x: model(**x).last_hidden_state
-        )
-
-    return run
-
-
-def _onnx(folder: str, length: int) -> Peer | None:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 - the export needs it
-    except ImportError:
-        return None
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    names = ["input_ids", "attention_mask", "token_type_ids"]
-    example = tokenizer(["a first text", "another"], padding=True, return_tensors="pt")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "model.onnx"
-        with warnings.catch_warnings(), torch.inference_mode():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                _LastHiddenState(model.eval()),
-                tuple(example[n] for n in names),
-                str(path),
-                input_names=names,
-                output_names=["hidden"],
-                dynamic_axes={n: {0: "batch", 1: "length"} for n in [*names, "hidden"]},
-                dynamo=False,
-            )
-        session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-
-    def forward(inputs: Any) -> Any:
-        (hidden,) = session.run(["hidden"], {n: inputs[n].numpy() for n in names})
-        return torch.from_numpy(hidden)
-
-    return lambda texts, batch: _in_order_of_length(tokenizer, texts, length, batch, forward)
+        return run
 
 
 class _LastHiddenState(torch.nn.Module):
@@ -169,4 +124,287 @@ class _LastHiddenState(torch.nn.Module):
         return hidden
 
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+def embedkit_engine(precision: str) -> Callable[[Folder, int], Engine]:
+    """Embedkit in a precision; it orders texts and chooses batches itself."""
+
+    def make(folder: Folder, threads: int) -> Engine:
+        torch.set_num_threads(threads)
+        encoder = Encoder.load(
+            str(folder.path), device="cpu", precision=precision, max_length=folder.length
+        )
+        return lambda texts: np.asarray(encoder.encode(list(texts)))
+
+    return make
+
+
+def sentence_transformers(folder: Folder, threads: int) -> Engine:
+    """Batches of 32, as users call it."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    body = Transformer(str(folder.path), max_seq_length=folder.length)
+    model = SentenceTransformer(
+        modules=[body, Pooling(int(body.get_embedding_dimension()))], device="cpu"
+    )
+    return lambda texts: np.asarray(model.encode(list(texts)))
+
+
+def transformers_sorted(folder: Folder, threads: int) -> Callable[[Sequence[str], int], Floats]:
+    """The plain model on padded batches of similar length."""
+
+    def forward(inputs: dict[str, Any]) -> Any:
+        tensors = {name: torch.from_numpy(np.asarray(inputs[name])) for name in inputs}
+        with torch.inference_mode():
+            return folder.model(**tensors).last_hidden_state.numpy()
+
+    return folder.in_order_of_length(forward)
+
+
+def onnx_runtime(*, int8: bool) -> Callable[[Folder, int], Callable[[Sequence[str], int], Floats]]:
+    """ONNX Runtime; int8 is its dynamic quantization, as its documentation recommends for CPU."""
+
+    def make(folder: Folder, threads: int) -> Callable[[Sequence[str], int], Floats]:
+        import onnxruntime
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        path = folder.onnx()
+        if int8:
+            path, source = path.with_name("int8.onnx"), path
+            if not path.is_file():
+                quantize_dynamic(source, path, weight_type=QuantType.QInt8)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        names = [i.name for i in session.get_inputs()]
+
+        def forward(inputs: dict[str, Any]) -> Any:
+            given = {name: np.asarray(inputs[name], np.int64) for name in names}
+            return session.run(["hidden"], given)[0]
+
+        return folder.in_order_of_length(forward)
+
+    return make
+
+
+def openvino(folder: Folder, threads: int) -> Callable[[Sequence[str], int], Floats]:
+    """OpenVINO on the exported graph, in fp32."""
+    import openvino as ov
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = ov.Core().compile_model(str(folder.onnx()), "CPU", settings)
+
+    def forward(inputs: dict[str, Any]) -> Any:
+        given = {i.get_any_name(): np.asarray(inputs[i.get_any_name()]) for i in compiled.inputs}
+        return compiled(given)["hidden"]
+
+    return folder.in_order_of_length(forward)
+
+
+def ctranslate2(type_: str) -> Callable[[Folder, int], Callable[[Sequence[str], int], Floats]]:
+    """CTranslate2: a worker for each core, each with one thread, which is its fastest way."""
+
+    def make(folder: Folder, threads: int) -> Callable[[Sequence[str], int], Floats]:
+        import ctranslate2 as ct2
+
+        out = folder.scratch / f"ct2-{type_}"
+        if not out.is_dir():
+            converter = ct2.converters.TransformersConverter(str(folder.path))
+            converter.convert(str(out), quantization=type_)
+        encoder = ct2.Encoder(str(out), inter_threads=threads, intra_threads=1, compute_type=type_)
+
+        def forward(inputs: dict[str, Any]) -> Any:
+            lengths = inputs["attention_mask"].sum(1)
+            ids = [list(map(int, r[:n])) for r, n in zip(inputs["input_ids"], lengths, strict=True)]
+            return encoder.forward_batch(ids).last_hidden_state
+
+        return folder.in_order_of_length(forward, threads)
+
+    return make
+
+
+ENGINES: dict[str, Callable[[Folder, int], Any]] = {
+    "embedkit": embedkit_engine("fp32"),
+    "sentence-transformers, default": sentence_transformers,
+    "transformers, sorted": transformers_sorted,
+    "ONNX Runtime": onnx_runtime(int8=False),
+    "OpenVINO": openvino,
+    "CTranslate2": ctranslate2("float32"),
+    "ONNX Runtime, int8": onnx_runtime(int8=True),
+    "CTranslate2, int8": ctranslate2("int8"),
+}
+"""How each engine is made for a checkpoint and a number of threads."""
+
+ITS_OWN_BATCHES = ("embedkit", "sentence-transformers")
+
+
+def engines(folder: Folder, threads: int, sample: Sequence[str]) -> dict[str, Engine]:
+    """Every engine that is installed, those that pad at their best batch size for a sample."""
+    made: dict[str, Engine] = {}
+    for name, make in ENGINES.items():
+        torch.set_num_threads(threads)
+        try:
+            engine = make(folder, threads)
+        except ImportError as error:
+            print(f"{name}: left out ({error})")
+            continue
+        if not name.startswith(ITS_OWN_BATCHES):
+            best = best_batch(engine, sample)
+            engine = lambda texts, run=engine, batch=best: run(texts, batch)  # noqa: E731
+        made[name] = engine
+    return made
+
+
+def best_batch(run: Callable[[Sequence[str], int], Floats], sample: Sequence[str]) -> int:
+    """The quickest of four batch sizes."""
+    seconds = {}
+    run(sample[:32], 16)
+    for batch in BATCHES:
+        started = time.perf_counter()
+        run(sample, batch)
+        seconds[batch] = time.perf_counter() - started
+    return min(seconds, key=lambda batch: seconds[batch])
+
+
+# Texts and models
+
+
+def lengths(kind: str, encoder: Encoder, corpora: Path) -> list[str]:
+    """Texts of a kind of length."""
+    if kind == "short":
+        return texts_of(corpora, "stsb_en", 2_000)
+    between = {"mixed": (10, 500), "long": (200, 500)}[kind]
+    return mixed_lengths(encoder, texts_of(corpora, "stsb_en", 2_000), 200, between)
+
+
+@contextmanager
+def checkpoint(kind: str) -> Iterator[Path]:
+    """MiniLM, or a checkpoint of BERT-base's shape with random weights and MiniLM's tokenizer."""
+    source = Path(Encoder.load(device="cpu").checkpoint.folder)
+    if kind == "minilm":
+        yield source
+        return
+    from transformers import BertConfig, BertModel
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        torch.manual_seed(0)
+        BertModel(BertConfig()).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+            shutil.copy(source / name, folder / name)
+        yield folder
+
+
+def main() -> None:
+    """Print a table for each model, kind of texts and number of threads."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpora", type=Path, default=CORPORA)
+    parser.add_argument("--model", default="minilm,base")
+    parser.add_argument("--texts", default="short,mixed,long")
+    parser.add_argument("--threads", default=f"{os.cpu_count()},1")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")
+    options = parser.parse_args()
+    print(describe(PACKAGES), flush=True)
+    bars: dict[str, dict[str, float]] = {}
+    for model in options.model.split(","):
+        with checkpoint(model) as path, tempfile.TemporaryDirectory() as scratch:
+            folder = Folder(path, 512, Path(scratch))
+            quality = _quality(folder, options.corpora) if model == "minilm" else {}
+            for threads in map(int, options.threads.split(",")):
+                for kind in options.texts.split(","):
+                    title = f"{model}, {kind}, {threads} thread{'s' * (threads > 1)}"
+                    bars[title] = _measure(title, folder, kind, threads, quality, options)
+    if options.chart:
+        draw(bars, options.chart)
+
+
+def _quality(folder: Folder, corpora: Path) -> dict[str, float]:
+    """Spearman's correlation × 100 on the test set of STS-B, by engine."""
+    from scipy.stats import spearmanr
+
+    pairs = similar_pairs(corpora)
+    if pairs is None:
+        return {}
+    left, right, scores = pairs
+    found = {}
+    for name, run in engines(folder, os.cpu_count() or 1, left[:64]).items():
+        a, b = run(left), run(right)
+        cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+        found[name] = 100 * float(spearmanr(cosines, scores).statistic)
+    return found
+
+
+def _measure(
+    title: str,
+    folder: Folder,
+    kind: str,
+    threads: int,
+    quality: dict[str, float],
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    encoder = Encoder.load(str(folder.path), device="cpu", precision="fp32", max_length=512)
+    texts = lengths(kind, encoder, options.corpora)
+    if encoder.n_layers > 6:  # eight times the work of MiniLM for each text
+        texts = texts[::8]
+    tokens, inner = count(encoder, texts), int(encoder.checkpoint.config["intermediate_size"])
+    found = engines(folder, threads, texts[:: max(len(texts) // 200, 1)])
+    exact = found["transformers, sorted"](texts)
+    distance = {
+        name: float(np.linalg.norm(run(texts) - exact) / np.linalg.norm(exact))
+        for name, run in found.items()
+    }
+    assert all(distance[name] < 1e-4 for name in ("embedkit", *FP32_ENGINES) if name in distance)
+    torch.set_num_threads(threads)
+    rates: list[float] = []
+    contestants: dict[str, Callable[[], object]] = {
+        **{name: lambda run=run: run(texts) for name, run in found.items()},  # type: ignore[misc]
+        "rate": lambda: rates.append(product_rate(encoder.width, inner)),
+    }
+    seconds = in_turn(contestants, options.rounds)
+    del seconds["rate"]
+    work = tokens * encoder.n_layers * layer_flops(encoder.width, inner)
+    seconds["matrix products alone"] = work / statistics.median(rates[1:])
+    print(f"\n## {title}: {len(texts):,} texts, {tokens:,} tokens\n")
+    rows = [
+        (
+            name,
+            f"{tokens / s:,.0f}",
+            f"{s / seconds['embedkit']:.2f} ×",
+            f"{distance[name]:.0e}" if name in distance else "",
+            f"{quality[name]:.2f}" if name in quality else "",
+        )
+        for name, s in seconds.items()
+    ]
+    print(table(("engine", "tokens/s", "time / embedkit", "distance", "STS-B"), rows), flush=True)
+    return {name: tokens / s for name, s in seconds.items()}
+
+
+def draw(bars: dict[str, dict[str, float]], path: Path) -> None:
+    """Tokens per second of every engine, a group of bars for each table."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(len(bars), 1, figsize=(9, 2.6 * len(bars)), layout="constrained")
+    for axis, (title, found) in zip(np.atleast_1d(axes), bars.items(), strict=True):
+        names = list(found)[::-1]
+        colours = {"matrix products alone": "#d5d8dc"} | {
+            name: "#c0392b" for name in names if name.startswith("embedkit")
+        }
+        axis.barh(
+            names, [found[n] for n in names], color=[colours.get(n, "#5d6d7e") for n in names]
+        )
+        for i, name in enumerate(names):
+            axis.text(found[name], i, f" {found[name]:,.0f}", va="center", fontsize=8)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("tokens per second, padding not counted", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.margins(x=0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -61,8 +61,9 @@ def fitting(corpus: Path, scratch: Path) -> None:
             learner().fit(X, y)
 
     def ours() -> None:
-        embedkit.train(scratch / "data", out=scratch / "run", split=scratch / "split.parquet",
-                       overwrite=True)  # fmt: skip
+        embedkit.train(
+            scratch / "data", out=scratch / "run", split=scratch / "split.parquet", overwrite=True
+        )
 
     contestants: dict[str, Callable[[], object]] = {
         "embedkit.train, everything": ours,
@@ -72,23 +73,35 @@ def fitting(corpus: Path, scratch: Path) -> None:
     seconds = in_turn(contestants, ROUNDS)
     base = seconds["embedkit.train, everything"]
     print(f"\n## Logistic regression on {len(X):,} × {X.shape[1]}, 5 folds\n")
-    print(table(("", "seconds", "embedkit / this"),
-                [(n, f"{s:.2f}", f"{base / s:.2f} ×") for n, s in seconds.items()]))  # fmt: skip
+    print(
+        table(
+            ("", "seconds", "embedkit / this"),
+            [(n, f"{s:.2f}", f"{base / s:.2f} ×") for n, s in seconds.items()],
+        )
+    )
     cost = embedkit.runs.folder.read_run(scratch / "run").cost
     print(f"\nfits of the 5 folds inside embedkit.train: {cost.fit_seconds:.2f} s", flush=True)
 
 
 def probing(corpus: Path, scratch: Path) -> None:
-    embedkit.extract(corpus, out=scratch / "views", limit=5_000, layers="all",
-                     pooling=["cls", "mean"], precision="fp32")  # fmt: skip
+    embedkit.extract(
+        corpus,
+        out=scratch / "views",
+        limit=5_000,
+        layers="all",
+        pooling=["cls", "mean"],
+        precision="fp32",
+    )
     rounds = []
     for _ in range(3):
         started = time.perf_counter()
         result = embedkit.probe(scratch / "views", out=scratch / "probe")
         rounds.append(time.perf_counter() - started)
         shutil.rmtree(scratch / "probe")
-    print(f"\n## Probe of {len(result.content.views)} views of 5,000 records: "
-          f"{sorted(rounds)[1]:.0f} s (median of 3)")  # fmt: skip
+    print(
+        f"\n## Probe of {len(result.content.views)} views of 5,000 records: "
+        f"{sorted(rounds)[1]:.0f} s (median of 3)"
+    )
 
 
 if __name__ == "__main__":

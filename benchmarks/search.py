@@ -28,14 +28,20 @@ import pyarrow as pa
 
 import embedkit
 from benchmarks.measure import describe, in_turn, table
-from embedkit.dataset.jobs import Job, open_job
-from embedkit.dataset.manifest import JobSettings, Names, Totals
-from embedkit.dataset.schema import Footer, shard_bytes, text_column
-from embedkit.dataset.store import VectorData, is_dataset
-from embedkit.decoding import decode
-from embedkit.fsio import make_folder, remove_tree
+from embedkit.dataset.format import (
+    Footer,
+    JobSettings,
+    Names,
+    Totals,
+    is_dataset,
+    shard_bytes,
+    text_column,
+)
+from embedkit.dataset.job import Job, open_job
+from embedkit.dataset.read import VectorData
 from embedkit.machine import usable_cores
 from embedkit.search.exact import nearest
+from embedkit.storage import decode, make_folder, remove_tree
 from embedkit.types import Float32
 
 PACKAGES = ("numpy", "faiss-cpu", "pyarrow")
@@ -93,22 +99,45 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
     files = [{"sha256": "0" * 64, "bytes": rows}]
     settings = {
         "format_version": 1,
-        "input": {"files": files, "format": "tsv", "encoding": "utf-8", "delimiter": "\t",
-                  "quoting": "none", "header": True, "text": "text", "text_pair": None,
-                  "id": "id", "label": "label", "keep": [], "unicode": "none", "min_chars": 0,
-                  "limit": None, "sample": None, "seed": None},
+        "input": {
+            "files": files,
+            "format": "tsv",
+            "encoding": "utf-8",
+            "delimiter": "\t",
+            "quoting": "none",
+            "header": True,
+            "text": "text",
+            "text_pair": None,
+            "id": "id",
+            "label": "label",
+            "keep": [],
+            "min_chars": 0,
+            "limit": None,
+            "sample": None,
+            "seed": None,
+        },
         "model": {"type": "bert", "n_layers": 6, "width": width, "sha256": {}},
-        "vectors": {"views": {VIEW: width}, "token_layers": {}, "words": None, "tokens": False,
-                    "special_tokens": True, "normalize": True, "max_length": 256,
-                    "on_long": "truncate", "stride": 0, "prefix": "", "precision": "fp32",
-                    "batch_tokens": 2_048},
+        "vectors": {
+            "views": {VIEW: width},
+            "token_layers": {},
+            "words": None,
+            "tokens": False,
+            "special_tokens": True,
+            "normalize": True,
+            "max_length": 256,
+            "on_long": "truncate",
+            "stride": 0,
+            "prefix": "",
+            "precision": "fp32",
+            "batch_tokens": 2_048,
+        },
         "storage": {"profile": "float32", "shard_rows": SHARD_ROWS, "text": True},
-    }  # fmt: skip
+    }
     job = Job(decode(JobSettings, settings, file=folder), {"synthetic": True})
     make_folder(folder.parent)
     started = time.perf_counter()
     with open_job(folder, job, overwrite=True, allow_env_change=True) as target:
-        number = -1
+        receipts = []
         for number, vectors in enumerate(draw(rows, width, seed=1)):
             first = number * SHARD_ROWS
             row = np.arange(first, first + len(vectors))
@@ -124,13 +153,20 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
                 "truncated": pa.array(np.zeros(len(row), bool)),
             }
             made = asdict(job)
-            footer = Footer(job.fingerprint, number, int(row[0]), int(row[-1]), len(row),
-                            {"records": len(row)}, {}, made)  # fmt: skip
+            footer = Footer(
+                job.settings.fingerprint,
+                number,
+                int(row[0]),
+                int(row[-1]),
+                len(row),
+                {"records": len(row)},
+                made,
+            )
             data = shard_bytes(scalars, {VIEW: vectors}, footer=footer, storage="float32")
-            target.commit(number, footer, data, {})
+            receipts.append(target.commit(number, {"sentences": data}))
         totals = Totals(records=rows, accepted=rows, ledger={"records": rows})
         called = Names(inputs=("synthetic",), model="none", model_source="none", revision=None)
-        target.finish(n_shards=number + 1, totals=totals, names=called)
+        target.finish(receipts, folder, totals=totals, names=called, overwrite=True)
     print(f"wrote {rows:,} × {width} in {time.perf_counter() - started:.0f} s: {folder}")
 
 
@@ -162,10 +198,29 @@ def exact(folder: Path, asked: Any) -> None:
                 asked.rounds,
             )
             ratio = seconds["knn"] / seconds["product"]
-            rows.append([str(threads), f"{count:,}", *(f"{s:.3f}" for s in seconds.values()),
-                         f"{ratio:.2f}"])  # fmt: skip
-    print(table(["threads", "queries", "product", "cosine", "euclid", "faiss.knn", "IndexFlatIP",
-                 "knn / product"], rows))  # fmt: skip
+            rows.append(
+                [
+                    str(threads),
+                    f"{count:,}",
+                    *(f"{s:.3f}" for s in seconds.values()),
+                    f"{ratio:.2f}",
+                ]
+            )
+    print(
+        table(
+            [
+                "threads",
+                "queries",
+                "product",
+                "cosine",
+                "euclid",
+                "faiss.knn",
+                "IndexFlatIP",
+                "knn / product",
+            ],
+            rows,
+        )
+    )
 
 
 def _knn(data: VectorData, queries: Float32) -> Any:
@@ -191,7 +246,7 @@ data = embedkit.load(sys.argv[1], "mean_6")
 if sys.argv[2] == "read":
     data.X
 else:
-    from embedkit.search.searcher import Searcher
+    from embedkit.search.exact import Searcher
     Searcher(sys.argv[1], view="mean_6").vectors(np.load(sys.argv[3]))
 print(time.perf_counter() - started)
 """
@@ -205,33 +260,35 @@ def cold(folder: Path, asked: Any) -> None:
         np.save(file, queries_of(width)[0])
 
         def process(what: str) -> None:
-            subprocess.run([sys.executable, "-c", COLD, str(folder), what, str(file)], check=True,
-                           capture_output=True)  # fmt: skip
+            subprocess.run(
+                [sys.executable, "-c", COLD, str(folder), what, str(file)],
+                check=True,
+                capture_output=True,
+            )
 
         seconds = in_turn(
             {"read": lambda: process("read"), "search": lambda: process("search")}, asked.rounds
         )
     ratio = seconds["search"] / seconds["read"]
-    print(f"\nnew process, first result: {seconds['search']:.2f} s; reading the column: "
-          f"{seconds['read']:.2f} s; ratio {ratio:.2f} (goal below 1.5)")  # fmt: skip
+    print(
+        f"\nnew process, first result: {seconds['search']:.2f} s; reading the column: "
+        f"{seconds['read']:.2f} s; ratio {ratio:.2f} (goal below 1.5)"
+    )
 
 
 def index(folder: Path, asked: Any) -> None:
-    """HNSW at recall@10 of 0.95 against exact search."""
+    """HNSW against exact search."""
     from embedkit.search.index import build_index, open_index
 
     data = embedkit.load(folder, VIEW)
     queries = queries_of(data.width)
-    info = build_index(folder, kind="hnsw", view=VIEW, recall=0.95, overwrite=True)
-    print(f"\nhnsw built in {info.seconds:.0f} s, {info.nbytes / 1e9:.2f} GB")
-    print(table(["efSearch", "recall@10", "ms per query", "queries/s"], [
-        [str(p.setting), f"{p.recall:.4f}", f"{p.single_ms:.2f}", f"{p.batch_per_second:,.0f}"]
-        for p in info.curve
-    ]))  # fmt: skip
-    ann = open_index(data, kind="hnsw", recall=0.95)
+    info = build_index(folder, kind="hnsw", view=VIEW, overwrite=True)
+    print(f"\nhnsw built in {info.seconds:.0f} s, {info.nbytes / 1e9:.2f} GB, recall {info.recall}")
+    ann = open_index(data, kind="hnsw")
     truth, found = nearest(data, queries, k=K), ann(queries, K)
-    recall = np.mean([len(set(a) & set(b)) / K
-                      for a, b in zip(truth.indices, found.indices, strict=True)])  # fmt: skip
+    recall = np.mean(
+        [len(set(a) & set(b)) / K for a, b in zip(truth.indices, found.indices, strict=True)]
+    )
     seconds = in_turn(
         {
             "exact, one": lambda: nearest(data, queries[:1], k=K),
@@ -240,19 +297,21 @@ def index(folder: Path, asked: Any) -> None:
             "hnsw, batch": lambda: ann(queries, K),
         },
         asked.rounds,
-    )  # fmt: skip
+    )
     seconds["hnsw, one"] /= 100
-    print(f"efSearch {ann.setting}: recall@10 {recall:.4f} on {QUERIES} other queries")
+    print(f"recall@10 {recall:.4f} on {QUERIES} other queries")
     print(table(["", "seconds"], [[name, f"{s:.5f}"] for name, s in seconds.items()]))
-    print(f"one query {seconds['exact, one'] / seconds['hnsw, one']:.0f} × faster (goal 50), "
-          f"a batch {seconds['exact, batch'] / seconds['hnsw, batch']:.1f} × (goal 5)")  # fmt: skip
+    print(
+        f"one query {seconds['exact, one'] / seconds['hnsw, one']:.0f} × faster (goal 50), "
+        f"a batch {seconds['exact, batch'] / seconds['hnsw, batch']:.1f} × (goal 5)"
+    )
 
 
 MEMORY = """
 import json, sys, time
 import numpy as np
 import embedkit
-from embedkit.search.searcher import Searcher
+from embedkit.search.exact import Searcher
 from embedkit.machine import peak_memory_bytes
 searcher = Searcher(sys.argv[1], view="mean_6", where=sys.argv[3] or None)
 queries = np.load(sys.argv[2])
@@ -272,11 +331,20 @@ def memory(folder: Path, asked: Any) -> None:
         for count, where in ((1, ""), (100, ""), (1_000, ""), (1, "label = '1'")):
             file = Path(scratch) / "q.npy"
             np.save(file, queries_of(data.width)[:count])
-            done = subprocess.run([sys.executable, "-c", MEMORY, str(folder), str(file), where],
-                                  check=True, capture_output=True, text=True)  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-c", MEMORY, str(folder), str(file), where],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
             found = json.loads(done.stdout)
-            rows.append([f"{count:,} {where}".strip(), f"{found['peak'] / 1e6:,.0f} MB",
-                         f"{found['seconds']:.1f} s"])  # fmt: skip
+            rows.append(
+                [
+                    f"{count:,} {where}".strip(),
+                    f"{found['peak'] / 1e6:,.0f} MB",
+                    f"{found['seconds']:.1f} s",
+                ]
+            )
     print(f"\n{len(data):,} × {data.width}: peak memory of exact search (goal below 1,000 MB)")
     print(table(["queries", "peak", "time"], rows))
 

@@ -14,54 +14,74 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from embedkit._version import __version__
+from embedkit.machine import __version__
 
 __all__ = [
-    "CorpusOptions", "Encoder", "Predictor", "Searcher", "TrainingOptions", "__version__",
-    "build_index", "compare", "errors", "export", "extract", "finetune", "load", "probe",
-    "repair", "similarity", "split", "tokenize", "train", "verify",
-]  # fmt: skip
+    "CorpusOptions",
+    "Encoder",
+    "Predictor",
+    "Searcher",
+    "__version__",
+    "compare",
+    "errors",
+    "explore",
+    "export",
+    "extract",
+    "finetune",
+    "index",
+    "info",
+    "load",
+    "probe",
+    "similarity",
+    "split",
+    "tokenize",
+    "train",
+    "verify",
+    "words",
+]
 
 if TYPE_CHECKING:
     from embedkit import errors
     from embedkit.classifiers.probe import probe
     from embedkit.classifiers.train import train
-    from embedkit.comparison.compare import compare
+    from embedkit.comparison.report import compare
     from embedkit.corpus import CorpusOptions
-    from embedkit.dataset.extraction import extract
-    from embedkit.dataset.repair import repair
-    from embedkit.dataset.store import load
+    from embedkit.dataset.extract import extract
+    from embedkit.dataset.read import load
+    from embedkit.dataset.verify import verify
     from embedkit.encoding.encoder import Encoder
-    from embedkit.encoding.vocabulary import tokenize
-    from embedkit.finetuning.export import export
-    from embedkit.finetuning.folds import finetune
-    from embedkit.finetuning.options import TrainingOptions
+    from embedkit.encoding.tokenizer import tokenize
+    from embedkit.finetuning.checkpoint import export
+    from embedkit.finetuning.run import finetune
+    from embedkit.maps.map import explore
+    from embedkit.maps.senses import words
     from embedkit.predict import Predictor
-    from embedkit.runs.splits import split
-    from embedkit.search.index import build_index
-    from embedkit.search.searcher import Searcher
+    from embedkit.runs.folder import info
+    from embedkit.runs.split import split
+    from embedkit.search.exact import Searcher
+    from embedkit.search.index import build_index as index
     from embedkit.sts import similarity
-    from embedkit.verification import verify
 
 _HOMES = {
     "CorpusOptions": "embedkit.corpus",
     "Encoder": "embedkit.encoding.encoder",
     "Predictor": "embedkit.predict",
-    "Searcher": "embedkit.search.searcher",
-    "TrainingOptions": "embedkit.finetuning.options",
-    "build_index": "embedkit.search.index",
-    "compare": "embedkit.comparison.compare",
-    "export": "embedkit.finetuning.export",
-    "extract": "embedkit.dataset.extraction",
-    "finetune": "embedkit.finetuning.folds",
-    "load": "embedkit.dataset.store",
+    "Searcher": "embedkit.search.exact",
+    "compare": "embedkit.comparison.report",
+    "explore": "embedkit.maps.map",
+    "export": "embedkit.finetuning.checkpoint",
+    "extract": "embedkit.dataset.extract",
+    "finetune": "embedkit.finetuning.run",
+    "index": "embedkit.search.index",
+    "info": "embedkit.runs.folder",
+    "load": "embedkit.dataset.read",
     "probe": "embedkit.classifiers.probe",
-    "repair": "embedkit.dataset.repair",
     "similarity": "embedkit.sts",
-    "split": "embedkit.runs.splits",
-    "tokenize": "embedkit.encoding.vocabulary",
+    "split": "embedkit.runs.split",
+    "tokenize": "embedkit.encoding.tokenizer",
     "train": "embedkit.classifiers.train",
-    "verify": "embedkit.verification",
+    "verify": "embedkit.dataset.verify",
+    "words": "embedkit.maps.senses",
 }
 
 
@@ -69,7 +89,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_HOMES[name]), "build_index" if name == "index" else name)
     if name == "errors":
         return import_module("embedkit.errors")
     raise AttributeError(f"module 'embedkit' has no attribute {name!r}")

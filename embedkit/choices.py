@@ -11,44 +11,12 @@ from enum import StrEnum
 
 from embedkit.errors import UsageError, did_you_mean
 
-__all__ = [
-    "BEST_BLEND",
-    "BLENDS",
-    "CLASS_WEIGHTS",
-    "DEFAULT_MODEL",
-    "ESTIMATORS",
-    "FEATURES",
-    "FIGURE_FORMATS",
-    "FORMATS",
-    "HEADS",
-    "INDEX_KINDS",
-    "LAYOUT_METHODS",
-    "LEVELS",
-    "MATCHES",
-    "MULTILINGUAL",
-    "ON_LONG",
-    "POOLINGS",
-    "PRECISIONS",
-    "QUOTINGS",
-    "REPORT_LANGUAGES",
-    "RUN_LEVELS",
-    "SEARCH_METRICS",
-    "STORAGES",
-    "SUBTOKENS",
-    "TASKS",
-    "UNICODE_FORMS",
-    "WHITENINGS",
-    "Pooling",
-    "check_choice",
-]
-
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MULTILINGUAL = "multilingual"
 """The name by which multilingual-e5-small is found, wherever its weights come from."""
 
-FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "conllu")
+FORMATS = ("tsv", "csv", "lines", "jsonl", "parquet", "arrow", "sheet", "conllu")
 QUOTINGS = ("auto", "none", "csv")
-UNICODE_FORMS = ("none", "nfc", "nfkc")
 
 
 class Pooling(StrEnum):
@@ -64,25 +32,34 @@ class Pooling(StrEnum):
     """The vector of the last kept token; [SEP], unless special tokens are excluded."""
     POOLER = "pooler"
     """The checkpoint's own head on the last layer's first token: tanh(dense(cls))."""
+    SENTENCE = "sentence"
+    """What the checkpoint's makers define: its pooling of the last layer, then its modules."""
+
+    @property
+    def has_layer(self) -> bool:
+        """False for the poolings that belong to the last layer, and whose view is named so."""
+        return self not in (Pooling.POOLER, Pooling.SENTENCE)
 
 
 POOLINGS = tuple(Pooling)
 SUBTOKENS = ("first", "last", "first_last", "mean")
 ON_LONG = ("truncate", "window", "error")
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8")
 STORAGES = ("float32", "float16", "compact")
+ENGINES = ("local", "ray")
 
 TASKS = ("classification", "regression")
 FEATURES = ("vectors", "tfidf")
-ESTIMATORS = ("logreg", "svm", "ridge", "knn", "mlp", "extra_trees", "lightgbm")
+ESTIMATORS = ("logreg", "ridge", "knn", "lightgbm")
+"""Beside them, ``module:Class`` of scikit-learn or LightGBM."""
 CLASS_WEIGHTS = ("balanced",)
 HEADS = ("cls", "pooler", "mean", "cnn", "lstm")
 BLENDS = ("mean", "stacked")
-REPORT_LANGUAGES = ("en", "ko", "ja")
 FIGURE_FORMATS = ("pdf", "svg", "png")
 BEST_BLEND = "best"
 """Instead of one of them: the one with the better score."""
 
+EXPORTS = ("npy", "csv", "faiss", "lance")
 LEVELS = ("sentence", "word", "token")
 RUN_LEVELS = ("sentence", "word")
 """What a run labels: records, or the words of records."""

@@ -5,46 +5,37 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
-
-__all__ = ["HARMLESS", "MINUS", "TYPED_IN", "bytes_text", "columns", "duration_text", "is_percent",
-           "json_line", "metric_text", "path_from", "shorten", "visible",
-           "without_nan"]  # fmt: skip
-
 
 MINUS = "\N{MINUS SIGN}"
 TYPED_IN = "EMBEDKIT_TYPED_IN"
 """Environment variable of stages: the folder in which ``embedkit run`` was typed."""
 
-_PERCENT_METRICS = frozenset({
-    "accuracy", "macro_f1", "balanced_accuracy", "roc_auc", "average_precision", "precision",
-    "recall",
-})  # fmt: skip
-_F_BETA = re.compile(r"f[\d.]+")
+_CELL, _HTML_ROWS = 100, 100
 
 HARMLESS = "\n\t\u200c\u200d"
-"""Line ends, tabs, and the joiners of emoji and words: they move nothing but what follows them."""
+"""Control characters that are printed: line ends, tabs, joiners of emoji and words."""
 
 
 def visible(text: str, *, limit: int | None = None, keep: str = "\n") -> str:
-    r"""Text that cannot move the cursor, change colours or reverse a line.
+    r"""Text with control characters and bidirectional overrides as ``\x1b``; line ends stay."""
 
-    Control characters, escape sequences and bidirectional overrides are written as ``\x1b``;
-    line ends are kept so that a field-by-field difference stays readable.
-    """
-    shown = _without_controls(text, keep, _escaped)
+    def escaped(character: str) -> str:
+        code = ord(character)
+        short = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+        return short if code < 65536 else f"\\U{code:08x}"
+
+    shown = _without_controls(text, keep, escaped)
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def json_line(value: Any, **options: Any) -> str:
-    r"""JSON with letters of all scripts as they are, and what :func:`visible` shows as ``\u001b``.
-
-    Options are those of ``json.dumps``.
-    """
+    r"""JSON by ``json.dumps``, letters of all scripts unescaped, control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, **options)
     return _without_controls(text, HARMLESS, lambda character: json.dumps(character)[1:-1])
 
@@ -58,28 +49,8 @@ def _without_controls(text: str, keep: str, escape: Callable[[str], str]) -> str
     )
 
 
-def is_percent(metric: str) -> bool:
-    """Whether a metric is shown in per cent."""
-    return metric in _PERCENT_METRICS or bool(_F_BETA.fullmatch(metric))
-
-
-def metric_text(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """Return a score without its unit: per cent with one digit, else three digits.
-
-    >>> metric_text(0.7712, "accuracy"), metric_text(-0.0271, "accuracy", signed=True)
-    ('77.1', '−2.7')
-    >>> metric_text(0.5, "log_loss"), metric_text(float("nan"), "f2")
-    ('0.500', '–')
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
-    scaled = round(scaled, digits) + 0.0  # no negative zero
-    return f"{scaled:{'+' if signed else ''}.{digits}f}".replace("-", MINUS)
-
-
 def columns(text: str) -> int:
-    """Return the number of columns of a text; East Asian characters take two."""
+    """Width of a text in columns; East Asian characters take two."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -87,7 +58,7 @@ def columns(text: str) -> int:
 
 
 def shorten(text: str, limit: float) -> str:
-    """Return a text of at most so many columns, its middle replaced by ``…``.
+    """Shorten a text to at most ``limit`` columns, its middle replaced by ``…``.
 
     >>> shorten("a_rather_long_name", 9), shorten("긍정", 9)
     ('a_ra…name', '긍정')
@@ -100,15 +71,15 @@ def shorten(text: str, limit: float) -> str:
         rest = text[len(head) : len(text) - len(tail)]
         if not rest:
             break
-        one = rest[0] if len(head) <= len(tail) else rest[-1]
-        if columns(head + tail + one) > room:
+        added = rest[0] if len(head) <= len(tail) else rest[-1]
+        if columns(head + tail + added) > room:
             break
-        head, tail = (head + one, tail) if len(head) <= len(tail) else (head, one + tail)
+        head, tail = (head + added, tail) if len(head) <= len(tail) else (head, added + tail)
     return f"{head}…{tail}"
 
 
 def path_from(path: str | Path, folder: str | Path) -> str:
-    """Return a path as it can be typed in a folder: relative where it lies in it.
+    """Return a path as it can be typed in a folder: relative if it is inside.
 
     >>> path_from("/home/me/outputs/page.html", "/home/me"), path_from("/data/x", "/home/me")
     ('outputs/page.html', '/data/x')
@@ -136,17 +107,58 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+class Shown:
+    """A result as one line, and as a table in a notebook: its first field of several records."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        shown = [f"{name}={_cell(value)}" for name, value in values.items() if _is_plain(value)]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Rows of the table."""
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, tuple | list) and value and is_dataclass(value[0]):
+                return [{f.name: getattr(row, f.name) for f in fields(row)} for row in value]
+        return []
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()[:_HTML_ROWS]
+        names = [n for n in (rows[0] if rows else ()) if any(_is_plain(row[n]) for row in rows)]
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
+        lines = ["".join(f"<td>{escape(_cell(row[name]))}</td>" for name in names) for row in rows]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<p>{escape(repr(self))}</p><table><tr>{head}</tr>{body}</table>"
+
+
+class ShownFolder(Shown):
+    """A result that is a folder, ``out``, and can be passed wherever its path can."""
+
+    __slots__ = ()
+
+    def __fspath__(self) -> str:
+        return str(self.out)  # type: ignore[attr-defined]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | Path) or hasattr(value, "low")
+
+
+def _cell(value: Any) -> str:
+    """A number with four digits, a score with its interval, a text that is not too long."""
+    if hasattr(value, "low"):
+        return f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return visible(shorten(" ".join(text.split()), _CELL)) if _is_plain(value) else ""
+
+
 def without_nan(value: Any) -> Any:
-    """The same lists and dictionaries with ``None`` for numbers that JSON cannot write."""
+    """The same lists and dictionaries with ``None`` for NaN and infinity."""
     if isinstance(value, dict):
         return {name: without_nan(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return (
-        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
-    )

@@ -1,22 +1,8 @@
-"""The errors that embedkit raises on purpose, and the exit code of each.
+"""The errors of embedkit, and their exit codes.
 
-    EmbedkitError                    the common base; never raised itself
-    ├── UsageError            2      an option, column, layer or path that cannot be used
-    │   ├── CorpusError       2      an input file that cannot be read as asked
-    │   └── ModelError        2      a checkpoint that is missing, incomplete or unsuitable
-    ├── MismatchError         4      input, model or settings differ from what is on disk
-    ├── DamagedError          5      a file whose content is not what was written, or cannot be
-    │   ├── DamagedModelError 5      a file of a checkpoint; also a ModelError
-    │   └── RecipeError       5      a recipe; also a UsageError
-    ├── EncodeError           5      a vector that must not be stored (NaN, infinite)
-    ├── StorageError          6      no space, no permission, an I/O error
-    ├── LockedError           7      another process writes the same output
-    └── OutputExistsError     8      something stands where the output should go
-
-Every message says what was given, what was expected, and what to do next, in one line unless a
-field-by-field difference is shown. It names parameters of the Python interface (``max_length=0``);
-the command line translates them into its options. A :class:`UsageError` is a ``ValueError``; an
-argument of the wrong type is a ``TypeError``.
+A message states the given value, the expected one, and the remedy, in one line unless it lists
+differences. It names parameters of Python (``max_length=0``), which the command line translates
+into its options. An argument of the wrong type is a ``TypeError``.
 """
 
 from __future__ import annotations
@@ -24,56 +10,29 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_REJECTS",
-    "EXIT_TERMINATED",
-    "CorpusError",
-    "DamagedError",
-    "DamagedModelError",
-    "EmbedkitError",
-    "EncodeError",
-    "LockedError",
-    "MismatchError",
-    "ModelError",
-    "OutputExistsError",
-    "RecipeError",
-    "StorageError",
-    "UsageError",
-    "check_counts",
-    "check_seed",
-    "did_you_mean",
-    "first_line",
-]
-
-EXIT_REJECTS = 3
-"""Exit code of a job that is done and has rejected records. Not an error: nothing was lost."""
-
-EXIT_INTERRUPTED = 130
-"""Exit code of what the user stopped by Ctrl-C."""
-
-EXIT_TERMINATED = 143
-"""Exit code of what SIGTERM has ended."""
+EXIT_REJECTS = 3  # a finished job with rejected records
+EXIT_INTERRUPTED = 130  # after Ctrl-C
+EXIT_TERMINATED = 143  # after SIGTERM
 
 
 class EmbedkitError(Exception):
-    """Base of all errors that the command line turns into one line and an exit code."""
+    """Base of all errors, which the command line prints as one line."""
 
     exit_code = 1
 
 
 class UsageError(EmbedkitError, ValueError):
-    """An option, a column, a layer or a path that cannot be used as given; also a ValueError."""
+    """An unusable option, column, layer or path; also a ValueError."""
 
     exit_code = 2
 
 
 class CorpusError(UsageError):
-    """An input file that cannot be read in the way asked for."""
+    """An input file that cannot be read with the given options."""
 
 
 class ModelError(UsageError):
-    """A checkpoint that is missing, incomplete or not of a supported kind."""
+    """A checkpoint that is missing, incomplete or unsupported."""
 
 
 class MismatchError(EmbedkitError):
@@ -83,19 +42,19 @@ class MismatchError(EmbedkitError):
 
 
 class DamagedError(EmbedkitError):
-    """Stored bytes are not those that were written, or are none that could have been."""
+    """A file is corrupted or has invalid content."""
 
     exit_code = 5
 
 
 class DamagedModelError(ModelError, DamagedError):
-    """A file of a checkpoint holds what such a file cannot hold; also a ModelError."""
+    """A file of a checkpoint has invalid content; also a ModelError."""
 
     exit_code = 5
 
 
 class RecipeError(UsageError, DamagedError):
-    """A recipe names or holds what it cannot; also a UsageError."""
+    """A recipe has invalid content; also a UsageError."""
 
     exit_code = 5
 
@@ -107,7 +66,7 @@ class EncodeError(EmbedkitError):
 
 
 class StorageError(EmbedkitError):
-    """The file system refused: full, read-only, quota, I/O error."""
+    """An error of the file system: full, read-only, quota, I/O error."""
 
     exit_code = 6
 
@@ -119,7 +78,7 @@ class LockedError(EmbedkitError):
 
 
 class OutputExistsError(EmbedkitError):
-    """Something already stands where the output should go."""
+    """The output already exists."""
 
     exit_code = 8
 
@@ -129,7 +88,7 @@ _LEAST = {"min_chars": 0, "stride": 0, "seed": 0}
 
 
 def check_counts(**given: int | None) -> None:
-    """Raise a :class:`UsageError` for an option that is too small a number; most begin at 1."""
+    """Raise a :class:`UsageError` for numbers below the minimum, which is 1 for most options."""
     for name, value in given.items():
         least = _LEAST.get(name, 1)
         if value is not None and value < least:
@@ -137,7 +96,7 @@ def check_counts(**given: int | None) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise a :class:`UsageError` for a seed that a library refuses."""
+    """Raise a :class:`UsageError` for seeds out of the range of all libraries."""
     if not 0 <= seed <= _LARGEST_SEED:
         raise UsageError(f"seed={seed}: expected a whole number from 0 to {_LARGEST_SEED:,}.")
 
@@ -149,6 +108,6 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says in its first line, without the full stop."""
+    """First line of another library's error, without the full stop."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(". :")

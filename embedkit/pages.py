@@ -13,10 +13,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from embedkit.display import HARMLESS, visible, without_nan
+from markupsafe import Markup
 
-__all__ = ["cut_texts", "for_script", "lang_attribute", "packed", "packed_json", "render_page",
-           "shown"]  # fmt: skip
+from embedkit.display import HARMLESS, visible, without_nan
+from embedkit.errors import UsageError
 
 _LONGEST_TEXT = 2_000
 _SCRIPTS = {
@@ -29,23 +29,18 @@ _SCRIPTS = {
 def render_page(
     name: str, *, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any
 ) -> str:
-    """Render ``templates/NAME.html`` with the style and the script of the same name.
-
-    Args:
-        name: of the templates.
-        filters: of the template, beside ``shown`` and ``lang_of``.
-        values: of the template, which also gets ``style``, ``script`` and ``script_hash``.
-    """
+    """Render ``templates/NAME.html`` with the style and the script of the same name."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("embedkit"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {
-        "shown": shown, "lang_of": lang_attribute, "packed_json": packed_json, **(filters or {})
-    }  # fmt: skip
+        loader=PackageLoader("embedkit"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"shown": shown, "lang_of": _lang_of, "packed_json": packed_json}
+    environment.filters |= filters or {}
     style, script = (environment.get_template(f"{name}.{kind}").render() for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(f"{name}.html").render(
@@ -64,11 +59,6 @@ def packed_json(value: Any) -> str:
     return packed(text.encode("utf-8", "replace"))
 
 
-def for_script(value: Any) -> str:
-    """Return JSON that no letter of can end the element it stands in."""
-    return json.dumps(without_nan(value), ensure_ascii=False).replace("<", "\\u003c")
-
-
 def cut_texts(texts: Sequence[str | None], *, most_bytes: int) -> list[str | None]:
     """Return the first 2,000 characters of texts, fewer where all would take too many bytes.
 
@@ -78,36 +68,39 @@ def cut_texts(texts: Sequence[str | None], *, most_bytes: int) -> list[str | Non
     while limit > 100 and sum(len((t or "")[:limit].encode()) for t in texts) > most_bytes:
         limit //= 2
     return [
-        text if text is None or len(text) <= limit
-        else f"{text[:limit]} … (+{len(text) - limit:,})"
+        text if text is None or len(text) <= limit else f"{text[:limit]} … (+{len(text) - limit:,})"
         for text in texts
-    ]  # fmt: skip
+    ]
+
+
+def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return labels with the names that they have, which stand behind them.
+
+    >>> with_names(("0", "1"), {"1": "good"})
+    ('0', '1 good')
+    """
+    if unknown := [label for label in names if label not in labels]:
+        known = ", ".join(labels[:10]) or "none"
+        raise UsageError(f"label_names has {unknown[0]!r}, which is not a label. Labels: {known}.")
+    return tuple(f"{label} {names[label]}" if label in names else label for label in labels)
 
 
 def shown(text: str) -> str:
-    """Text as it is, but for signs that would act on the page: controls and direction marks.
-
-    Joiners inside emoji and words stay.
-    """
+    """Return a text without signs that would act on the page; joiners in emoji and words stay."""
     return visible(text, keep=HARMLESS)
 
 
-def language_of(text: str) -> str | None:
-    """Return the language that the script of a text tells, for its fonts and its pronunciation.
+def _lang_of(text: str) -> Markup:
+    """The ``lang`` attribute that the script of a text tells, for its fonts and pronunciation.
 
-    >>> language_of("긍정"), language_of("よい映画"), language_of("好"), language_of("good")
-    ('ko', 'ja', 'zh', None)
+    >>> [str(_lang_of(text)) for text in ("긍정", "よい映画", "好", "good")]
+    [' lang="ko"', ' lang="ja"', ' lang="zh"', '']
     """
     kinds = {
-        kind for c in text for kind, ranges in _SCRIPTS.items()
+        kind
+        for c in text
+        for kind, ranges in _SCRIPTS.items()
         if any(low <= c <= high for low, high in ranges)
-    }  # fmt: skip
-    return next((kind for kind in _SCRIPTS if kind in kinds), None)
-
-
-def lang_attribute(text: str) -> Any:
-    """Return the ``lang`` attribute of an element that holds a text, or nothing."""
-    from markupsafe import Markup
-
-    found = language_of(text)
-    return Markup(' lang="{}"').format(found) if found else Markup("")
+    }
+    language = next((kind for kind in _SCRIPTS if kind in kinds), None)
+    return Markup(' lang="{}"').format(language) if language else Markup("")

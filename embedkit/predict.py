@@ -1,47 +1,58 @@
-"""Predict labels of new texts with a run, or with a checkpoint for classification.
+"""Prediction of new texts with a run or a checkpoint for classification, and prediction files.
 
 Texts are encoded as the dataset of the run was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import csv
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.dataset.store import VectorData, load
-from embedkit.dataset.vector_settings import DatasetEncoder, encode_as, normal_form
-from embedkit.encoding.tokenization import Spans
-from embedkit.encoding.word_index import split_words, word_spans
-from embedkit.errors import DamagedError, UsageError
-from embedkit.runs.content import FinetuneRun, PredictionRun, Run, TrainRun
-from embedkit.runs.folder import read_run
+from embedkit import storage
+from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+from embedkit.dataset.format import is_dataset
+from embedkit.dataset.read import VectorData, load
+from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.display import HARMLESS, json_line, visible
+from embedkit.encoding.tokenizer import Spans, split_words, word_spans
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
+from embedkit.runs.folder import (
+    check_alike,
+    dataset_content,
+    joined_pairs,
+    marked_spans,
+    read_run,
+    words_of_texts,
+)
 from embedkit.runs.predictions import decide
-from embedkit.runs.reencoding import check_alike, dataset_content, joined_pairs, words_of_texts
+from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
+from embedkit.storage import read_table
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
-__all__ = ["Prediction", "Predictor", "WordPrediction", "parse_label_names", "predictions_of"]
+logger = logging.getLogger(__name__)
 
-
-_Place = tuple[int, int, int, int]
-"""Number of a text, of a word in it, and the start and end of the word."""
-
-_CHUNK = 4_096
+_CHUNK, _CHUNK_OF_TEXTS = 4_096, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The prediction for one text.
 
-    Attributes:
-        label: the likeliest label, of two the one that the run's threshold decides on; of a
-            regression the value as text.
-        proba: probability of every label by its readable name; empty for a regression.
-        value: value of a regression; ``None`` for labels.
+    ``proba`` has the probability of every label by its readable name; of a regression it is empty,
+    and the label is the value as text.
     """
 
     label: str
@@ -51,15 +62,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class WordPrediction:
-    """The prediction for one word.
-
-    Attributes:
-        word: its number in the text.
-        text: the word.
-        start: its first character in the text.
-        end: the one after its last.
-        prediction: label and probabilities.
-    """
+    """The prediction for a word: its number in the text, and ``text[start:end]``."""
 
     word: int
     text: str
@@ -77,19 +80,16 @@ class Predictor:
         label_names: readable names of labels, such as ``{"0": "negative"}``.
         device: where the encoder runs.
         model: another location of the checkpoint of a run on vectors, if it was moved.
-        few_texts: be ready soon, where the encoder of a run can do without torch; many texts take
-            longer.
-        verify: compare the models of a run with their checksums; without, damage goes unnoticed.
 
     Attributes:
         content: the content of ``run.json``; ``None`` for a checkpoint.
         names: readable names of the classes, by class number; empty for a regression.
 
     Raises:
-        UsageError: there is no such run, it holds no model, or a label has no such name.
+        UsageError: there is no such run, it holds no model, or it has no such label.
         ModelError: the checkpoint has no classifier that can be read.
         DamagedError: a file of the run cannot be read.
-        MismatchError: the checkpoint found is not the one that made the vectors.
+        MismatchError: the checkpoint is not the one that made the vectors.
 
     Example:
         >>> predictor = embedkit.Predictor("runs/logreg", label_names={"1": "river"})
@@ -104,34 +104,33 @@ class Predictor:
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
         model: str | None = None,
-        few_texts: bool = False,
-        verify: bool = True,
     ) -> None:
         self.run = Path(run)
         self.content: PredictionRun | None = None
-        if _is_checkpoint(str(run)):
-            self._model, classes = _checkpoint(str(run), device=device, model=model)
-        else:
-            content = read_run(self.run)
-            if type(content) not in _MODELS:
-                raise UsageError(
-                    f"{self.run} is a {content.kind} run, which holds no model. "
-                    "Give a run of embedkit train or finetune."
-                )
-            assert isinstance(content, PredictionRun)
-            self.content, classes = content, content.classes
-            _readable(classes, label_names or {})  # before a model is loaded
-            self._model = _MODELS[type(content)](
-                self.run, content, device=device, model=model, few_texts=few_texts, verify=verify
+        names = label_names or {}
+        if _is_checkpoint(os.fspath(run)):
+            from embedkit.finetuning.checkpoint import CheckpointClassifier
+
+            if model is not None:
+                raise UsageError(f"model={model!r}: {self.run} is a checkpoint itself.")
+            self._model: Any = CheckpointClassifier(os.fspath(run), device=device)
+            self.names = _readable(self._model.classes, names)
+            return
+        content = read_run(self.run)
+        if not isinstance(content, TrainRun | FinetuneRun):
+            raise UsageError(
+                f"{self.run} is a {content.kind} run, which holds no model. "
+                "Give a run of embedkit train or finetune."
             )
-        self.names = _readable(classes, label_names or {})
+        self.content, self.names = content, _readable(content.classes, names)
+        self._model = _MODELS[content.kind](self.run, content, device=device, model=model)
 
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
 
     @property
     def takes_pairs(self) -> bool | None:
-        """Whether the run was made on pairs of texts; ``None`` for a checkpoint: it takes both."""
+        """True for a run on pairs of texts; ``None`` for a checkpoint, which takes both."""
         return None if self.content is None else self.content.dataset.pairs
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
@@ -151,16 +150,15 @@ class Predictor:
             if isinstance(value, str):
                 raise TypeError(f"{name}={value!r} is a string; pass a list of strings.")
         if self.takes_pairs not in (None, pairs is not None):
-            made, wanted = "single texts", "one"
+            kind, advice = "single texts", "leave out pairs="
             if self.takes_pairs:
-                made, wanted = "pairs of texts", "a second text too (pairs=)"
-            raise UsageError(f"{self.run} was made on {made}; give {wanted}.")
-        if not texts:
+                kind, advice = "pairs of texts", "pass second texts as pairs="
+            raise UsageError(f"{self.run} was made on {kind}; {advice}.")
+        if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
-        form = "none" if self.content is None else self.content.dataset.unicode
-        first = [normal_form(text, form) for text in texts]
-        second = None if pairs is None else [normal_form(text, form) for text in pairs]
-        return self._checked(self._model.predict_proba(first, second))
+        return self._checked(
+            self._model.predict_proba(list(texts), None if pairs is None else list(pairs))
+        )
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
         """Return the prediction for each text; arguments and errors as for `predict_proba`."""
@@ -192,19 +190,19 @@ class Predictor:
         self._check_level("word")
         assert self.content is not None
         if spans is None:
-            texts = [normal_form(text, self.content.dataset.unicode) for text in texts]
             divide = split_words if self.content.dataset.marked_words else word_spans
             spans = [divide(text) for text in texts]
         places, values = self._model.predict_words(texts, spans)
-        made: list[list[WordPrediction]] = [[] for _ in texts]
-        for (record, word, start, end), one in zip(places, self._predictions(values), strict=True):
+        words: list[list[WordPrediction]] = [[] for _ in texts]
+        for place, prediction in zip(places, self._predictions(values), strict=True):
+            record, word, start, end = place
             text = texts[record][start:end]
-            made[record].append(WordPrediction(word, text, start, end, one))
-        return made
+            words[record].append(WordPrediction(word, text, start, end, prediction))
+        return words
 
     @property
     def labels_words(self) -> bool:
-        """Whether the run labels the words of texts, not texts."""
+        """True for a run that labels the words of texts."""
         return self.content is not None and self.content.level == "word"
 
     def _check_level(self, level: str) -> None:
@@ -219,10 +217,6 @@ class Predictor:
 
         A run on vectors reads the stored ones; nothing is encoded again.
 
-        Args:
-            dataset: folder that ``extract`` wrote.
-            progress: called after every chunk of records.
-
         Raises:
             UsageError: the dataset does not hold what the run reads.
             MismatchError: its vectors were made with other settings than those of the run.
@@ -232,50 +226,45 @@ class Predictor:
         data = load(dataset, views or None, level=level)
         if self.content is not None:
             check_alike(
-                dataset_content(data), self.content.dataset, name=str(dataset),
-                vectors=bool(views), level=level,
-            )  # fmt: skip
-        if views:
-            X = data.X
-            return data, self._in_chunks(
-                len(X), lambda part: self._model.predict_vectors(X[part]), progress
+                dataset_content(data),
+                self.content.dataset,
+                name=os.fspath(dataset),
+                vectors=bool(views),
+                level=level,
             )
-        if not data.manifest.job.storage.text:
+        if not views and not data.manifest.job.storage.text:
             raise UsageError(f"{dataset} stores no texts; give the corpus file itself.")
-        paired = data.manifest.job.input.text_pair is not None
+        paired = not views and data.manifest.job.input.text_pair is not None
         pairs = [str(text) for text in data.column("text_pair")] if paired else None
-        texts = data.text
-        return data, self._in_chunks(
-            len(texts),
-            lambda part: self._model.predict_proba(texts[part], pairs and pairs[part]),
-            progress,
-        )
-
-    def _in_chunks(
-        self, n: int, predict: Callable[[slice], Any], progress: ProgressCallback
-    ) -> list[Prediction]:
-        found: list[Prediction] = []
+        X, texts = (data.X, []) if views else (None, data.text)
+        predictions: list[Prediction] = []
+        n = len(data.row)
         progress(Progress("predicting", 0, n, "records"))
         for start in range(0, n, _CHUNK):
-            found += self._predictions(predict(slice(start, start + _CHUNK)))
+            part = slice(start, start + _CHUNK)
+            if X is not None:
+                values = self._model.predict_vectors(X[part])
+            else:
+                values = self._model.predict_proba(texts[part], pairs and pairs[part])
+            predictions += self._predictions(values)
             progress(Progress("predicting", min(start + _CHUNK, n), n, "records"))
-        return found
+        return data, predictions
 
     def _checked(self, values: Any) -> Float64:
-        """What a model gave: a finite number for each class, or a value."""
-        found = np.asarray(values, np.float64)
-        if found.shape[1:] != (len(self.names),) * bool(self.names) or not np.isfinite(found).all():
+        """Check the output of a model: a finite number for each class, or a value."""
+        output = np.asarray(values, np.float64)
+        expected = (len(self.names),) if self.names else ()
+        if output.shape[1:] != expected or not np.isfinite(output).all():
             raise DamagedError(
-                f"the model in {self.run} gives {found.shape[1:] or 'values'} or no finite numbers "
-                f"for the classes {', '.join(self.names) or '(none)'}. Make it again."
+                f"the model in {self.run} gives {output.shape[1:] or 'values'} or no finite "
+                f"numbers for the classes {', '.join(self.names) or '(none)'}. Make it again."
             )
-        return found
+        return output
 
     def _predictions(self, values: Any) -> list[Prediction]:
         proba = self._checked(values)
         threshold = None if self.content is None else self.content.threshold
-        y_pred = decide(proba, threshold=threshold)
-        return list(predictions_of(proba, y_pred, self.names))
+        return list(predictions_of(proba, decide(proba, threshold=threshold), self.names))
 
 
 def predictions_of(
@@ -291,75 +280,55 @@ def predictions_of(
 
 
 class _Trained:
-    """A scikit-learn pipeline on vectors or on texts."""
+    """A pipeline of scikit-learn on vectors or on texts."""
 
-    def __init__(
-        self, run: Path, content: TrainRun, *, device: str, model: str | None, few_texts: bool,
-        verify: bool,
-    ) -> None:  # fmt: skip
-        from embedkit.classifiers.saved import load_model
+    def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
+        from embedkit.classifiers.estimators import load_model
 
-        self.predict_vectors = load_model(run, verify=verify)
+        self.predict_vectors = load_model(run)
         self._encoder: DatasetEncoder | None = None
         self._nothing = np.zeros((0, len(content.classes)) if content.classes else 0)
         if content.views:
             self._encoder = encode_as(
-                content.dataset, content.views, owner=str(run), device=device, model=model,
-                few_texts=few_texts,
-            )  # fmt: skip
+                content.dataset, content.views, owner=str(run), device=device, model=model
+            )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         if self._encoder is None:
             return self.predict_vectors(joined_pairs(texts, pairs))
         return self.predict_vectors(self._encoder(texts, pairs))
 
-    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[list[_Place], Any]:
-        """The words that are predicted, and their probabilities or values."""
+    def predict_words(
+        self, texts: Sequence[str], spans: Spans
+    ) -> tuple[list[tuple[int, int, int, int]], Any]:
+        """Places of words (number of the text, of the word, start, end), and their predictions."""
         if self._encoder is None:
             record, word, words = words_of_texts(texts, spans)
             ends = np.concatenate([np.empty((0, 2), int), *map(np.asarray, spans)])
             features: Any = words
         else:
-            found = self._encoder.words(texts, spans=spans)
-            record, word, features = found.row, found.word.astype(np.int64), found.X
-            ends = np.stack([found.start, found.end], axis=1)
+            vectors = self._encoder.words(texts, spans=spans)
+            record, word, features = vectors.row, vectors.word.astype(np.int64), vectors.X
+            ends = np.stack([vectors.start, vectors.end], axis=1)
         columns = (values.tolist() for values in (record, word, ends[:, 0], ends[:, 1]))
         places = list(zip(*columns, strict=True))
         return places, self.predict_vectors(features) if places else self._nothing
 
 
-def _finetuned(
-    run: Path, content: FinetuneRun, *, device: str, model: str | None, few_texts: bool,
-    verify: bool,
-) -> Any:  # fmt: skip
+def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:
+    from embedkit.finetuning.checkpoint import FinetunedRun
+
     if model is not None:
         raise UsageError(f"model={model!r}: {run} is a fine-tuned run, which has its own models.")
-    if few_texts and device in ("auto", "cpu"):
-        from embedkit.finetuning.few_texts import FewTextsRun
-
-        if (found := FewTextsRun.load(run, content, verify=verify)) is not None:
-            return found
-    from embedkit.finetuning.inference import FinetunedRun
-
-    return FinetunedRun(run, content, device=device, verify=verify)
+    return FinetunedRun(run, content, device=device)
 
 
-def _checkpoint(name: str, *, device: str, model: str | None) -> tuple[Any, Sequence[str]]:
-    """A checkpoint for classification, and its labels."""
-    from embedkit.finetuning.classifier import CheckpointClassifier
-
-    if model is not None:
-        raise UsageError(f"model={model!r}: {name} is a checkpoint itself.")
-    found = CheckpointClassifier(name, device=device)
-    return found, found.classes
-
-
-_MODELS: Mapping[type[Run], Callable[..., Any]] = {TrainRun: _Trained, FinetuneRun: _finetuned}
-"""Opens the model of each kind of run that has one."""
+_MODELS: Mapping[str, Callable[..., Any]] = {"frozen": _Trained, "finetuned": _finetuned}
+"""Loaders of models by kind of run."""
 
 
 def _is_checkpoint(name: str) -> bool:
-    """Whether a name is that of a checkpoint: a folder with ``config.json``, or a hub id.
+    """Whether a name is a folder with ``config.json``, or a hub id.
 
     ``owner/name`` is a hub id where there is no folder ``owner``; else a run is missing in it.
     """
@@ -370,13 +339,14 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[str]:
-    for name in label_names:
+    given = {f"LABEL_{n}" if f"LABEL_{n}" in classes else n: v for n, v in label_names.items()}
+    for name in given:
         if name not in classes:
             raise UsageError(
-                f"label_names=: the run has no label {name!r}; it has "
+                f"label_names=: there is no label {name!r}; expected "
                 f"{', '.join(classes) or 'values, not labels'}."
             )
-    names = [label_names.get(name, name) for name in classes]
+    names = [given.get(name, name) for name in classes]
     if len(set(names)) < len(names):
         raise UsageError(f"label_names=: two labels have the same name: {', '.join(names)}.")
     return names
@@ -387,9 +357,6 @@ def parse_label_names(text: str | None) -> dict[str, str]:
 
     >>> parse_label_names("0=negative,1=positive")
     {'0': 'negative', '1': 'positive'}
-
-    Raises:
-        UsageError: it is not of that form.
     """
     names = {}
     for item in (text or "").split(","):
@@ -400,3 +367,296 @@ def parse_label_names(text: str | None) -> dict[str, str]:
             raise UsageError(f"label_names={text!r}: expected LABEL=NAME,LABEL=NAME.")
         names[label.strip()] = name.strip()
     return names
+
+
+_ROUNDING = 1e-6
+_OF_WORDS = {"word": "int64", "text": "string"}
+_FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRecord:
+    """A row of a prediction file: a record, or a word (its number and text) of a record."""
+
+    row: int
+    id: str
+    prediction: Prediction
+    fold: str | None = None
+    word: int | None = None
+    text: str | None = None
+
+
+Submission = tuple[str, str]
+"""Names of the two columns of a submission: of the id, and of the label or value."""
+
+
+def write_prediction_file(
+    records: Iterable[PredictedRecord],
+    names: Sequence[str],
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    folds: bool = False,
+    words: Sequence[str] = (),
+    submission: Submission | None = None,
+) -> int:
+    """Write predictions to a file, which appears when it is complete; return their number.
+
+    The ending of the file decides the format; without a file TSV, or JSON lines, is printed.
+    ``names`` are those of the classes, ``words`` the columns of words: ``word`` and ``text``. A
+    submission has the columns of id and answer alone.
+    """
+    kind = "jsonl" if as_json else "tsv"
+    if out is not None:
+        kind = file_format(out)
+        storage.make_folder(out.parent)
+    columns = {"row": "int64", "id": "string"} | {name: _OF_WORDS[name] for name in words}
+    columns |= {"fold": "string"} if folds else {}
+    columns |= {"label": "string"} if names else {"value": "float64"}
+    columns |= {f"proba_{name}": "float64" for name in names}
+    rows = (_fields(record, flat=kind != "jsonl") for record in records)
+    if submission is not None:
+        answer = "label" if names else "value"
+        columns = {submission[0]: "string", submission[1]: columns[answer]}
+        rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
+    if out is not None and kind == "parquet":
+        import pyarrow as pa
+
+        schema = pa.schema([(name, pa.type_for_alias(type_)) for name, type_ in columns.items()])
+        table = pa.Table.from_pylist(list(rows), schema)
+        storage.write_parquet(out, table)
+        return int(table.num_rows)
+    header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]
+    count = 0
+    with _sink(out) as sink:
+        table = csv.writer(sink, lineterminator="\n")
+        for fields in chain(header, rows):
+            count += 1
+            values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
+            if kind == "jsonl":
+                sink.write(json_line(fields) + "\n")
+            elif kind == "csv":
+                table.writerow(values)
+            else:  # without quotes: characters that would break the line become spaces
+                sink.write("\t".join(re.sub(r"[\t\r\n]", " ", value) for value in values) + "\n")
+    return count - len(header)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedFile:
+    """Outcome of `predict_file`: predictions, whether of words, and rejected records by reason."""
+
+    count: int
+    words: bool
+    rejected: Mapping[str, int]
+
+
+def predict_file(
+    run: str | Path,
+    corpus: str | Path,
+    *,
+    label_names: Mapping[str, str] | None = None,
+    device: str = "auto",
+    reading: CorpusOptions | None = None,
+    out: Path | None = None,
+    submission: str | None = None,
+    as_json: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> PredictedFile:
+    """Predict a corpus or a dataset into a file; a mistake is found before a model is loaded.
+
+    The arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
+
+    Raises:
+        UsageError: of a name, column or format.
+        OutputExistsError: ``out`` is the corpus itself.
+    """
+    columns, corpus = parse_submission(submission), Path(corpus)
+    if out is not None:
+        file_format(out)
+        if out.exists() and corpus.exists() and out.samefile(corpus):
+            raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
+        storage.check_place(out)
+    reader: CorpusReader | None = None
+    records: Iterator[PredictedRecord]
+    if not is_dataset(corpus):
+        plan = plan_corpus([InputFile.of(corpus)], reading or CorpusOptions())
+        for notice in plan.notices:
+            if not notice.startswith("label column:"):  # the label is what is predicted
+                logger.info("%s", notice)
+        reader = CorpusReader(plan)
+    predictor = Predictor(run, label_names=label_names, device=device)
+    of_words = predictor.labels_words
+    if of_words and columns is not None:
+        raise UsageError(f"submission= is for runs that label records; {run} labels words.")
+    if reader is None:
+        data, predictions = predictor.predict_stored(corpus, progress=progress)
+        words = data.word.tolist() if of_words else repeat(None)
+        texts = data.text if of_words else repeat(None)
+        stored = zip(data.row.tolist(), map(str, data.ids), predictions, words, texts, strict=False)
+        records = (PredictedRecord(r, i, p, word=w, text=text) for r, i, p, w, text in stored)
+    else:
+        records = _predicted(predictor, reader, progress)
+    count = write_prediction_file(
+        records,
+        predictor.names,
+        out,
+        as_json=as_json,
+        submission=columns,
+        words=("word", "text") if of_words else (),
+    )
+    if reader is None:
+        return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
+    for notice in reader.counts.notices:
+        logger.warning("%s", notice)
+    return PredictedFile(count, of_words, reader.counts.rejected)
+
+
+def _predicted(
+    predictor: Predictor, reader: CorpusReader, progress: ProgressCallback
+) -> Iterator[PredictedRecord]:
+    """The prediction for every record, in chunks that fill batches."""
+    records = (item for item in reader if isinstance(item, Record))
+    while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
+        texts = [record.text for record in chunk]
+        if predictor.labels_words:
+            by_text = predictor.predict_words(texts, spans=marked_spans([r.words for r in chunk]))
+            for record, words in zip(chunk, by_text, strict=True):
+                for w in words:
+                    of = (record.row, record.id, w.prediction)
+                    yield PredictedRecord(*of, word=w.word, text=w.text)
+        else:
+            pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
+            for record, prediction in zip(chunk, predictor.predict(texts, pairs), strict=True):
+                yield PredictedRecord(record.row, record.id, prediction)
+        progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
+
+
+def parse_submission(text: str | None) -> Submission | None:
+    """Read the two column names of a submission, such as ``id,label``.
+
+    >>> parse_submission("id,judgement")
+    ('id', 'judgement')
+    """
+    if text is None:
+        return None
+    first, _, second = (name.strip() for name in text.partition(","))
+    if not first or not second or "," in second or first == second:
+        raise UsageError(
+            f"submission={text!r}: expected two column names, of the id and of the answer, such as "
+            "id,label."
+        )
+    return first, second
+
+
+def file_format(out: Path, *, name: str = "out") -> str:
+    """Return ``tsv``, ``csv``, ``jsonl`` or ``parquet`` by the ending of a file."""
+    if out.suffix not in _FORMATS:
+        raise UsageError(
+            f"{name}={str(out)!r}: expected a name ending in .tsv, .csv, .jsonl or .parquet."
+        )
+    return _FORMATS[out.suffix]
+
+
+def read_prediction_files(
+    paths: Sequence[Path], classes: Sequence[str]
+) -> tuple[list[int], list[str], list[Float64]]:
+    """Read files that ``embedkit predict`` wrote for the same corpus.
+
+    Return the rows and ids of the records, and the probabilities ``(n, classes)`` of each file.
+    """
+    tables = [_table(path) for path in paths]
+    columns = ["row", "id", *(f"proba_{name}" for name in classes)]
+    proba = []
+    for path, table in zip(paths, tables, strict=True):
+        missing = [name for name in columns if name not in table.column_names]
+        if missing:
+            raise UsageError(
+                f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
+                ".tsv, .csv or .parquet file, without label_names and submission."
+            )
+        if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
+            raise MismatchError(
+                f"{path} and {paths[0]} contain different records. Predict the same corpus by "
+                "every run."
+            )
+        proba.append(_probabilities(path, table, columns[2:]))
+    return tables[0]["row"].to_pylist(), tables[0]["id"].to_pylist(), proba
+
+
+def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
+    """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
+    proba = np.stack([table[name].to_numpy() for name in columns], axis=1)
+    if proba.dtype.kind in "fi":
+        valid = ((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN is neither
+        valid &= np.abs(proba.sum(axis=1) - 1) <= len(columns) * _ROUNDING
+        if valid.all():
+            return proba.astype(np.float64)
+        row = table["row"][int(valid.argmin())]
+        problem = f"row {row} has invalid probabilities: {proba[valid.argmin()]}"
+    else:
+        problem = f"a column of {', '.join(columns):.80} does not hold numbers"
+    raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+
+
+def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
+    """Fields of a record; ``flat`` with a column for each probability, as in tables."""
+    fields: dict[str, Any] = {"row": record.row, "id": record.id}
+    more = {"word": record.word, "text": record.text, "fold": record.fold}
+    fields |= {name: value for name, value in more.items() if value is not None}
+    prediction = record.prediction
+    if prediction.value is not None:
+        return fields | {"value": prediction.value}
+    proba: dict[str, Any] = {"proba": prediction.proba}
+    if flat:
+        proba = {f"proba_{name}": p for name, p in prediction.proba.items()}
+    return fields | {"label": prediction.label} | proba
+
+
+class _Printed(io.StringIO):
+    """Standard output without escape codes from files."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(visible(text, keep=HARMLESS))
+
+
+@contextmanager
+def _sink(out: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that gets its name when it is complete."""
+    if out is None:
+        yield _Printed()
+        return
+    partial = out.with_name(out.name + ".partial")
+    with storage.storage_errors(out):
+        try:
+            with partial.open("w", encoding="utf-8", newline="\n") as sink:
+                yield sink
+            storage.publish_file(partial, out)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _table(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
+
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
+    try:
+        if path.suffix == ".parquet":
+            return read_table(path)
+        commas = path.suffix == ".csv"
+        return read_csv(
+            path,
+            parse_options=ParseOptions(
+                delimiter="," if commas else "\t",
+                quote_char='"' if commas else False,
+                newlines_in_values=commas,
+            ),
+            convert_options=ConvertOptions(
+                column_types={"row": pa.int64(), "id": pa.string(), "label": pa.string()},
+                strings_can_be_null=False,
+            ),
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error

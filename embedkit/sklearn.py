@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from embedkit import fsio
-from embedkit.dataset.store import VectorData, load
-from embedkit.encoding.checkpoint import DEFAULT_MODEL
+from embedkit import storage
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.dataset.read import VectorData, load
 from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.types import Float32
 
 __all__ = ["StoredVectors", "TextEncoder"]
 
-_DIGEST = 8  # bytes
 _MISSING = ("None", "nan", "<NA>", "NaT")
 """Missing values of lists, NumPy and pandas, as text."""
 
@@ -143,18 +142,13 @@ class TextEncoder(_Vectors):
         self.cache = cache
 
     def fit(self, X: Any, y: Any = None) -> TextEncoder:
-        """Load the checkpoint; nothing is fitted.
-
-        Raises:
-            ModelError: the checkpoint cannot be found or used.
-            UsageError: it has no such view.
-        """
+        """Load the checkpoint; nothing is fitted."""
         from embedkit.encoding.views import parse_view
 
         encoder = self._encoder()
         view = parse_view(self.view, n_layers=encoder.n_layers)
         self._view_name = view.name
-        self._learn_widths({view.name: view.layer.width(encoder.width)})
+        self._learn_widths({view.name: encoder.width_of(view)})
         return self
 
     def transform(self, X: Any) -> Float32:
@@ -185,7 +179,7 @@ class TextEncoder(_Vectors):
         return np.asarray(next(iter(found.values())))
 
     def _through_cache(self, texts: list[str], folder: Path) -> Float32:
-        fsio.make_folder(folder)
+        storage.make_folder(folder)
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
         with _cache(folder / f"{self._key()}.sqlite") as database:
             database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
@@ -193,28 +187,30 @@ class TextEncoder(_Vectors):
                 key: row[0]
                 for key in set(keys)
                 if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
-                and _is_whole(key, row[0])
             }
             missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
             if missing:
                 made = self._encode(list(missing.values()))
-                new = {key: _sealed(key, vector.tobytes())
-                       for key, vector in zip(missing, made, strict=True)}  # fmt: skip
+                new = {key: vector.tobytes() for key, vector in zip(missing, made, strict=True)}
                 with database:
                     database.executemany("INSERT OR REPLACE INTO v VALUES (?, ?)", new.items())
                 known |= new
-        joined = b"".join(known[key][_DIGEST:] for key in keys)
+        joined = b"".join(known[key] for key in keys)
         return np.frombuffer(joined, np.float32).reshape(len(texts), -1).copy()
 
     def _key(self) -> str:
-        """Hash of everything that shapes a vector, the text aside."""
+        """Hash of everything that shapes a vector, except for the text."""
         encoder = self._encoder()
         shaping = [
-            sorted(encoder.checkpoint.sha256.items()), self._view_name, encoder.precision,
-            encoder.max_length, encoder.model.name, str(encoder.model.device),
+            sorted(encoder.checkpoint.sha256.items()),
+            self._view_name,
+            encoder.precision,
+            encoder.max_length,
+            encoder.model.name,
+            str(encoder.model.device),
             encoder.checkpoint.prefix_or_own(self.prefix),
             self.normalize,
-        ]  # fmt: skip
+        ]
         return hashlib.sha256(json.dumps(shaping).encode()).hexdigest()[:32]
 
 
@@ -256,40 +252,8 @@ def _cache(file: Path) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def check_cache(file: Path) -> tuple[int, int]:
-    """Compare the vectors of a cache of :class:`TextEncoder` with their checksums.
-
-    A damaged one is not used: its text is encoded again.
-
-    Returns:
-        Number of vectors, and of damaged ones.
-
-    Raises:
-        DamagedError: it is no database, or holds no vectors.
-    """
-    with _cache(file) as database:
-        if database.execute("PRAGMA integrity_check").fetchone() != ("ok",):
-            raise DamagedError(f"the cache {file} is damaged. Delete it; it is made again.")
-        count = damaged = 0
-        for key, stored in database.execute("SELECT k, x FROM v"):
-            count += 1
-            damaged += not _is_whole(key, stored)
-    return count, damaged
-
-
-def _sealed(key: bytes, vector: bytes) -> bytes:
-    """A vector behind its checksum, so that a bit that changed on disk is no other vector."""
-    return hashlib.sha256(key + vector).digest()[:_DIGEST] + vector
-
-
-def _is_whole(key: Any, stored: Any) -> bool:
-    """Whether a row of a cache is one that was written; a damaged one may have other types too."""
-    blobs = isinstance(key, bytes) and isinstance(stored, bytes)
-    return blobs and stored == _sealed(key, stored[_DIGEST:])
-
-
 def _row(value: Any) -> int:
-    """A row number; pandas makes whole floats of them where a value is missing elsewhere."""
+    """A row number, which pandas may have made a float."""
     try:
         number = float(value)
     except (TypeError, ValueError):

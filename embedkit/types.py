@@ -1,4 +1,4 @@
-"""Array types, and how a long call reports its progress."""
+"""Array types, and progress of long calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bool", "Float32", "Float64", "Int64", "Progress", "ProgressCallback", "no_progress",
-           "steps"]  # fmt: skip
-
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -20,22 +17,13 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of one call, reported after every piece of work.
+    """Progress of one call, reported after every piece of work."""
 
-    Attributes:
-        stage: what is being done, for example ``"encoding"`` or ``"fold 2 of 5"``.
-        done: units finished.
-        total: units in all, or ``None`` while that is not known.
-        unit: what is counted, for example ``"tokens"``, ``"fits"`` or ``"records"``.
-        fresh: units finished by this call itself, without those of an earlier, interrupted one;
-            the base of an honest rate.
-    """
-
-    stage: str
+    stage: str  # for example "encoding" or "fold 2 of 5"
     done: int
     total: int | None = None
-    unit: str = ""
-    fresh: int | None = None
+    unit: str = ""  # for example "tokens", "fits" or "records"
+    fresh: int | None = None  # done by this call, without those of an interrupted one
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -46,7 +34,7 @@ def no_progress(_: Progress) -> None:
 
 
 def steps(progress: ProgressCallback, stage: str, total: int, unit: str) -> Callable[[], None]:
-    """Return a function that reports one more step; that there is none yet is reported at once."""
+    """Return a function that reports one more step; reports 0 immediately."""
     numbers = count(1)
     progress(Progress(stage, 0, total, unit))
     return lambda: progress(Progress(stage, next(numbers), total, unit))

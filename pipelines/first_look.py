@@ -1,4 +1,4 @@
-"""The first run: two experiments on the requests in data/, and what they found in five lines.
+"""The first run: two experiments on the requests in data/, one line a stage, then the findings.
 
     python pipelines/first_look.py outputs
 
@@ -9,106 +9,111 @@ connection to the hub) the English half runs with the built-in English model.
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.cli.main import cli
 from embedkit.display import path_from
 from embedkit.encoding.checkpoint import find_checkpoint
-from embedkit.errors import ModelError
+from embedkit.errors import EmbedkitError, ModelError
+from embedkit.pipeline import Stage, read_recipe, run_recipe
 from embedkit.runs.folder import read_run
 
 HERE = Path(__file__).resolve().parent
 CORPORA = [HERE.parent / "data" / f"requests_{language}.tsv" for language in ("en", "ko")]
+ENGLISH = ("layers=all", "finetune.freeze-layers=4")
 
 
 def main(outputs: Path) -> int:
     """Run the recipes that this machine has a model for, and sum up; returns an exit code."""
     try:
         find_checkpoint(MULTILINGUAL)
-        model, english_only = MULTILINGUAL, []
+        model, settings = MULTILINGUAL, ()
     except ModelError as error:
         print(f"{error}\nThe English half of the first run follows, with {DEFAULT_MODEL}.")
-        model, english_only = (
+        model, settings = (
             DEFAULT_MODEL,
-            [
-                f"model={DEFAULT_MODEL}",
-                f"corpus={CORPORA[0]}",
-                "layers=all",
-                "finetune.freeze-layers=4",
-            ],
+            (f"model={DEFAULT_MODEL}", f"corpus={CORPORA[0]}", *ENGLISH),
         )
-    if not english_only and (code := run_recipe("two_languages", outputs, [])):
-        return code
-    if code := run_recipe("quickstart", outputs, english_only):
-        return code
-    print("\n".join(summary(outputs, model)))
+    try:
+        stages = stages_of(outputs, model, settings)
+        result = run_recipe(stages, quiet=True, progress=show)[-1]
+    except EmbedkitError as error:
+        print(f"embedkit: {error}", file=sys.stderr)
+        return error.exit_code
+    if result.status == "failed":
+        return result.exit_code
+    print("", *summary(outputs, model), sep="\n")
     return 0
 
 
-def run_recipe(name: str, outputs: Path, settings: Sequence[str]) -> int:
-    """Run a recipe into a folder of its name; returns the exit code."""
-    given = [f"out={(outputs / name).resolve()}", *settings]
-    command = [
-        "run",
-        str(HERE / f"{name}.toml"),
-        *(word for one in given for word in ("--set", one)),
-    ]
-    return subprocess.run([sys.executable, "-m", "embedkit", *command], check=False).returncode
+def stages_of(outputs: Path, model: str, settings: Sequence[str]) -> list[Stage]:
+    """The stages of the first run: of the second recipe those that the summary needs."""
+
+    def recipe(name: str) -> list[Stage]:
+        out = f"out={(outputs / name).resolve()}"
+        return read_recipe(HERE / f"{name}.toml", cli.commands, [out, *settings])
+
+    stages = recipe("quickstart")
+    if model == MULTILINGUAL:
+        wanted = ("extract.labelled", "extract.asked", "train.tfidf", "train.frozen")
+        stages += [stage for stage in recipe("two_languages") if stage.name in wanted]
+    return stages
 
 
-def accuracy(run: Path, records: str = "cross_validation") -> str:
-    """Accuracy of a run in percent, with its interval."""
-    score = read_run(run).scores[records]["accuracy"]
-    return f"{score.value:.0%} ({100 * score.low:.0f} to {100 * score.high:.0f})"
+def show(line: str) -> None:
+    """Print the two lines of a stage as one."""
+    begins = line.endswith(" …")
+    print(line.rpartition(": ")[2], end=" " if begins else "\n", flush=True)
 
 
-def summary(outputs: Path, model: str) -> list[str]:
-    """What was found, where the page is, and three commands to try next."""
+def summary(outputs: Path, model: str) -> Iterator[str]:
+    """The findings, where the page is, and three commands to try next."""
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
     tuned = read_run(runs / "finetuned")
-    both_languages = ", half of them English and half Korean," if model == MULTILINGUAL else ""
-    found = (
-        "found: embedkit turns texts into vectors of a language model, to classify and search "
-        f"them. Of {tuned.records.folds} support requests in 12 intents{both_languages} these got "
-        f"the right one in cross-validation: {accuracy(runs / 'frozen')} by a classifier on such "
-        f"vectors (the run frozen); {accuracy(runs / 'tfidf')} by one on weighted counts of words "
-        f"and letters (tfidf); {accuracy(runs / 'finetuned')} by one that was trained together "
-        f"with the last layers of the language model, for {tuned.settings['epochs']:g} epochs "
-        "only (finetuned). Guessing gets 8%; in brackets are 95% intervals."
+    methods = {
+        "tfidf": "TF-IDF",
+        "frozen": "vectors + logistic regression",
+        "finetuned": f"fine-tuned, {tuned.settings['epochs']:g} epochs",
+    }
+    scores = {name: read_run(runs / name).scores for name in methods}
+    accuracy = {name: score["cross_validation"]["accuracy"] for name, score in scores.items()}
+    best = max(accuracy, key=lambda name: accuracy[name].value)
+    languages = ", half English, half Korean" if model == MULTILINGUAL else ""
+    yield (
+        f"{tuned.records['folds']} support requests, {len(tuned.classes)} intents{languages}; "
+        f"{tuned.split.folds}-fold accuracy"
     )
+    for name, title in methods.items():
+        one = accuracy[name]
+        interval = f"({100 * one.low:.0f}-{100 * one.high:.0f})"
+        yield f"  {title:31} {one.value:4.0%}  {interval}{'   <- take this' * (name == best)}"
     if model == MULTILINGUAL:
-        frozen, tfidf, english = (
-            accuracy(both / n, "test") for n in ("frozen", "tfidf", "english")
+        test = {n: read_run(both / n).scores["test"]["accuracy"] for n in ("frozen", "tfidf")}
+        yield (
+            f"trained on English, asked in Korean: vectors {test['frozen'].value:.0%}, "
+            f"TF-IDF {test['tfidf'].value:.0%}"
         )
-        found += (
-            " Of the Korean requests, after training on the English ones alone: "
-            f"{frozen} on vectors, {tfidf} on counts, {english} on vectors of a model that knows "
-            "English only."
-        )
-    asked = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
-    command = shlex.quote(shown(Path(sys.executable).with_name("embedkit")))
-    tries = [
-        ("the nearest requests to a sentence",
-         ["search", shown(asked), "my money is still not back", "-k", "5"]),
-        ("the intent of a new text",
-         ["predict", shown(runs / "frozen"), "--text", "the zip broke on the first day"]),
-        ("vectors of another table with texts and labels; put your own in its place",
-         ["extract", shown(CORPORA[0].with_name("reviews_en.tsv")), "--model", model,
-          "--out", shown(outputs / "mine")]),
-    ]  # fmt: skip
-    return [
-        found,
-        f"page:  {shown(outputs / 'quickstart' / 'report.html')}",
-        *(f"try:   {command} {shlex.join(words)}  # {what}" for what, words in tries),
-    ]
-
-
-def shown(path: Path) -> str:
-    """A path as it can be typed in the current folder, as ``embedkit run`` shows it too."""
-    return path_from(path, "")
+    yield f"report: {path_from(outputs / 'quickstart' / 'report.html', '')}"
+    searched = outputs / ("two_languages/asked" if model == MULTILINGUAL else "quickstart/vectors")
+    query = "the app crashes when I open it"
+    tries = {
+        "nearest requests": ["search", path_from(searched, ""), query, "-k", "3"],
+        "intent of a text": [
+            "predict",
+            path_from(runs / "frozen", ""),
+            "--text",
+            "I was charged twice",
+        ],
+        "your own table": ["extract", path_from(HERE.parent / "data/reviews_en.tsv", "")],
+    }
+    tries["your own table"] += ["--out", path_from(outputs / "mine", "")]
+    yield "try:"
+    command = shlex.quote(path_from(Path(sys.executable).with_name("embedkit"), ""))
+    for title, words in tries.items():
+        yield f"  {command} {shlex.join(words)}  # {title}"
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""Checkpoints that the tests share: tiny ones of every family, and two real ones."""
+"""Shared fixtures: tiny checkpoints of every family, two real ones, corpora, and a browser."""
 
 from __future__ import annotations
 
 import os
 
-# all are read once, when the libraries are imported
+# the libraries read these once, when they are imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers and their children share the cores
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave them to the others
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and their children share the cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads free their core
 
 import gc
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,22 +21,25 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from embedkit.comparison import charts  # noqa: F401 - has the real ``render`` from now on
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
 from embedkit.runs.figures import png_of
+from tests.corpus_fixtures import Folder
 from tests.models import Plain, build
 from tests.processes import logging_as_before
 
-LONGEST = ("test_readme", "test_same_bits", "test_workflows", "test_report_browser", "test_report")
+LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_readme", "test_workflows")
 MEMORY_PER_WORKER = 2_500_000_000
 
 # the same examples every time, on a busy machine too: a failure in one run must be one in the next
 settings.register_profile(
-    "repeatable", deadline=None, database=None, derandomize=True,
+    "repeatable",
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 settings.load_profile("repeatable")
 
 
@@ -51,12 +55,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The modules with the longest tests first: at the end no worker waits for one of these."""
+    """Run the modules with the longest tests first, so that no worker waits for them at the end."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_collection_finish() -> None:
-    """Keep what the imports have made out of garbage collections, of which there are fewer."""
+    """Exclude imported objects from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -64,9 +68,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_waiting_for_disks() -> Iterator[None]:
-    """``fsync`` is called as ever, but does nothing: no test cuts the power."""
+    """``fsync`` does nothing but fail for a closed file: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", os.fstat)  # an error for what is no open file
+        patch.setattr(os, "fsync", os.fstat)
         yield
 
 
@@ -80,7 +84,7 @@ def _no_figures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_collections_by_trainer() -> Iterator[None]:
-    """A collection of garbage before each training takes as long as training a tiny model."""
+    """The Trainer collects garbage before each training, as long as a tiny model trains."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
@@ -98,41 +102,31 @@ def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(figures, "png_of", png_of)
 
 
-class _Notes(logging.Handler):
-    """Collects messages."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
-    """What the library logs while a test runs, whatever the command line did to its logger."""
-    logger, handler = logging.getLogger("embedkit"), _Notes()
+    """Messages that the library logs during a test."""
+    messages: list[str] = []
+    logger, handler = logging.getLogger("embedkit"), logging.Handler(logging.INFO)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    yield handler.messages
+    yield messages
     logger.removeHandler(handler)
     logger.setLevel(level)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Writes small corpora and reads them back."""
+    return Folder(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of the tiny checkpoint of a family, built when first asked for."""
+    """Folder of the tiny checkpoint of a family, built on first use."""
     quiet_transformers()
-    built: dict[str, Path] = {}
-
-    def folder(family: str) -> Path:
-        if family not in built:
-            built[family] = build(family, tmp_path_factory.mktemp(family))
-        return built[family]
-
-    return folder
+    return cache(lambda family: build(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
@@ -144,27 +138,13 @@ def tiny_bert(tiny: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def encoder_of(tiny: Callable[[str], Path]) -> Callable[[str], Encoder]:
     """Encoder of a tiny checkpoint, loaded once."""
-    loaded: dict[str, Encoder] = {}
-
-    def encoder(family: str) -> Encoder:
-        if family not in loaded:
-            loaded[family] = Encoder.load(str(tiny(family)), device="cpu")
-        return loaded[family]
-
-    return encoder
+    return cache(lambda family: Encoder.load(str(tiny(family)), device="cpu"))
 
 
 @pytest.fixture(scope="session")
 def plain_of(tiny: Callable[[str], Path]) -> Callable[[str], Plain]:
     """Plain forward of a tiny checkpoint, loaded once."""
-    loaded: dict[str, Plain] = {}
-
-    def plain(family: str) -> Plain:
-        if family not in loaded:
-            loaded[family] = Plain.load(tiny(family), max_length=160)
-        return loaded[family]
-
-    return plain
+    return cache(lambda family: Plain.load(tiny(family), max_length=160))
 
 
 @pytest.fixture(scope="session")
@@ -173,44 +153,27 @@ def minilm() -> Encoder:
     return Encoder.load(device="cpu")
 
 
-def _given(variable: str, what: str) -> Path:
-    """The folder that an environment variable names; the test is skipped without it."""
+def _folder_from(variable: str, content: str) -> Path:
+    """Folder named by an environment variable; without it the test is skipped."""
     named = os.environ.get(variable)
     if not named:
-        pytest.skip(f"{variable} does not name a folder of {what}")
+        pytest.skip(f"{variable} does not name a folder of {content}")
     folder = Path(named)
     assert folder.is_dir(), f"{variable}={named} is not a folder"
     return folder
 
 
 @pytest.fixture(scope="session")
-def multilingual_folder() -> Path:
-    """A checkpoint of multilingual-e5-small."""
-    return _given("EMBEDKIT_TEST_MULTILINGUAL", "a checkpoint of multilingual-e5-small")
-
-
-@pytest.fixture(scope="session")
-def multilingual(multilingual_folder: Path) -> Encoder:
+def multilingual() -> Encoder:
     """multilingual-e5-small, for Korean and Japanese."""
-    return Encoder.load(str(multilingual_folder), device="cpu")
+    folder = _folder_from("EMBEDKIT_TEST_MULTILINGUAL", "a checkpoint of multilingual-e5-small")
+    return Encoder.load(str(folder), device="cpu")
 
 
 @pytest.fixture(scope="session")
 def corpora() -> Path:
-    """Folder of real corpora, which are no part of the project."""
-    return _given("EMBEDKIT_TEST_CORPORA", "real corpora")
-
-
-@pytest.fixture
-def corpus_file(corpora: Path) -> Callable[[str], Path]:
-    """Path of a file of the real corpora."""
-
-    def path(name: str) -> Path:
-        if not (corpora / name).is_file():
-            pytest.skip(f"EMBEDKIT_TEST_CORPORA holds no {name}")
-        return corpora / name
-
-    return path
+    """Folder of real corpora, which are not part of the project."""
+    return _folder_from("EMBEDKIT_TEST_CORPORA", "real corpora")
 
 
 @pytest.fixture(scope="module")

@@ -1,364 +1,541 @@
-"""The durable operations of a process: counted, made to fail, and recorded to cut the power later.
+"""Crash enumeration: a command fails or is killed at each of its durable operations.
 
-Operations are those that Python code makes below one folder, and single calls into libraries that
-write files by themselves. What these write in between is seen when the next operation is recorded.
+    python -m tests.durable [extract train ...] [--sample N] [--workers 2]      (make crashes)
+
+A durable operation changes the working folder or makes a change last: opening for writing, writing,
+``fsync``, renaming, linking, deleting, making folders, and calls of libraries that write files.
+Each one fails by EIO, or by ENOSPC like all writing after it, or the process is killed before or
+after it. The power is cut after each one too: data that was not synced is lost, half there or
+there; names in a folder that was not synced are lost or kept.
+
+Afterwards the output is missing, refused, or right. The same command, given again, ends normally,
+its output is that of an undisturbed command, and no other file is left.
 """
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import errno
-import fcntl
+import gc
 import hashlib
 import importlib
 import io
+import itertools
 import os
+import pickle
 import random
+import shutil
 import signal
-import stat
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedkit import fsio
+os.environ["OMP_NUM_THREADS"] = "1"  # a child waits forever for the threads of its parent
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import safetensors.torch
+import torch
+from transformers import PreTrainedTokenizerBase
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
-KINDS = ("EIO", "ENOSPC", "short write", "killed before", "killed after")
+FAULTS = (*ERRORS, "killed before", "killed after")
+GROWING = ("open", "write", "mkdir", "link", "symlink", "library")
 
-_GROWING = ("open", "write", "mkdir", "link", "symlink", "library")
-_LIBRARIES = (
-    ("torch", "save"), ("safetensors.torch", "save_file"),
-    ("embedkit.finetuning.model_folder", "save_file"), ("embedkit.finetuning.export", "save_file"),
-    ("transformers.modeling_utils", "safe_save_file"),
-    ("transformers.tokenization_utils_fast", "PreTrainedTokenizerFast._save_pretrained"),
-    ("transformers.tokenization_utils_tokenizers", "TokenizersBackend._save_pretrained"),
-)  # fmt: skip
-"""Functions that write files outside of Python; each is one operation."""
+# Interposition at the functions of os and io
 
 
 class Disk:
-    """What happens to the durable operations below a folder.
+    """The durable operations below a folder, one of which may fail by one of :data:`FAULTS`."""
 
-    Args:
-        root: the folder.
-        at: number of the operation that fails; ``None`` for none.
-        kind: how it fails, one of :data:`KINDS`; ``stopped`` stops the process before it.
-        trace: is told of every operation when it is done.
-    """
+    active: Disk | None = None
 
     def __init__(
-        self, root: Path, *, at: int | None = None, kind: str = "", trace: Trace | None = None
+        self, root: Path, at: int | None = None, fault: str = "", trace: Trace | None = None
     ) -> None:
-        self.done: list[str] = []
-        self._root, self._at, self._kind, self._trace = str(root.resolve()), at, kind, trace
-        self._one_at_a_time = threading.RLock()
+        self.operations: list[str] = []
+        self._root, self._at, self._fault, self._trace = os.path.realpath(root), at, fault, trace
         self._full = False
-
-    def install(self) -> None:
-        """Stand between this process and the file system until it ends."""
-        for name in ("replace", "rename", "link", "symlink"):
-            self._wrap(os, name, 1)
-        for name in ("unlink", "remove", "rmdir", "mkdir", "truncate"):
-            self._wrap(os, name, 0)
-        if hasattr(fsio, "_exchange"):
-            self._wrap(fsio, "_exchange", 1)
-        for module, name in _LIBRARIES:
-            with suppress(ImportError, AttributeError):
-                owner = importlib.import_module(module)
-                *outer, last = name.split(".")
-                for part in outer:
-                    owner = getattr(owner, part)
-                self._wrap(owner, last, None)
-        real_open, real_write, builtin = os.open, os.write, io.open
-
-        def opened(path: Any, flags: int, *args: Any, **kw: Any) -> int:
-            call = partial(real_open, path, flags, *args, **kw)
-            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                return call()
-            return int(self.operation("open", self._place(path, kw.get("dir_fd")), call))
-
-        def written(descriptor: int, data: Any) -> int:
-            return int(self.operation(
-                "write", _path_of(descriptor), lambda: real_write(descriptor, data),
-                half=lambda: real_write(descriptor, data[: (len(data) + 1) // 2]),
-            ))  # fmt: skip
-
-        def streamed(file: Any, mode: str = "r", *args: Any, **kw: Any) -> Any:
-            if isinstance(file, int) or not set(mode) & set("wax+") or not self._below(file):
-                return builtin(file, mode, *args, **kw)
-            return _stream(self, file, mode, *args, **kw)
-
-        os.open, os.write = opened, written
-        io.open = builtins.open = streamed
-        os.fsync = os.fdatasync = self._synced  # type: ignore[assignment]
+        self._turn = threading.RLock()  # threads of a command: one operation after the other
 
     def operation(
-        self, what: str, path: str, real: Callable[[], Any], half: Callable[[], Any] | None = None
+        self, name: str, path: str, call: Callable[[], Any], half: Callable[[], Any] = lambda: None
     ) -> Any:
-        """One operation: it is done, or fails as it was to."""
-        if not self._below(path):
-            return real()
-        with self._one_at_a_time:
-            now = len(self.done) == self._at
-            self.done.append(f"{what} {os.path.relpath(path, self._root)}")
-            if now and self._kind == "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            if now and self._kind == "short write" and half:
-                return half()
-            if now and self._kind == "killed before":
-                if half:
-                    half()
+        """Do an operation or let it fail; ``half`` is what an interrupted one leaves."""
+        if not f"{_real(path)}/".startswith(f"{self._root}/"):
+            return call()
+        with self._turn:
+            now = len(self.operations) == self._at
+            self.operations.append(f"{name} {os.path.relpath(_real(path), self._root)}")
+            if now and self._fault == "killed before":
+                half()
                 os.kill(os.getpid(), signal.SIGKILL)
-            if (now and self._kind in ERRORS) or (self._full and what in _GROWING):
-                self._full = self._kind == "ENOSPC"
-                if half and not self._full:
-                    half()
-                number = ERRORS[self._kind]
-                raise OSError(number, os.strerror(number), path)
-            result = real()
-            if now and self._kind == "killed after":
-                os.kill(os.getpid(), signal.SIGKILL)
+            if (now and self._fault in ERRORS) or (self._full and name in GROWING):
+                self._full = self._fault == "ENOSPC"
+                half()
+                raise OSError(ERRORS[self._fault], os.strerror(ERRORS[self._fault]), path)
+            try:
+                result = call()
+            finally:
+                if now and self._fault == "killed after":
+                    os.kill(os.getpid(), signal.SIGKILL)
             if self._trace is not None:
-                self._trace.note(path if what == "fsync" else None)
+                self._trace.note(path if name == "fsync" else None)
             return result
 
-    def _synced(self, descriptor: int) -> None:
-        self.operation("fsync", _path_of(descriptor), lambda: None)
 
-    def _wrap(self, owner: Any, name: str, position: int | None) -> None:
-        real = getattr(owner, name)
+def install() -> None:
+    """Route the durable operations of this process through the active disk, if there is one."""
+    for name in ("replace", "rename", "link", "symlink"):
+        _wrap(os, name, lambda args, kw: _place(args[1], kw.get("dst_dir_fd")))
+    for name in ("unlink", "remove", "rmdir", "mkdir", "truncate"):
+        _wrap(os, name, lambda args, kw: _place(args[0], kw.get("dir_fd")))
+    real_open, real_write, real_stream = os.open, os.write, io.open
 
-        def function(*args: Any, **kw: Any) -> Any:
-            call = partial(real, *args, **kw)
-            if position is None:
-                paths = [a for a in (*args, *kw.values()) if isinstance(a, str | Path)]
-                paths += [a[0] for a in (*args, *kw.values()) if isinstance(a, tuple)]
-                return self.operation("library", str(paths[0]) if paths else "", call)
-            return self.operation(name, self._place(args[position], kw.get("dir_fd")), call)
+    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        call = partial(real_open, path, flags, mode, dir_fd=dir_fd)
+        if Disk.active is None or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return call()
+        return int(Disk.active.operation("open", _place(path, dir_fd), call))
 
-        setattr(owner, name, function)
+    def written(descriptor: int, data: Any) -> int:
+        call = partial(real_write, descriptor, data)
+        if Disk.active is None:
+            return call()
+        half = partial(real_write, descriptor, data[: (len(data) + 1) // 2])
+        return int(Disk.active.operation("write", _path_of(descriptor), call, half))
 
-    def _place(self, path: Any, folder: int | None) -> str:
-        return str(path) if folder is None else os.path.join(_path_of(folder), path)
+    def synced(descriptor: Any) -> None:
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        if Disk.active is not None:  # the power is never really cut: nothing waits for the disk
+            Disk.active.operation("fsync", _path_of(number), lambda: None)
 
-    def _below(self, path: Any) -> bool:
-        whole = os.path.abspath(os.fspath(path))
-        parent = os.path.realpath(os.path.dirname(whole))
-        return f"{os.path.join(parent, os.path.basename(whole))}/".startswith(f"{self._root}/")
+    def streamed(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kw: Any) -> Any:
+        if Disk.active is None or isinstance(file, int) or not set(mode) & set("wax+"):
+            return real_stream(file, mode, buffering, *args, **kw)
+        kind = mode.replace("b", "").replace("t", "")
+        raw = _File(file, kind, opener=partial(opened, mode=0o666))
+        buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **kw)
+
+    os.open, os.write = opened, written
+    os.fsync = os.fdatasync = synced  # type: ignore[assignment]
+    io.open = builtins.open = streamed
+
+    def first_path(args: Sequence[Any], kw: Mapping[str, Any]) -> str:
+        return str(next((a for a in (*args, *kw.values()) if isinstance(a, str | Path)), "/"))
+
+    _wrap(torch, "save", first_path, "library")
+    _wrap(safetensors.torch, "save_file", first_path, "library")
+    _wrap(PreTrainedTokenizerBase, "save_pretrained", first_path, "library")
 
 
-class _File(io.FileIO):
-    """A file that Python code writes."""
+def _wrap(
+    owner: Any, name: str, path: Callable[[Sequence[Any], Mapping[str, Any]], str], kind: str = ""
+) -> None:
+    real = getattr(owner, name)
 
-    def __init__(self, disk: Disk, path: str, mode: str) -> None:
-        self._disk, self._path = disk, path
-        disk.operation("open", path, partial(super().__init__, path, mode))
+    def function(*args: Any, **kw: Any) -> Any:
+        if Disk.active is None:
+            return real(*args, **kw)
+        return Disk.active.operation(kind or name, path(args, kw), partial(real, *args, **kw))
 
-    def write(self, data: Any) -> int:
-        real = super().write
-        return int(self._disk.operation(
-            "write", self._path, lambda: real(data), half=lambda: real(data[: (len(data) + 1) // 2])
-        ))  # fmt: skip
+    setattr(owner, name, function)
 
 
-def _stream(
-    disk: Disk, file: Any, mode: str, buffering: int = -1, encoding: str | None = None,
-    errors: str | None = None, newline: str | None = None, **_: Any,
-) -> Any:  # fmt: skip
-    raw = _File(disk, os.path.abspath(os.fspath(file)), mode.translate({98: None, 116: None}))
-    if buffering == 0:
-        return raw
-    buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-    if "b" in mode:
-        return buffered
-    return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+def _place(path: Any, folder: int | None) -> str:
+    return os.fspath(path) if folder is None else os.path.join(_path_of(folder), path)
 
 
 def _path_of(descriptor: int) -> str:
-    if sys.platform == "darwin":
-        return fcntl.fcntl(descriptor, 50, bytes(1024)).rstrip(b"\0").decode()  # F_GETPATH
     return os.readlink(f"/proc/self/fd/{descriptor}")
 
 
-# What a power cut leaves
+def _real(path: str) -> str:
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+class _File(io.FileIO):
+    """A file opened for writing, whose writes are operations."""
+
+    def write(self, data: Any) -> int:
+        return os.write(self.fileno(), data)
+
+
+# Power cuts
 
 Tree = Mapping[str, bytes | None]
-"""Content of files by their path; nothing of folders."""
+"""Content of files by path; ``None`` for folders."""
+Names = dict[tuple[int, str], int]
+"""Number of each file or folder, by the number of its folder and its name; the root is 0."""
 
 
-@dataclass
-class _Moment:
-    """The folder after an operation: names in each folder, content of files, what was synced."""
-
-    entries: dict[tuple[int, str], int]
-    contents: dict[int, bytes]
-    synced: int | None
-
-
-@dataclass
 class Trace:
-    """All states of a folder while a command runs; each object in it has a number of its own."""
+    """The names and contents below a folder after each operation of a command."""
 
-    root: Path
-    moments: list[_Moment] = field(default_factory=list)
-    _numbers: dict[int, int] = field(default_factory=dict)
-    _seen: dict[int, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
-    _next: int = 1
-
-    def __post_init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.realpath(root)
+        self._inodes: dict[int, int] = {}
+        self._next = itertools.count(1)
+        self.moments: list[tuple[Names, dict[int, bytes], int | None]] = []
         self.note(None)
 
     def note(self, synced: str | None) -> None:
-        """Record the folder as it is now."""
-        moment = _Moment({}, {}, None)
-        living: dict[int, int] = {}
-        where = {str(self.root.resolve()): 0}
-        self._scan(str(self.root), 0, moment, living, where)
-        self._numbers = living
-        moment.synced = None if synced is None else where.get(os.path.realpath(synced))
-        self.moments.append(moment)
+        """Record the folder as it is now, and which file or folder was just synced."""
+        names: Names = {}
+        contents: dict[int, bytes] = {}
+        inodes: dict[int, int] = {}
+        numbers = {self._root: 0}
+        for path in sorted(Path(self._root).rglob("*")):
+            inode = path.lstat().st_ino
+            if inode not in inodes:  # one that was free before is another file now
+                inodes[inode] = self._inodes.get(inode) or next(self._next)
+            number = numbers[str(path)] = inodes[inode]
+            names[numbers[str(path.parent)], path.name] = number
+            if not path.is_dir():
+                contents[number] = path.read_bytes()
+        self._inodes = inodes
+        self.moments.append((names, contents, numbers.get(os.path.realpath(synced or "/"))))
 
-    def _scan(
-        self, folder: str, number: int, moment: _Moment, living: dict[int, int],
-        where: dict[str, int],
-    ) -> None:  # fmt: skip
-        for name in os.listdir(folder):
-            path = os.path.join(folder, name)
-            found = os.lstat(path)
-            one = living.get(found.st_ino, self._numbers.get(found.st_ino))
-            if one is None:
-                one, self._next = self._next, self._next + 1
-            living[found.st_ino] = moment.entries[number, name] = one
-            where[os.path.realpath(path)] = one
-            if stat.S_ISDIR(found.st_mode):
-                self._scan(path, one, moment, living, where)
-            else:
-                signs = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-                if self._seen.get(one, ((), b""))[0] != signs:
-                    self._seen[one] = signs, _read(path)
-                moment.contents[one] = self._seen[one][1]
-
-    def states(self, seed: int = 0) -> Iterator[Tree]:
-        """What may be found after a power cut at any moment, each once.
-
-        A file has the content of its last ``fsync``, half of what was written since, or all of it.
-        Changes of names whose folder was not synced are lost, all, all but one, or one is kept.
-        """
-        return _each_once(tree for trees in self._all_states(random.Random(seed)) for tree in trees)
-
-    def last_states(self, seed: int = 0) -> Iterator[Tree]:
-        """What may be found after the last moment."""
-        return _each_once(list(self._all_states(random.Random(seed)))[-1])
-
-    def _all_states(self, rng: random.Random) -> Iterator[list[Tree]]:
-        first = self.moments[0]
-        stored, names, pending = dict(first.contents), dict(first.entries), list[_Change]()
-        data = dict(first.contents)  # of files that are gone too, whose names may still be there
-        for before, now in zip(self.moments, self.moments[1:], strict=False):
-            change = _Change.between(before.entries, now.entries)
-            if change is not None:
-                pending.append(change)
-            if now.synced is not None:
-                if now.synced in now.contents:
-                    stored[now.synced] = now.contents[now.synced]
-                for kept in [p for p in pending if now.synced in p.folders]:
-                    kept.apply(names)
-                    pending.remove(kept)
-                    for earlier in pending:  # a name that was taken away since does not come back
-                        for key in kept.gone.keys() & earlier.new.keys():
-                            del earlier.new[key]
-            data.update(now.contents)
-            torn = {one: _torn(stored.get(one, b""), content) for one, content in data.items()}
-            old = {one: stored.get(one, b"") for one in data}
-            some = {one: rng.choice((old, torn, data))[one] for one in data}
-            trees = [_tree(names, pending, contents) for contents in (data, old, torn)]
-            trees.append(_tree(names, [], old))
-            for one in pending[-6:]:
-                trees.append(_tree(names, [p for p in pending if p is not one], some))
-                trees.append(_tree(names, [one], some))
-            yield trees
+    def states(self) -> Iterator[tuple[bool, Tree]]:
+        """What a power cut may leave at any moment, and whether the command had ended."""
+        rng, (durable, first, _) = random.Random(0), self.moments[0]
+        durable, stored, data = dict(durable), dict(first), dict(first)
+        pending: list[tuple[Names, Names]] = []  # changes of names: what went, what came
+        for (before, _, _), (names, contents, synced) in zip(
+            self.moments, self.moments[1:], strict=False
+        ):
+            gone = {key: n for key, n in before.items() if names.get(key) != n}
+            new = {key: n for key, n in names.items() if before.get(key) != n}
+            if gone or new:
+                pending.append((gone, new))
+            if synced is not None:
+                if synced in contents:
+                    stored[synced] = contents[synced]
+                for change in [c for c in pending if synced in {key[0] for key in c[1] or c[0]}]:
+                    _apply(change, durable)
+                    pending.remove(change)
+                    for earlier in pending:  # a name that was removed since does not come back
+                        for key in change[0].keys() & earlier[1].keys():
+                            del earlier[1][key]
+            data.update(contents)
+            lost = {n: stored.get(n, b"") for n in data}
+            torn = {n: d if d == lost[n] else d[: len(d) // 2] for n, d in data.items()}
+            mixed = {n: rng.choice((lost, torn, data))[n] for n in data}
+            kept = [(pending, data), (pending, lost), (pending, torn), ([], lost)]
+            for change in pending[-6:]:
+                kept += [([c for c in pending if c is not change], mixed), ([change], mixed)]
+            ended = names is self.moments[-1][0]
+            yield from ((ended, _tree(durable, changes, content)) for changes, content in kept)
 
 
-def _each_once(trees: Iterable[Tree]) -> Iterator[Tree]:
-    seen = set()
-    for state in trees:
-        digest = hashlib.sha256(repr(sorted(state.items())).encode()).digest()
-        if digest not in seen:
-            seen.add(digest)
-            yield state
+def _apply(change: tuple[Names, Names], names: Names) -> None:
+    for key, number in change[0].items():
+        if names.get(key) == number:
+            del names[key]
+    names.update(change[1])
 
 
-@dataclass(frozen=True, eq=False)
-class _Change:
-    """Names that one operation took away and gave."""
-
-    gone: dict[tuple[int, str], int]
-    new: dict[tuple[int, str], int]
-
-    @classmethod
-    def between(
-        cls, before: dict[tuple[int, str], int], now: dict[tuple[int, str], int]
-    ) -> _Change | None:
-        gone = {key: one for key, one in before.items() if now.get(key) != one}
-        new = {key: one for key, one in now.items() if before.get(key) != one}
-        return cls(gone, new) if gone or new else None
-
-    @property
-    def folders(self) -> set[int]:
-        """Folders whose ``fsync`` makes the change durable."""
-        return {folder for folder, _ in (self.new or self.gone)}
-
-    def apply(self, names: dict[tuple[int, str], int]) -> None:
-        for key, one in self.gone.items():
-            if names.get(key) == one:
-                del names[key]
-        names.update(self.new)
-
-
-def _tree(
-    names: dict[tuple[int, str], int], pending: list[_Change], contents: dict[int, bytes]
-) -> Tree:
+def _tree(names: Names, changes: Sequence[tuple[Names, Names]], data: dict[int, bytes]) -> Tree:
     names = dict(names)
-    for change in pending:
-        change.apply(names)
-    inside: dict[int, list[tuple[str, int]]] = {}
-    for (folder, name), one in names.items():
-        inside.setdefault(folder, []).append((name, one))
-    found: dict[str, bytes | None] = {}
-
-    def walk(folder: int, start: str) -> None:
-        for name, one in inside.get(folder, ()):
-            found[start + name] = contents.get(one)
-            if one not in contents:
-                walk(one, f"{start}{name}/")
-
-    walk(0, "")
-    return found
+    for change in changes:
+        _apply(change, names)
+    tree: dict[str, bytes | None] = {}
+    folders = [(0, "")]
+    for folder, start in folders:
+        for (inside, name), number in names.items():
+            if inside == folder:
+                tree[start + name] = data.get(number)
+                if number not in data:
+                    folders.append((number, f"{start}{name}/"))
+    return tree
 
 
-def _torn(stored: bytes, data: bytes) -> bytes:
-    return data if stored == data else data[: len(data) // 2]
+# Commands, in children of this process
+
+ROWS = [
+    (f"{number:02}", f"the movie was {word} {'a ' * (number % 3)}{number % 7}", str(number % 2))
+    for number, word in enumerate(("bad", "good") * 14)
+]
 
 
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
+def _dataset(folder: Path) -> Any:
+    import embedkit
+
+    levels = ["sentence"] + [n for n in ("word", "token") if (folder / f"out/{n}s").is_dir()]
+    data = [embedkit.load(folder / "out", level=level) for level in levels]
+    return levels, [(d.X.tobytes(), d.ids.tolist(), d.y.tolist(), d.row.tolist()) for d in data]
+
+
+def _run(folder: Path) -> Any:
+    import embedkit
+
+    predictor = embedkit.Predictor(folder / "out", device="cpu")
+    return str(predictor.predict(["the movie was good", "a bus"]))
+
+
+def _index(folder: Path) -> Any:
+    from embedkit.errors import EmbedkitError
+
+    done = _call(
+        "search data --like 3 --like 8 -k 4 --index flat --whitening center --json", folder
+    )
+    if done["code"]:
+        raise EmbedkitError(done["error"])
+    return done["out"]
+
+
+EXTRACT = "extract corpus.tsv --model {model} --out"
+OVERWRITE = (f"{EXTRACT} out --layers 0", f"{EXTRACT} out --overwrite")
+FINETUNE = "finetune corpus.tsv --out out --model {model} --head pooler --epochs 1 --folds 2"
+SCENARIOS: dict[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
+    "extract": ((f"{EXTRACT} out --words --tokens",), "corpus.tsv", _dataset),
+    "extract --overwrite": (OVERWRITE, "corpus.tsv", _dataset),
+    "train": (("train data --out out --folds 2",), "data", _run),
+    "finetune": ((f"{FINETUNE} --max-length 12 --limit 12",), "corpus.tsv", _run),
+    "index": (("index data --kind flat --whitening center",), "data", _index),
+}
+"""Commands, the last of which is disturbed; what they read; how their output is read."""
+
+SAME = (".parquet", ".safetensors", ".skops", ".faiss")
+"""Files that are made again with the same bytes; others hold times."""
+
+
+def in_child(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin an action in a child; what waits for what it returns, or for the signal's number."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with suppress(BaseException):
+            for number in (0, 1, 2):
+                os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            try:
+                answer = action()
+            except Exception:
+                answer = {"code": 1, "traceback": traceback.format_exc()[-1_500:]}
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(answer, pipe)
+        os._exit(0)
+    os.close(writing)
+
+    def result() -> Any:
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
+        _, status = os.waitpid(process, 0)
+        return pickle.loads(answer) if answer else {"code": -os.WTERMSIG(status)}
+
+    return result
+
+
+def _call(line: str, folder: Path, disk: Disk | None = None) -> dict[str, Any]:
+    """Run a command in this process; how it ended."""
+    import embedkit.dataset.extract as planning
+    from tests.processes import command
+    from tests.store_fixtures import tiny_model
+
+    planning._shard_rows = lambda *_: 12
+    torch.set_num_threads(1)  # the threads of the parent do not live in a child
+    Disk.active = disk
     try:
-        return os.read(descriptor, 1 << 30)
+        done = command(*line.format(model=tiny_model()).split(), cwd=folder)
     finally:
-        os.close(descriptor)
+        Disk.active = None
+    return {"code": done.returncode, "error": done.stderr[-500:], "out": done.stdout}
 
 
-def materialize(tree: Tree, folder: Path) -> None:
-    """Write a state into a folder that does not exist."""
+def prepare(folder: Path) -> None:
+    """Load the model, and make the files that commands read."""
+    install()
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.runs import figures
+    from tests.store_fixtures import load_quickly, tiny_model
+
+    Encoder.load = load_quickly  # type: ignore[method-assign, assignment]
+    figures.png_of = lambda *_, **__: b"a figure"
+    load_quickly(str(tiny_model()))
     folder.mkdir()
-    for name, content in sorted(tree.items()):
-        if content is None:
-            (folder / name).mkdir(exist_ok=True)
-        else:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+    lines = ["id\tdocument\tlabel", *("\t".join(row) for row in ROWS), "99\t\t1"]
+    (folder / "corpus.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    assert in_child(partial(_call, f"{EXTRACT} data", folder))()["code"] == 3
+    gc.freeze()  # a collection would copy all pages for every child
+    gc.disable()
+
+
+WRONG = ("rows lost", "wrong vectors", "tracebacks", "wrong exit codes", "files left")
+
+
+class Harness:
+    """The faults of one scenario, or every N-th of a part of them, in folders of its own."""
+
+    def __init__(self, name: str, source: Path, folder: Path, part: Sequence[int]) -> None:
+        lines, needs, self._read = SCENARIOS[name]
+        self._name, self._line, self._folder, self._part = name, lines[-1], folder, part
+        self._numbers, self._seen = itertools.count(), set[str]()
+        self.done, self.wrong = Counter[str](), list[str]()
+        self._start = folder / "start"
+        self._start.mkdir(parents=True)
+        copy = shutil.copytree if (source / needs).is_dir() else shutil.copy
+        copy(source / needs, self._start / needs)
+        self._answers: list[Any] = []
+        for line in lines:
+            work = self._workspace()
+            undisturbed = in_child(partial(self._undisturbed, line, work))()
+            assert not isinstance(undisturbed, dict), undisturbed
+            self._operations, self._files, answer, modules = undisturbed
+            assert "answer" in answer, answer
+            self._answers.append(answer)
+            for module in modules:  # imported here instead of in each child
+                with suppress(Exception):
+                    importlib.import_module(module)
+            if line != self._line:
+                shutil.rmtree(self._start)
+                work.rename(self._start)
+
+    def _undisturbed(self, line: str, work: Path) -> tuple[list[str], dict[str, bytes], Any, Any]:
+        disk = Disk(work)
+        ended = _call(line, work, disk)
+        assert ended["code"] in (0, 3), ended
+        return disk.operations, files_of(work), self._answer(work), [*sys.modules]
+
+    def faults(self) -> None:
+        """Let operations fail, one in each command, and check what is left."""
+        cases = [(at, fault) for at in range(len(self._operations)) for fault in FAULTS]
+        for at, fault in self._take(cases):
+            work = self._workspace()
+            where = f"{self._name}: {fault} at {at} {self._operations[at]}:"
+            ended = in_child(partial(_call, self._line, work, Disk(work, at, fault)))()
+            self._check_end(ended, (0, 3, 6) if fault in ERRORS else (-signal.SIGKILL,), where)
+            self.done["faults"] += 1
+            self._check(work, where)
+
+    def power_cuts(self) -> None:
+        """Check what power cuts leave during an undisturbed command, and after it."""
+        traced = self._workspace()
+
+        def states() -> list[tuple[bool, Tree]]:
+            trace = Trace(traced)
+            _call(self._line, traced, Disk(traced, trace=trace))
+            return list({repr(sorted(t.items())): (end, t) for end, t in trace.states()}.values())
+
+        for number, (ended, tree) in self._take(list(enumerate(in_child(states)()))):
+            self.done["power cuts"] += 1
+            where = f"{self._name}: power cut {number}:"
+            self._check(self._workspace(tree), where, ended=ended)
+
+    def _take(self, cases: Sequence[Any]) -> Sequence[Any]:
+        """Neighbours, which leave the same states, stay together."""
+        part, parts, sample = self._part
+        own = cases[len(cases) * part // parts : len(cases) * (part + 1) // parts]
+        return own[sample // 2 :: sample]
+
+    def _workspace(self, tree: Tree | None = None) -> Path:
+        """A folder of its own with the content of a tree, or with what the command reads."""
+        work = self._folder / str(next(self._numbers))
+        if tree is None:
+            return Path(shutil.copytree(self._start, work))
+        for name, content in sorted(tree.items()):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).mkdir() if content is None else (work / name).write_bytes(content)
+        return work
+
+    def _answer(self, work: Path) -> dict[str, Any]:
+        from embedkit.errors import EmbedkitError
+
+        try:
+            return {"answer": self._read(work)}
+        except EmbedkitError as error:
+            return {"refused": str(error)}
+
+    def _check(self, work: Path, where: str, *, ended: bool = False) -> None:
+        """Read the output, repeat the command, and read again; each state once."""
+        state = hashlib.sha256(repr(sorted(files_of(work).items())).encode()).hexdigest()
+        if state not in self._seen:
+            self._seen.add(state)
+            self.done["states"] += 1
+            checked = in_child(partial(self._repeated, work))()
+            self._check_end(checked, (0, 3), where + " repeated:")
+            if "traceback" not in checked:
+                self._compare(checked, where, ended=ended)
+        shutil.rmtree(work)
+
+    def _repeated(self, work: Path) -> dict[str, Any]:
+        before, again = self._answer(work), _call(self._line, work)
+        if again["code"] == 8 and before == self._answers[-1]:
+            again["code"] = 0  # complete already
+        return again | {"before": before, "files": files_of(work), "after": self._answer(work)}
+
+    def _check_end(self, ended: dict[str, Any], expected: Sequence[int], where: str) -> None:
+        if "traceback" in ended:
+            self.wrong.append(f"tracebacks: {where} {ended['traceback']}")
+        elif ended["code"] not in expected:
+            self.wrong.append(f"wrong exit codes: {where} {ended['code']} {ended.get('error')}")
+
+    def _compare(self, checked: dict[str, Any], where: str, *, ended: bool) -> None:
+        before, files, after = checked["before"], checked["files"], checked["after"]
+        if "answer" in before and before not in self._answers:
+            self.wrong.append(f"wrong vectors: {where}")
+        if after != self._answers[-1] or (ended and before != after):
+            self.wrong.append(f"rows lost: {where} {after.get('refused', '')}")
+        if left := sorted(files.keys() ^ self._files.keys()):
+            self.wrong.append(f"files left: {where} {left[:6]}")
+        for name in files.keys() & self._files.keys():
+            if name.endswith(SAME) and files[name] != self._files[name]:
+                self.wrong.append(f"wrong vectors: {where} {name}")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Content of all files below a folder, and empty folders."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+        if path.is_file() or not any(path.iterdir())
+    }
+
+
+def enumerate_part(name: str, top: Path, part: Sequence[int]) -> Any:
+    """The faults and power cuts of part of a scenario: how many, and what went wrong."""
+    harness = Harness(name, top / "source", top / f"{name} {part[0]}", part)
+    harness.faults()
+    harness.power_cuts()
+    return harness.done, harness.wrong
+
+
+def main() -> int:
+    """Print what was done and what went wrong, by scenario."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="scenarios; all by default")
+    parser.add_argument("--sample", type=int, default=1, help="only every N-th fault and power cut")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes")
+    options = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="embedkit-crashes-") as folder:
+        tempfile.tempdir, top = folder, Path(folder)  # killed children leave temporary files
+        prepare(top / "source")
+        for name in options.names or SCENARIOS:
+            started, done, wrong = time.monotonic(), Counter[str](), list[str]()
+            parts = [(i, options.workers, options.sample) for i in range(options.workers)]
+            workers = [in_child(partial(enumerate_part, name, top, part)) for part in parts]
+            for result in [worker() for worker in workers]:
+                if isinstance(result, dict):
+                    result = Counter(), [f"tracebacks: {name}: {result}"]
+                done, wrong = done + result[0], wrong + result[1]
+            counts = [f"{number:,} {what}" for what, number in sorted(done.items())]
+            kinds = Counter(line.partition(":")[0] for line in wrong)
+            counts += [f"{kinds[what]} {what}" for what in WRONG]
+            print(f"{name}: {', '.join(counts)} ({time.monotonic() - started:.0f} s)", flush=True)
+            print(*(f"    {line[:2_000]}\n" for line in wrong[:20]), sep="", end="", flush=True)
+            failed |= bool(wrong)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

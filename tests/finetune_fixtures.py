@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from embedkit.finetuning.folds import FinetuneResult, finetune
-from embedkit.finetuning.options import TrainingOptions
-from embedkit.runs.content import FinetuneRun
-from embedkit.runs.folder import read_run
+from embedkit.finetuning.run import finetune
+from embedkit.runs.folder import RunResult, read_run
+from embedkit.runs.run import FinetuneRun
 from tests.store_fixtures import tiny_model
 
 N = 60
 TINY: dict[str, Any] = {
-    "model": str(tiny_model()), "device": "cpu", "epochs": 2, "learning_rate": 5e-3,
-    "batch_size": 8, "folds": 3,
-}  # fmt: skip
+    "model": str(tiny_model()),
+    "device": "cpu",
+    "epochs": 2,
+    "learning_rate": 5e-3,
+    "batch_size": 8,
+    "folds": 3,
+}
 
 
 def corpus_of(path: Path, *, count: int = N, labels: Any = None, label: bool = True) -> Path:
@@ -43,11 +45,13 @@ def finetuned(run: Path) -> FinetuneRun:
     return content
 
 
-def tuned(corpus: Path, out: Path, **settings: Any) -> FinetuneResult:
-    given = {**TINY, **settings}
-    names = given.keys() & {field.name for field in fields(TrainingOptions)}
-    training = TrainingOptions(**{name: given.pop(name) for name in names})
-    return finetune(corpus, out=out, training=training, **given)
+def tuned(corpus: Any, out: Path, **settings: Any) -> RunResult[FinetuneRun]:
+    return finetune(corpus, out=out, **TINY | settings)
+
+
+def write_lines(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join([*lines, ""]), "utf-8")
+    return path
 
 
 def predictions(run: Path) -> pd.DataFrame:

@@ -20,7 +20,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from embedkit.encoding.views import LayerSpec, Pooling, View
+from embedkit.choices import Pooling
+from embedkit.encoding.views import LayerSpec, View
 
 Floats = NDArray[np.float32]
 
@@ -42,20 +43,42 @@ TEXTS = (
 )
 """Korean, Japanese, English, emoji; from nothing to about a hundred tokens."""
 
-FAMILIES = (
-    "bert", "bert_left", "bert_mlm", "roberta", "roberta_wordpiece", "xlm-roberta", "camembert",
-    "electra", "distilbert", "albert", "mpnet", "deberta", "deberta-v2", "modernbert", "japanese",
-)  # fmt: skip
-
-OLD_TOKENIZERS = version("transformers").startswith("4.")
-"""They take files, or a tokenizer of the library tokenizers, instead of a vocabulary."""
+FAMILIES: tuple[str, ...] = (
+    "bert",
+    "bert_left",
+    "bert_mlm",
+    "roberta",
+    "roberta_wordpiece",
+    "xlm-roberta",
+    "camembert",
+    "electra",
+    "distilbert",
+    "albert",
+    "mpnet",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
+    "japanese",
+    "ernie",
+    "data2vec-text",
+    "xlm-roberta-xl",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "gte",
+    "eurobert",
+    "qwen3",
+    "gemma3_text",
+)
+if version("transformers").startswith("5.0."):
+    newer = ("modernbert", "nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
+    FAMILIES = tuple(family for family in FAMILIES if family not in newer)
 
 trusted_reader = pytest.mark.skipif(torch.__version__ < "2.10", reason="reads no pickle files")
 
 _PIECES = (
-    "여행", "##을", "##를", "##가", "##은", "##다", "영화", "추석", "movie", "the", "good", "##ing",
-    "##ed", "end", "rain", "bus", "home", "was", "##n", "吾輩", "名前", "猫", "カタ", "##カナ",
-)  # fmt: skip
+    "여행 ##을 ##를 ##가 ##은 ##다 영화 추석 movie the good ##ing ##ed end "
+    "rain bus home was ##n 吾輩 名前 猫 カタ ##カナ"
+)
 
 
 def _attends_in_bf16() -> bool:
@@ -73,24 +96,20 @@ needs_plain_bf16 = pytest.mark.skipif(
 """For what is compared with the forward of transformers in bf16."""
 
 
-def characters(text: str) -> list[str]:
-    """The different characters that are not whitespace, in order."""
-    return list(dict.fromkeys(c for c in text if not c.isspace()))
-
-
 def wordpiece_vocabulary(special: Sequence[str] = ()) -> dict[str, int]:
     """Whole characters, their ``##`` forms and a few longer pieces."""
     known = "".join(TEXTS[:8]) + string.ascii_letters + string.digits + ".,!?;'\"-"
-    single = [c for c in characters(known) if c not in "😀👍🏽"]  # emoji stay unknown
+    emoji = "😀👍🏽"  # stay unknown
+    single = dict.fromkeys(c for c in known if not c.isspace() and c not in emoji)
     special = special or ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    entries = dict.fromkeys([*special, *_PIECES, *single, *("##" + c for c in single)])
+    entries = dict.fromkeys([*special, *_PIECES.split(), *single, *("##" + c for c in single)])
     return {entry: number for number, entry in enumerate(entries)}
 
 
 def build(family: str, folder: Path) -> Path:
     """Write the tiny checkpoint of a family into ``folder`` and return it."""
     tokenizer = _TOKENIZERS.get(family, _wordpiece)()
-    save_tokenizer(tokenizer, folder)
+    tokenizer.save_pretrained(folder)
     kind = {"bert_left": "bert", "bert_mlm": "bert", "roberta_wordpiece": "roberta"}.get(
         family, "bert" if family == "japanese" else family
     )
@@ -100,19 +119,30 @@ def build(family: str, folder: Path) -> Path:
         "bos_token_id": tokenizer.cls_token_id,
         "eos_token_id": tokenizer.sep_token_id,
     }
+    one_segment = {"type_vocab_size": 1, "max_position_embeddings": 162}
+    grouped = {"num_key_value_heads": 1, "head_dim": 12}
     by_family: dict[str, dict[str, Any]] = {
         "electra": {"embedding_size": 16, "initializer_range": 0.3},
         "albert": {"embedding_size": 16},
-        "roberta": {"type_vocab_size": 1, "max_position_embeddings": 162},
-        "xlm-roberta": {"type_vocab_size": 1, "max_position_embeddings": 162},
-        "camembert": {"type_vocab_size": 1, "max_position_embeddings": 162},
-        "roberta_wordpiece": {"type_vocab_size": 1, "max_position_embeddings": 162},
+        "roberta": one_segment,
+        "xlm-roberta": one_segment,
+        "camembert": one_segment,
+        "roberta_wordpiece": one_segment,
+        "data2vec-text": one_segment,
+        "xlm-roberta-xl": one_segment,
         "mpnet": {"max_position_embeddings": 162},
+        "eurobert": {**grouped, "mask_token_id": tokenizer.mask_token_id},
+        "qwen3": grouped,
+        "gemma3_text": {**grouped, "sliding_window": 8},
         "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["c2p"]},
-        "modernbert": {"cls_token_id": tokenizer.cls_token_id, "global_attn_every_n_layers": 2,
-                       "sep_token_id": tokenizer.sep_token_id, "local_attention": 8},
+        "modernbert": {
+            "cls_token_id": tokenizer.cls_token_id,
+            "global_attn_every_n_layers": 2,
+            "sep_token_id": tokenizer.sep_token_id,
+            "local_attention": 8,
+        },
         "distilbert": {"dim": 24, "n_layers": 3, "n_heads": 2, "hidden_dim": 40},
-    }  # fmt: skip
+    }
     settings = {**ids, **by_family.get(family, {})}
     save_model(folder, kind, masked_lm=family == "bert_mlm", **settings)
     return folder
@@ -123,9 +153,13 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
     defaults = {
-        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2,
-        "intermediate_size": 40, "max_position_embeddings": 160, "initializer_range": 0.2,
-    }  # fmt: skip
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "max_position_embeddings": 160,
+        "initializer_range": 0.2,
+    }
     if kind == "distilbert":
         defaults = {"max_position_embeddings": 160, "initializer_range": 0.2}
     torch.manual_seed(7)
@@ -137,38 +171,11 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     model.save_pretrained(folder)
 
 
-def bert_tokenizer(vocabulary: dict[str, int], **settings: Any) -> Any:
-    """The tokenizer of BERT, by this vocabulary."""
+def _wordpiece(vocabulary: dict[str, int] | None = None, **options: Any) -> Any:
     import transformers
 
-    if not OLD_TOKENIZERS:
-        return transformers.BertTokenizer(vocab=vocabulary, **settings)
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "vocab.txt")
-        path.write_text("\n".join(vocabulary) + "\n", "utf-8")
-        return transformers.BertTokenizerFast(str(path), **settings)
-
-
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write what transformers 5 writes of a fast tokenizer; 4 adds files that repeat it."""
-    tokenizer.save_pretrained(folder)
-    if OLD_TOKENIZERS and tokenizer.is_fast:
-        for name in ("special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"):
-            (folder / name).unlink(missing_ok=True)
-
-
-def _wordpiece(vocabulary: dict[str, int] | None = None, **options: Any) -> Any:
     settings = {"do_lower_case": False, "model_max_length": 160, **options}
-    return bert_tokenizer(vocabulary or wordpiece_vocabulary(), **settings)
-
-
-def _wordpiece_left() -> Any:
-    return _wordpiece(padding_side="left", truncation_side="left")
-
-
-def _wordpiece_for_roberta() -> Any:
-    """As klue/roberta-base: segment ids 0 and 1 for a model that has one segment."""
-    return _wordpiece(wordpiece_vocabulary(("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")))
+    return transformers.BertTokenizer(vocab=vocabulary or wordpiece_vocabulary(), **settings)
 
 
 def _byte_level() -> Any:
@@ -180,10 +187,6 @@ def _byte_level() -> Any:
     trained.train_from_iterator(
         TEXTS, vocab_size=360, min_frequency=2, special_tokens=special, show_progress=False
     )
-    if OLD_TOKENIZERS:
-        with TemporaryDirectory() as folder:
-            files = trained.save_model(folder)
-            return transformers.RobertaTokenizerFast(*files, model_max_length=160)
     stored = json.loads(trained.to_str())["model"]
     merges = [tuple(pair) for pair in stored["merges"]]
     return transformers.RobertaTokenizer(vocab=stored["vocab"], merges=merges, model_max_length=160)
@@ -191,7 +194,7 @@ def _byte_level() -> Any:
 
 def _unigram() -> Any:
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     trained = Tokenizer(models.Unigram())
@@ -202,28 +205,22 @@ def _unigram() -> Any:
     trained.train_from_iterator(TEXTS, trainer)
     pieces = [tuple(p) for p in json.loads(trained.to_str())["model"]["vocab"]]
     pieces.append(("<mask>", 0.0))
-    if not OLD_TOKENIZERS:
-        return transformers.XLMRobertaTokenizer(vocab=pieces, model_max_length=160)
-    backend = Tokenizer(models.Unigram(pieces, unk_id=3))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
-    )
-    return transformers.XLMRobertaTokenizerFast(tokenizer_object=backend, model_max_length=160)
+    return transformers.XLMRobertaTokenizer(vocab=pieces, model_max_length=160)
+
+
+_JAPANESE = (
+    "[PAD] [UNK] [CLS] [SEP] [MASK] 吾輩 は 猫 で ある 。 名前 まだ 無い カタカナ と ひら "
+    "##がな 漢字 、 2024 年 movie a ##a b ##b two text Tokyo Hello , ABC が 日本 "
+    "##語 ガ 良い ! ? o ##n ##e good "
+)
 
 
 def _mecab() -> Any:
     from transformers import BertJapaneseTokenizer
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "吾輩", "は", "猫", "で", "ある", "。",
-             "名前", "まだ", "無い", "カタカナ", "と", "ひら", "##がな", "漢字", "、", "2024", "年",
-             "movie", "a", "##a", "b", "##b", "two", "text", "Tokyo", "Hello", ",", "ABC", "が",
-             "日本", "##語", "ガ", "良い", "!", "?", "o", "##n", "##e", "good"]  # fmt: skip
     with TemporaryDirectory() as folder:
         path = Path(folder, "vocab.txt")
-        path.write_text("\n".join(words) + "\n", "utf-8")
+        path.write_text("\n".join(_JAPANESE.split()) + "\n", "utf-8")
         return BertJapaneseTokenizer(
             str(path),
             do_lower_case=False,
@@ -235,8 +232,11 @@ def _mecab() -> Any:
 
 
 _TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "bert_left": _wordpiece_left,
-    "roberta_wordpiece": _wordpiece_for_roberta,
+    "bert_left": lambda: _wordpiece(padding_side="left", truncation_side="left"),
+    # as klue/roberta-base: segment ids 0 and 1 for a model that has one segment
+    "roberta_wordpiece": lambda: _wordpiece(
+        wordpiece_vocabulary(("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"))
+    ),
     "roberta": _byte_level,
     "xlm-roberta": _unigram,
     "camembert": _unigram,
@@ -246,17 +246,11 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class PlainText:
-    """What the plain forward gives for one text.
+    """Result of the plain forward for one text."""
 
-    Attributes:
-        hidden: ``(tokens, width)`` of every layer, the embedding output first.
-        special: which tokens the tokenizer added.
-        pooled: output of the model's own head, or ``None``.
-    """
-
-    hidden: list[Floats]
-    special: NDArray[np.bool_]
-    pooled: Floats | None
+    hidden: list[Floats]  # (tokens, width) of every layer, the embedding output first
+    special: NDArray[np.bool_]  # tokens that the tokenizer added
+    pooled: Floats | None  # output of the model's own head
 
 
 @dataclass
@@ -344,29 +338,32 @@ def distance(ours: Any, plain: Any) -> Floats:
 OLD_VOCABULARIES = {
     "cased": "[PAD] [UNK] [CLS] [SEP] [MASK] [unused0] 배 ##를 여행 ##을 Movie movie ##s A a . ,",
     "uncased_korean": "[PAD] [UNK] [CLS] [SEP] [MASK] 배 ##를 여행 ##을 영화 movie ##s cafe a . ,",
-    "uncased_japanese": "[PAD] [UNK] [CLS] [SEP] [MASK] が ##が ガ ##ラ ##ス パ ##ン movie a . ,",
-    "uncased_english": "[PAD] [UNK] [CLS] [SEP] [MASK] movie ##s cafe naive a . ,",
 }
 
 
 def build_old(
-    folder: Path,
-    vocabulary: str,
-    *,
-    tokenizer_config: dict[str, Any] | None = None,
-    **config: Any,
+    folder: Path, vocabulary: str, *, tokenizer_config: dict[str, Any] | None = None, **config: Any
 ) -> Path:
     """A folder as of 2019: config.json, vocab.txt, pytorch_model.bin. ``None`` leaves a key out."""
     from transformers import AutoConfig, AutoModel
 
     entries = OLD_VOCABULARIES[vocabulary].split()
     stated = {
-        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
-        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 16,
-        "initializer_range": 0.2, "intermediate_size": 24, "max_position_embeddings": 300,
-        "model_type": "bert", "num_attention_heads": 2, "num_hidden_layers": 2,
-        "type_vocab_size": 2, "vocab_size": len(entries), **config,
-    }  # fmt: skip
+        "architectures": ["BertForMaskedLM"],
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": 16,
+        "initializer_range": 0.2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 300,
+        "model_type": "bert",
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "type_vocab_size": 2,
+        "vocab_size": len(entries),
+        **config,
+    }
     stated = {key: value for key, value in stated.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(11)

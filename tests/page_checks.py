@@ -36,12 +36,21 @@ def planes(content: bytes, width: int) -> Any:
 
 @contextmanager
 def opened(
-    browser: Any, file: Path, *, width: int = 1_280, scheme: str = "light", ready: str = READY,
+    browser: Any,
+    file: Path,
+    *,
+    width: int = 1_280,
+    scheme: str = "light",
+    ready: str = READY,
     **options: Any,
-) -> Iterator[Any]:  # fmt: skip
+) -> Iterator[Any]:
     """A page; at the end nothing was said on the console, and nothing else was asked for."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme,
-                                  reduced_motion="reduce", **options)  # fmt: skip
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        reduced_motion="reduce",
+        **options,
+    )
     page = context.new_page()
     messages: list[str] = []
     asked: list[str] = []
@@ -69,50 +78,11 @@ def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
 AXE = files("axe_playwright_python") / "axe.min.js"
 
 
-def opening_times(page: Any) -> dict[str, float]:
-    """Milliseconds from the request to the first paint, and to this call."""
-    return dict(
-        page.evaluate("""() => ({ now: performance.now(), painted:
-        performance.getEntriesByName('first-contentful-paint')[0]?.startTime })""")
-    )
-
-
 def findings_of_axe(page: Any) -> list[Any]:
     """What axe finds on a page that is open with ``bypass_csp``."""
     page.add_script_tag(path=str(AXE))
     named = "result.violations.map(one => [one.id, one.nodes[0].html.slice(0, 200)])"
     return list(page.evaluate(f"axe.run().then(result => {named})"))
-
-
-WIDTHS = (390, 800, 1_400)
-"""A phone, a tablet, and a desktop."""
-
-STICKING_OUT = """() => [...document.querySelectorAll("body *")].filter((one) => {
-  const style = getComputedStyle(one);
-  return one.checkVisibility() && !one.closest("svg, .scroll") && style.display !== "inline"
-    && style.overflowX === "visible" && one.clientWidth && one.scrollWidth > one.clientWidth + 1;
-}).map((one) => `${one.tagName} ${one.className}: ${one.scrollWidth} > ${one.clientWidth}`)"""
-
-
-def check_fit(page: Any, *, axe: bool = False) -> None:
-    """At every width and in both themes nothing is wider than the window or than its own box.
-
-    With ``axe``, for a page that is open with ``bypass_csp``, it finds nothing there either.
-    """
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            page.wait_for_timeout(50)  # pictures that are drawn for a width are drawn again
-            where = f"{width} pixels, {scheme}"
-            assert page.evaluate("document.documentElement.scrollWidth") == width, where
-            assert page.evaluate(STICKING_OUT) == [], where
-            ink, paper = (
-                int(page.evaluate(f"getComputedStyle(document.body).{one}")[4:].split(",")[0])
-                for one in ("color", "backgroundColor")
-            )
-            assert (ink < paper) == (scheme == "light"), where
-            assert not axe or findings_of_axe(page) == [], where
 
 
 def pasted(page: Any) -> str:
@@ -121,3 +91,28 @@ def pasted(page: Any) -> str:
                      document.body.append(area); area.focus(); }""")
     page.keyboard.press("Control+V")
     return str(page.input_value("#paste"))
+
+
+def tab_stops(page: Any, name: str, ring: str = "") -> dict[str, bool]:
+    """Names of what Tab reaches, by a script of ``one``, and whether the focus is seen there.
+
+    ``ring`` is another condition under which it is seen.
+    """
+    outlined = "getComputedStyle(one).outlineStyle !== 'none'"
+    seen = f"{outlined} || {ring}" if ring else outlined
+    script = f"""() => {{ const one = document.activeElement;
+        return one === document.body ? null : [{name}, {seen}]; }}"""
+    reached: dict[str, bool] = {}
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        stop = page.evaluate(script)
+        if stop is None:
+            break
+        reached[stop[0]] = stop[1]
+    return reached
+
+
+def heading(page: Any, start: str) -> str:
+    """Wait until the heading of the page begins so; the whole of it."""
+    script = "document.getElementById('heading').textContent"
+    return str(until(page, script, lambda text: text.startswith(start)))

@@ -1,4 +1,4 @@
-"""The command line called in this process, and in processes of its own that can be killed."""
+"""The command line, called in this process or in another one that can be killed."""
 
 from __future__ import annotations
 
@@ -27,31 +27,45 @@ EMBEDKIT = [sys.executable, "-m", "embedkit"]
 
 Done = subprocess.CompletedProcess[str]
 
-# click 8.1 has to be asked for what later ones always do
+_WIDE = {"COLUMNS": "1000"}  # lines are not divided
+
+# click 8.1 mixes both streams by default
 _TWO_STREAMS: dict[str, Any] = {}
 if "mix_stderr" in inspect.signature(CliRunner).parameters:
     _TWO_STREAMS["mix_stderr"] = False
 
-# a start costs seconds of imports: processes are forked from one that has done them
+# imports take seconds: processes are forked from one that has done them
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     [
-        "pytest", "torch", "transformers.models.bert.modeling_bert",
-        "embedkit.cli.main", "embedkit.dataset.extraction", "embedkit.encoding.packed",
+        "pytest",
+        "torch",
+        "transformers.models.bert.modeling_bert",
+        "embedkit.cli.main",
+        "embedkit.dataset.extract",
+        "embedkit.encoding.packed",
     ]
-)  # fmt: skip
+)
 
 
-def command(*arguments: str | Path, cwd: Path, stdin: bytes | None = None) -> Done:
-    """Call ``embedkit`` in this process as if it had been typed; the usual way in these tests.
+def invoke(*arguments: object) -> Any:
+    """Call ``embedkit`` in this process; an error is in ``exception``, as it was raised."""
+    runner = CliRunner(env=_WIDE)
+    return runner.invoke(cli.cli, [str(a) for a in arguments], standalone_mode=False)
 
-    Where a process would end with a traceback, the error is raised.
+
+def command(
+    *arguments: str | Path, cwd: Path, stdin: bytes | None = None, columns: int = 1000
+) -> Done:
+    """Call ``embedkit`` in this process as if it had been typed.
+
+    An error that would end a process with a traceback is raised.
     """
     typed = ["embedkit", *map(str, arguments)]
     with (
         pytest.MonkeyPatch.context() as patch,
         logging_as_before(),
-        CliRunner(env={"COLUMNS": "100"}, **_TWO_STREAMS).isolation(stdin) as (out, err, *_),
+        CliRunner(env={"COLUMNS": str(columns)}, **_TWO_STREAMS).isolation(stdin) as (out, err, *_),
     ):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", typed)
@@ -67,7 +81,7 @@ def command(*arguments: str | Path, cwd: Path, stdin: bytes | None = None) -> Do
 
 @contextmanager
 def logging_as_before() -> Iterator[None]:
-    """What a command sets for its process, such as ``--quiet``, is not for the tests after it."""
+    """Undo what a command sets for its process, such as ``--quiet``."""
     logger = logging.getLogger("embedkit")
     before = logger.level, logger.propagate, list(logger.handlers)
     try:
@@ -78,27 +92,25 @@ def logging_as_before() -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Variables of a new Python: this checkout of embedkit, and lines of 100 columns."""
+    """Environment of a new Python: this checkout of embedkit, and wide lines."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "100"}
+    return {**os.environ, "PYTHONPATH": path, **_WIDE}
 
 
 def fresh(*arguments: str | Path, cwd: Path) -> Done:
     """Run ``python -m embedkit`` and wait for it."""
     return subprocess.run(
         [*EMBEDKIT, *map(str, arguments)],
-        cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 class Process:
-    """``embedkit`` in a process of its own.
-
-    Args:
-        arguments: of the command.
-        cwd: folder in which it works.
-        first: Python that the process runs before the command.
-    """
+    """``embedkit`` in a process of its own, which runs the Python of ``first`` before it."""
 
     def __init__(self, *arguments: str | Path, cwd: Path, first: str = "") -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -106,18 +118,17 @@ class Process:
         self._out.touch()
         self._err.touch()
         typed = ["embedkit", *map(str, arguments)]
-        self._process = _SERVER.Process(
-            target=_become, args=(typed, cwd, self._out, self._err, first)
-        )
+        own = (typed, cwd, self._out, self._err, first)
+        self._process = _SERVER.Process(target=_become, args=own)
         self._process.start()
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; none while it runs."""
+        """Exit code, negative for a signal; ``None`` while it runs."""
         return self._process.exitcode
 
     def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait until a condition holds, and return whether it does; false at the process' end."""
+        """Wait until a condition holds; ``False`` if the process ends first."""
         while self.code is None:
             if condition():
                 return True
@@ -125,7 +136,7 @@ class Process:
         return False
 
     def send(self, number: int) -> None:
-        """Send a signal, which a process that has ended does not get."""
+        """Send a signal, unless the process has ended."""
         if self.code is None:
             os.kill(self._process.pid or 0, number)
 
@@ -154,7 +165,7 @@ def _become(typed: list[str], cwd: Path, out: Path, err: Path, first: str) -> No
         os.close(opened)
     fcntl.flock(2, fcntl.LOCK_EX)  # until this process and its children have ended
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
-    os.environ["COLUMNS"] = "100"
+    os.environ.update(_WIDE)
     os.chdir(cwd)
     sys.argv = typed
     exec(first, {})

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.checksums import seal
-from embedkit.classifiers.train import TrainResult
 from embedkit.classifiers.train import train as train_tuned
-from embedkit.dataset.vector_settings import ModelSettings
-from embedkit.runs.content import (
+from embedkit.dataset.format import ModelSettings, Names
+from embedkit.runs.folder import RunResult, write_run
+from embedkit.runs.intervals import Score, scored
+from embedkit.runs.metrics import classification_metrics, regression_metrics
+from embedkit.runs.run import (
     Cost,
     DatasetContent,
-    Names,
-    RecordCounts,
-    SplitContent,
+    PredictionRun,
+    ProbeRun,
+    ReportedScore,
     TrainRun,
+    ViewScore,
 )
-from embedkit.runs.folder import write_run
+from embedkit.runs.split import SplitSettings
+from embedkit.storage import seal
 
 SOURCE = ("ab" * 32,)
 
 
-def train(dataset: Path, *, tune: bool = False, **options: Any) -> TrainResult:
+def train(dataset: Path, *, tune: bool = False, **options: Any) -> RunResult[TrainRun]:
     """``embedkit.train`` for tests whose subject is not how hyperparameters are chosen."""
     return train_tuned(dataset, tune=tune, **options)
+
+
+def scores_of(
+    y: Any, proba: Any, predicted: Any = None, *, unit: Any = None, beta: float | None = None
+) -> dict[str, Score]:
+    """Scores of probabilities, or of values if nothing is predicted from them."""
+    if predicted is None:
+        metrics = regression_metrics(y, proba)
+    else:
+        metrics = classification_metrics(y, proba, predicted, beta=beta)
+    return scored(metrics, np.arange(len(y)) if unit is None else unit)
 
 
 def write_fake_run(
@@ -46,11 +61,14 @@ def write_fake_run(
     group: Sequence[int] | None = None,
     inner: np.ndarray | None = None,
     split: str = "s",
+    probe: Mapping[str, int] | None = None,
+    metric: str = "accuracy",
     **content: Any,
 ) -> Path:
     """A run of ``(n, classes)`` probabilities, or ``(n,)`` values where ``classes`` is empty.
 
-    ``inner`` are predictions of the same records by inner folds, the same whatever is left out.
+    ``inner`` are predictions of the same records by inner folds, the same whatever is left out. Of
+    a probe the number of folds is given that chose each view.
     """
     folder.mkdir(parents=True)
     n = len(folds)
@@ -64,59 +82,86 @@ def write_fake_run(
     }
     if classes:
         names = np.array(classes)
-        said = names[output.argmax(1)] if decided is None else decided
-        columns |= {"y_true": list(map(str, y)), "y_pred": list(map(str, said))}
+        predicted = names[output.argmax(1)] if decided is None else decided
+        columns |= {"y_true": list(map(str, y)), "y_pred": list(map(str, predicted))}
         columns |= {f"proba_{name}": output[:, i] for i, name in enumerate(classes)}
     else:
         columns |= {"y_true": np.asarray(y, np.float64), "y_pred": output}
+    columns |= {f"view_{view}": columns["y_pred"] for view in probe or ()}
     pq.write_table(pa.table(columns), folder / "predictions.parquet")
     if inner is not None:
-        _write_inner(folder, columns, inner, folds, classes)
-    (folder / "model").mkdir()
-    (folder / "model" / "weights").write_bytes(b"x" * 1_000)
+        columns |= {f"proba_{name}": inner[:, i] for i, name in enumerate(classes)}
+        parts = []
+        for fold in range(max(folds) + 1):  # all records but those of a fold
+            index = [i for i, f in enumerate(folds) if f >= 0 and f != fold]
+            parts.append(pd.DataFrame(columns).iloc[index].assign(fold=str(fold)))
+        schema = pa.table(columns).schema
+        table = pa.Table.from_pandas(pd.concat(parts), schema, preserve_index=False)
+        pq.write_table(table, folder / "inner_predictions.parquet")
+    if probe is None:
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_bytes(b"x" * 1_000)
     fields: dict[str, Any] = {
-        "estimator": "logreg", "features": "vectors", "settings": {},
+        "estimator": "logreg",
+        "features": "vectors",
+        "settings": {},
         "task": "classification" if len(classes) else "regression",
-        "choices": (), "threshold": None, "test_set": None, "scores": {},
-        "views": ("mean_2",), "classes": tuple(classes),
-        "records": RecordCounts(folds=n, test=0),
+        "scores": {},
+        "views": ("mean_2",),
+        "classes": tuple(classes),
+        "records": {"folds": n, "test": 0},
         "dataset": DatasetContent(
-            fingerprint="f", source=SOURCE, path="", unicode="none", pairs=False,
+            fingerprint="f",
+            source=SOURCE,
+            path="",
+            pairs=False,
             model=ModelSettings(type="bert", n_layers=2, width=16, sha256={}),
-            names=Names(model="m", revision=None, inputs=()),
+            names=Names(inputs=(), model="m", model_source="folder", revision=None),
         ),
-        "split": SplitContent(
-            fingerprint=split, source=SOURCE, folds=int(max(folds)) + 1, repeats=1, seed=0,
+        "split": SplitSettings(
+            fingerprint=split,
+            source=SOURCE,
+            folds=int(max(folds)) + 1,
+            repeats=1,
+            seed=0,
             stratified=True,
         ),
         "cost": Cost(fit_seconds=2.0, predict_seconds=0.5, peak_memory_bytes=10**8, parameters=17),
         "versions": {"embedkit": "0"},
-    }  # fmt: skip
-    write_run(folder, TrainRun(**(fields | content)))
+    }
+    run: PredictionRun
+    if probe is None:
+        run = TrainRun(**({"choices": ()} | fields | content))
+    else:
+        score = Score(0.6, 0.5, 0.7)
+        views = tuple(
+            ViewScore(name, score, control=0.5, selectivity=0.1, chosen=chosen)
+            for name, chosen in probe.items()
+        )
+        fields |= {
+            "views": tuple(probe),
+            "scores": {"cross_validation": {metric: ReportedScore(0.6, 0.5, 0.7, majority=0.5)}},
+            "view_scores": views,
+            "metric": metric,
+            "random_weights": {},
+        }
+        run = ProbeRun(**(fields | content))
+    write_run(folder, run)
     seal(folder)
     return folder
 
 
-def _write_inner(
-    folder: Path, columns: dict[str, Any], inner: np.ndarray, folds: Sequence[int],
-    classes: Sequence[str],
-) -> None:  # fmt: skip
-    """Predictions for all records but those of a fold, for every fold."""
-    columns = columns | {f"proba_{name}": inner[:, i] for i, name in enumerate(classes)}
-    where = [(f, np.flatnonzero((np.array(folds) != f) & (np.array(folds) >= 0)))
-             for f in range(max(folds) + 1)]  # fmt: skip
-    tables = []
-    for fold, index in where:
-        table = pa.table(columns).take(index)
-        place = table.column_names.index("fold")
-        tables.append(table.set_column(place, "fold", pa.array([str(fold)] * len(index))))
-    pq.write_table(pa.concat_tables(tables), folder / "inner_predictions.parquet")
-
-
 def random_runs(
-    folder: Path, names: Sequence[str], *, n: int = 200, classes: int = 2, test: int = 0,
-    seed: int = 0, strength: float = 1.0, inner: bool = False,
-) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:  # fmt: skip
+    folder: Path,
+    names: Sequence[str],
+    *,
+    n: int = 200,
+    classes: int = 2,
+    test: int = 0,
+    seed: int = 0,
+    strength: float = 1.0,
+    inner: bool = False,
+) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:
     """Runs whose probabilities lean towards the truth, the later ones more.
 
     With ``inner`` the predictions of inner folds are those of the records themselves.
@@ -130,12 +175,11 @@ def random_runs(
         scores[np.arange(n), y] += strength * (0.5 + number)
         output = np.exp(scores)
         outputs.append(output / output.sum(1, keepdims=True))
-    labels = tuple(str(c) for c in range(classes))
-    paths = [
-        write_fake_run(folder / name, [labels[i] for i in y], output, folds.tolist(),
-                       classes=labels, inner=output if inner else None)
-        for name, output in zip(names, outputs, strict=True)
-    ]  # fmt: skip
+    given: dict[str, Any] = {"classes": tuple(str(c) for c in range(classes))}
+    paths = []
+    for name, output in zip(names, outputs, strict=True):
+        given["inner"] = output if inner else None
+        paths.append(write_fake_run(folder / name, y.astype(str), output, folds.tolist(), **given))
     return paths, y, outputs
 
 
@@ -144,14 +188,14 @@ def many_runs(
 ) -> list[Path]:
     """Twelve runs with long names, each leaning a little more towards the truth."""
     y = random.integers(len(labels), size=n)
+    truth, folds = [labels[i] for i in y], [i % 5 for i in range(n)]
     paths = []
     for number in range(12):
         scores = random.normal(size=(n, len(labels)))
         scores[np.arange(n), y] += strength + number / 4
         output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        paths.append(write_fake_run(folder / f"run_with_a_rather_long_name_{number}",
-                                    [labels[i] for i in y], output, [i % 5 for i in range(n)],
-                                    classes=labels))  # fmt: skip
+        name = f"run_with_a_rather_long_name_{number}"
+        paths.append(write_fake_run(folder / name, truth, output, folds, classes=labels))
     return paths
 
 

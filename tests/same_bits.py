@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedkit.dataset.extraction import extract
+from embedkit.choices import Pooling
+from embedkit.dataset.extract import extract
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.tokenization import TokenizerSettings
-from embedkit.encoding.views import Pooling, View, parse_layers, parse_view, views_of
+from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.views import View, parse_layers, parse_view, views_of
 from tests.models import TEXTS
 from tests.store_fixtures import manifest_of, tree_hash
 
@@ -63,7 +64,7 @@ def vectors(
     tokenized = encoder.tokenizer.encode(given, settings=TokenizerSettings(MAX_LENGTH))
     layers = parse_layers("all", n_layers=encoder.n_layers) if tokens else ()
     found = encoder.encode_shard(tokenized, views=views, token_layers=layers)
-    ends = np.cumsum([text.n_kept for text in tokenized])[:-1]
+    ends = tokenized.ends[1:-1]
     result = {name: list(values.copy()) for name, values in found.views.items()}
     for name, values in found.tokens.items():
         result[f"tokens of layer {name}"] = np.split(values.copy(), ends)
@@ -105,8 +106,18 @@ def job(model: str, precision: str, folder: Path) -> tuple[str, str]:
     lines = [f"{n}\t{' '.join(text.split()) or '-'}" for n, text in enumerate(texts())]
     corpus.write_text("id\ttext\n" + "\n".join(lines) + "\n", "utf-8")
     out = Path(tempfile.mkdtemp(dir=folder), "out")
-    extract(corpus, out=out, model=model, device="cpu", layers="all", pooling=["cls", "mean"],
-            tokens=True, shard_rows=9, max_length=MAX_LENGTH, precision=precision)  # fmt: skip
+    extract(
+        corpus,
+        out=out,
+        model=model,
+        device="cpu",
+        layers="all",
+        pooling=["cls", "mean"],
+        tokens=True,
+        shard_rows=9,
+        max_length=MAX_LENGTH,
+        precision=precision,
+    )
     return tree_hash(out), manifest_of(out)["environments"][0]["environment"]["arithmetic"]
 
 

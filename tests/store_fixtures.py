@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import hashlib
 import json
 import shutil
@@ -15,17 +16,15 @@ from typing import Any
 
 import pytest
 
-from embedkit.dataset.extraction import ExtractResult, extract
+from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.vocabulary import choose_max_length
-from tests.models import bert_tokenizer, save_tokenizer
+from embedkit.encoding.tokenizer import choose_max_length
 
-PIECES = (
-    "배", "##를", "##가", "타", "##고", "여행", "##을", "간다", "영화", "정말", "재미", "##있",
-    "##었다", "추석", "##에", "먹", "##은", "맛", "the", "movie", "was", "good", "bad", "##ly",
-    "bus", "home", "a", "i", "it", "rain", "##ed", ".", ",", "!", "?", "'", "1", "2", "3",
-    "0", "##0", "##1",
-)  # fmt: skip
+_VOCABULARY = """
+배 ##를 ##가 타 ##고 여행 ##을 간다 영화 정말 재미 ##있 ##었다 추석 ##에 먹 ##은 맛 the movie was
+good bad ##ly bus home a i it rain ##ed . , ! ? ' 1 2 3 0 ##0 ##1
+"""
+PIECES = tuple(_VOCABULARY.split())
 
 ROWS = (
     ("007", "", "0"),  # rejected: the first of all
@@ -57,16 +56,22 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]] = ROWS) -> Path:
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
     """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
     import torch
-    from transformers import BertConfig, BertModel
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     names = dict.fromkeys(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES))
     vocab = {piece: number for number, piece in enumerate(names)}
-    save_tokenizer(bert_tokenizer(vocab, do_lower_case=False, model_max_length=24), folder)
+    tokenizer = BertTokenizer(vocab=vocab, do_lower_case=False, model_max_length=24)
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=len(vocab), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=24, max_position_embeddings=24, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=len(vocab),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=24,
+        initializer_range=0.3,
+    )
     BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
     return folder
 
@@ -97,15 +102,11 @@ def load_quickly(
     **_: Any,
 ) -> Encoder:
     """As :meth:`Encoder.load` for a folder, but every checkpoint is loaded once only."""
-    once = _loaded(str(model), forward)
-    return Encoder(
-        once.checkpoint,
-        once.tokenizer,
-        once.model,
-        precision=precision or once.precision,
-        max_length=choose_max_length(once.checkpoint, once.tokenizer, max_length),
-        batch_tokens=batch_tokens or once.batch_tokens,
-    )
+    made = copy.copy(_loaded(str(model), forward))
+    made.precision = precision or made.precision
+    made.max_length = choose_max_length(made.checkpoint, made.tokenizer, max_length)
+    made.batch_tokens = batch_tokens or made.batch_tokens
+    return made
 
 
 @contextmanager

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.errors import CorpusError, UsageError
-from tests.corpus_fixtures import Folder, Outcome, read_files
+from embedkit.errors import CorpusError
+from tests.corpus_fixtures import Folder, Outcome
 
 Word = tuple[str, bool]  # its form, and whether a space follows
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 def row(number: object, form: str, misc: str = "_", upos: str = "X") -> str:
@@ -58,9 +52,12 @@ def lines_of(sentence: Sequence[Word], *, with_text: bool) -> list[str]:
 @given(SENTENCES, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_words_are_the_forms_and_lie_in_the_text_in_order(
-    tmp_path_factory: pytest.TempPathFactory, given_: list[list[Word]], with_text: bool, end: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    given_: list[list[Word]],
+    with_text: bool,
+    end: str,
     last_newline: bool,
-) -> None:  # fmt: skip
+) -> None:
     folder = Folder(tmp_path_factory.mktemp("conllu"))
     blocks = [end.join(lines_of(one, with_text=with_text)) for one in given_]
     data = (end * 2).join(blocks) + end * last_newline
@@ -74,10 +71,11 @@ def test_words_are_the_forms_and_lie_in_the_text_in_order(
         assert record.id == str(number)
 
 
-@given(st.lists(st.sampled_from([
-    "", "# text = a b", "# x", row(1, "a"), row(2, "b"), row("1-2", "ab"), row("1.1", "c"), "1\ta",
-    row(1, ""), row("0", "a"), row(3, "c"), "\ufeff",
-]), max_size=14))  # fmt: skip
+NODES = [row(1, "a"), row(2, "b"), row("1-2", "ab"), row("1.1", "c"), row(1, ""), row("0", "a")]
+LINES = ["", "# text = a b", "# x", "1\ta", "\ufeff", row(3, "c"), *NODES]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=14))
 @settings(max_examples=100, deadline=None)
 def test_every_block_is_counted_once_whatever_it_holds(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
@@ -94,11 +92,18 @@ def test_every_block_is_counted_once_whatever_it_holds(
 
 def test_multiword_tokens_are_divided_where_their_words_are_in_them(folder: Folder) -> None:
     found = read(
-        folder, "# sent_id = one", "# text = I don't du.", row(1, "I", upos="PRON"),
-        row("2-3", "don't"), row(2, "do", upos="AUX"), row(3, "n't", upos="PART"),
-        row("4-5", "du", "SpaceAfter=No"), row(4, "de", upos="ADP"), row(5, "le", upos="DET"),
+        folder,
+        "# sent_id = one",
+        "# text = I don't du.",
+        row(1, "I", upos="PRON"),
+        row("2-3", "don't"),
+        row(2, "do", upos="AUX"),
+        row(3, "n't", upos="PART"),
+        row("4-5", "du", "SpaceAfter=No"),
+        row(4, "de", upos="ADP"),
+        row(5, "le", upos="DET"),
         row(6, ".", upos="PUNCT"),
-    )  # fmt: skip
+    )
     assert words(found) == ["I", "do", "n't", "du", "."]
     assert labels(found) == ("PRON", "AUX", "PART", "ADP+DET", "PUNCT")
     assert found.records[0].id == "one"
@@ -106,17 +111,19 @@ def test_multiword_tokens_are_divided_where_their_words_are_in_them(folder: Fold
 
 def test_empty_nodes_and_comments_are_no_words(folder: Folder) -> None:
     found = read(
-        folder, "# x", "# newdoc id = d", row("0.1", "zero"), row(1, "a b"), "# y",
-        row("1.1", "none"), row(2, "c", "SpaceAfter=No"), end="", keep=("doc",),
-    )  # fmt: skip
+        folder,
+        "# x",
+        "# newdoc id = d",
+        row("0.1", "zero"),
+        row(1, "a b"),
+        "# y",
+        row("1.1", "none"),
+        row(2, "c", "SpaceAfter=No"),
+        end="",
+        keep=("doc",),
+    )
     assert words(found) == ["a b", "c"]
     assert (found.records[0].text, found.records[0].kept) == ("a b c", ("d",))
-
-
-def test_white_space_of_the_text_is_kept(folder: Folder) -> None:
-    found = read(folder, "# text = a  b\u3000c", row(1, "a"), row(2, "b"), row(3, "c"))
-    assert found.records[0].text == "a  b\u3000c"
-    assert words(found) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -142,32 +149,25 @@ def test_broken_sentences_are_rejects_with_their_line(
 
 
 def test_columns_are_named(folder: Folder) -> None:
-    with pytest.raises(CorpusError, match=r"word_label='pos': .*form, lemma, upos, xpos, feats, d"):
+    with pytest.raises(CorpusError, match="word_label='pos'"):
         read(folder, row(1, "a"), word_label="pos")
-    with pytest.raises(CorpusError, match=r"label='upos': this column .* word_label='upos'"):
+    with pytest.raises(CorpusError, match="label='upos'"):
         read(folder, row(1, "a"), label="upos")
     with pytest.raises(CorpusError, match=r"is not CoNLL-U: .* columns separated by tabs"):
         read(folder, "a\tNOUN", "b\tVERB")
-
-
-def test_words_go_with_the_normal_form(folder: Folder) -> None:
-    lines = ["# text = cafe\u0301s ﬁn", row(1, "cafe\u0301", "SpaceAfter=No"), row(2, "s"),
-             row(3, "ﬁn")]  # fmt: skip
-    assert words(read(folder, *lines)) == ["cafe\u0301", "s", "ﬁn"]
-    assert words(read(folder, *lines, unicode="nfc")) == ["café", "s", "ﬁn"]
-    assert words(read(folder, *lines, unicode="nfkc")) == ["café", "s", "fin"]
-    joined = ["# text = e\u0301", row(1, "e", "SpaceAfter=No"), row(2, "\u0301")]
-    assert read(folder, *joined, unicode="nfc").reasons == [(1, "words_not_normal")]
 
 
 @pytest.mark.parametrize(
     ("data", "name"),
     [
         ("text\ttags\na b\tX Y\nc\tX Y\nd e\t\n", "t.tsv"),
-        ('{"text": "a b", "tags": ["X", "Y"]}\n{"text": "c", "tags": ["X", "Y"]}\n'
-         '{"text": "d e", "tags": []}\n', "t.jsonl"),
+        (
+            '{"text": "a b", "tags": ["X", "Y"]}\n{"text": "c", "tags": ["X", "Y"]}\n'
+            '{"text": "d e", "tags": []}\n',
+            "t.jsonl",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_plain_column_has_a_label_for_each_whitespace_word(
     folder: Folder, data: str, name: str
 ) -> None:
@@ -175,27 +175,3 @@ def test_a_plain_column_has_a_label_for_each_whitespace_word(
     assert [labels(found, i) for i in range(len(found.records))] == [("X", "Y")]
     assert [reject.reason for reject in found.rejects] == ["word_label_count"] * 2
     assert found.rejects[0].detail == "2 labels for 1 words"
-
-
-def test_pairs_have_no_labelled_words(folder: Folder) -> None:
-    with pytest.raises(UsageError, match="words of pairs of texts have no labels"):
-        folder.read("a\tb\tc\n1\t2\t3\n", text="a", text_pair="b", word_label="c")
-
-
-@pytest.mark.corpora
-@pytest.mark.parametrize(
-    "name",
-    ["ud_english_ewt/en_ewt-ud-dev.conllu", "ud_korean_gsd/ko_gsd-ud-dev.conllu"],
-)
-def test_treebanks_are_read_whole(corpus_file: Callable[[str], Path], name: str) -> None:
-    path = corpus_file(name)
-    content = path.read_text("utf-8")
-    found = read_files(path, word_label="upos")
-    assert found.reader.counts.records == content.count("\n# sent_id = ") + content.startswith(
-        "# sent_id = "
-    )
-    assert not found.rejects
-    forms = [line.split("\t")[1] for line in content.split("\n") if re.match(r"[0-9]+\t", line)]
-    upos = [line.split("\t")[3] for line in content.split("\n") if re.match(r"[0-9]+\t", line)]
-    assert [word for i in range(len(found.records)) for word in words(found, i)] == forms
-    assert [label for i in range(len(found.records)) for label in labels(found, i) or ()] == upos

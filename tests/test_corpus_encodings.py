@@ -8,7 +8,6 @@ import io
 import lzma
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,26 +18,12 @@ from tests.corpus_fixtures import Folder, read_files
 KOREAN = "id\ttext\n1\t배를 타고\n2\t배가 \u2028고프다\ufeff\n"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
-
-
-# --- encodings -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("encoding", "named"),
-    [("utf-16", "utf-16"), ("utf-32", "utf-32")],
-)
-def test_a_wide_byte_order_mark_is_named_and_then_read(
-    folder: Folder, encoding: str, named: str
-) -> None:
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_wide_byte_order_mark_is_named_and_then_read(folder: Folder, encoding: str) -> None:
     data = KOREAN.encode(encoding)
-    looks = rf"looks like {named.upper()}, and utf-8 was expected\. Use encoding='{named}'\."
-    with pytest.raises(CorpusError, match=looks):
+    with pytest.raises(CorpusError, match=f"encoding='{encoding}'"):
         folder.plan(data)
-    assert folder.read(data, encoding=named).texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
+    assert folder.read(data, encoding=encoding).texts == ["배를 타고", "배가 \u2028고프다\ufeff"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "UTF_16"])
@@ -51,22 +36,6 @@ def test_wide_text_is_kept_to_the_letter(folder: Folder, encoding: str, quoting:
     assert got.texts == texts
     offsets = [len(data[: data.index(f"\n{i}\t") + 1].encode()) for i in range(3)]
     assert [r.offset for r in got.records] == offsets  # of the file as UTF-8
-
-
-def test_wide_json_lines(folder: Folder) -> None:
-    data = '{"text": "배"}\n{"text": "\\ud83d\\udc4d"}\n'.encode("utf-16")
-    assert folder.read(data, "corpus.jsonl", encoding="utf-16").texts == ["배", "👍"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
-def test_cut_off_utf_16_stops(folder: Folder, encoding: str) -> None:
-    with pytest.raises(CorpusError, match=rf"is not valid {encoding}: .* Pass the right enc"):
-        folder.read(KOREAN.encode(encoding)[:-1], encoding=encoding)
-
-
-def test_utf_16_without_a_mark_is_told_by_its_nuls(folder: Folder) -> None:
-    with pytest.raises(CorpusError, match=r"holds NUL bytes .* Use encoding='utf-16-le'"):
-        folder.plan("id\ttext\n1\thello\n".encode("utf-16-le"))
 
 
 @pytest.mark.parametrize("name", ["corpus.tsv", "corpus.csv", "corpus.txt", "corpus.jsonl"])
@@ -82,45 +51,23 @@ def test_byte_order_marks_are_dropped_from_every_file(folder: Folder, name: str)
     assert read_files(*paths, encoding="utf-8-sig").texts == ["\ufeffa"] * 2
 
 
-BAD_UTF8 = {
-    "lone byte": (b"\xff", "invalid start byte"),
-    "cp949": ("배".encode("cp949"), "invalid start byte"),
-    "cut off": ("배".encode()[:2], "unexpected end of data"),
-    "surrogate": (b"\xed\xa0\xbd", "invalid continuation byte"),
-    "too long a form": (b"\xc0\xaf", "invalid start byte"),
-    "beyond unicode": (b"\xf4\x90\x80\x80", "invalid continuation byte"),
-}
+BAD_UTF8 = [b"\xff", b"\xb9\xe8", b"\xeb\xb0", b"\xed\xa0\xbd", b"\xc0\xaf", b"\xf4\x90\x80\x80"]
 
 
-@pytest.mark.parametrize(("bad", "why"), BAD_UTF8.values(), ids=BAD_UTF8.keys())
+@pytest.mark.parametrize("bad", BAD_UTF8)
 @pytest.mark.parametrize("quoting", ["none", "csv"])
-def test_bad_utf8_costs_one_row(folder: Folder, bad: bytes, why: str, quoting: str) -> None:
+def test_bad_utf8_costs_one_row(folder: Folder, bad: bytes, quoting: str) -> None:
     got = folder.read(b"id\ttext\n1\ta\n2\t\xeb\xb0\xb0" + bad + b"\n3\tb\n", quoting=quoting)
     assert got.texts == ["a", "b"]
     (reject,) = got.rejects
     assert (reject.row, reject.line, reject.offset) == (1, 3, 12)
     assert reject.reason == "invalid_encoding"
-    assert reject.detail == f"utf-8: {why} at byte 3 of the cell"
+    assert "at byte 3 of the cell" in reject.detail
     assert reject.excerpt == b"2\t\xeb\xb0\xb0" + bad
 
 
-def test_bad_bytes_in_an_unused_column_cost_nothing(folder: Folder) -> None:
-    assert folder.read(b"text\tother\na\t\xff\nb\t\xfe\n").texts == ["a", "b"]
-
-
-def test_bad_utf8_in_json_costs_one_row(folder: Folder) -> None:
-    got = folder.read(b'{"text":"a"}\n{"text":"\xff"}\n{"text":"b"}\n', "corpus.jsonl")
-    assert (got.texts, got.reasons) == (["a", "b"], [(2, "invalid_encoding")])
-
-
 @pytest.mark.parametrize(
-    ("encoding", "text"),
-    [
-        ("cp949", "배를 똠방각하"),
-        ("euc-kr", "배를 타고"),
-        ("shift_jis", "表示ソ能"),
-        ("latin-1", "né"),
-    ],
+    ("encoding", "text"), [("cp949", "배를 똠방각하"), ("shift_jis", "表示ソ能"), ("latin-1", "né")]
 )
 @pytest.mark.parametrize(
     ("name", "head", "row"),
@@ -136,29 +83,16 @@ def test_a_file_in_another_encoding_stops_with_advice(
     folder: Folder, encoding: str, text: str, name: str, head: str, row: str, rows: int
 ) -> None:
     data = (head + "".join(row.format(i, text) for i in range(rows))).encode(encoding)
-    judged = min(rows, 1_000)
-    advice = rf"{judged} of the first {judged} records are not utf-8\. Pass its encoding, for inst"
-    with pytest.raises(CorpusError, match=advice):
+    with pytest.raises(CorpusError, match=f"of the first {min(rows, 1_000)} records"):
         folder.read(data, name)
     assert folder.read(data, name, encoding=encoding).texts == [text] * rows
-
-
-def test_a_readable_record_does_not_hide_another_encoding(folder: Folder) -> None:
-    rows = [b"\xb9\xe8"] * 999 + [b"ascii"] * 900  # the thousandth record is readable
-    with pytest.raises(CorpusError, match="999 of the first 1000 records are not utf-8"):
-        folder.read(b"text\n" + b"\n".join(rows))
-
-
-def test_half_the_records_in_another_encoding_are_rejected(folder: Folder) -> None:
-    got = folder.read(b"text\n" + b"a\n\xb9\xe8\n" * 600)
-    assert (len(got.records), got.reader.counts.rejected["invalid_encoding"]) == (600, 600)
 
 
 @pytest.mark.parametrize(
     "encoding", ["cp948", "rot13", "base64", "idna", "cp500", "unicode_escape"]
 )
 def test_an_encoding_that_cannot_be_read(folder: Folder, encoding: str) -> None:
-    with pytest.raises(UsageError, match=rf"encoding='{encoding}': not an encoding of text"):
+    with pytest.raises(UsageError, match=f"encoding='{encoding}'"):
         folder.plan("text\na\n", encoding=encoding)
 
 
@@ -173,21 +107,14 @@ def test_an_encoding_with_states(folder: Folder, quoting: str) -> None:
 
 
 def test_binary_files_are_refused(folder: Folder) -> None:
-    with pytest.raises(CorpusError, match=r"holds NUL bytes \(3 in the first 11\): it is binary"):
+    with pytest.raises(CorpusError, match="NUL"):
         folder.plan(b"text\na\0\0\0b\n")
-
-
-# --- compression ---------------------------------------------------------------------------------
-
-
-def _zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, "zstd", asbytes=True))
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
-    "zst": _zstd,
+    "zst": lambda data: bytes(pa.compress(data, "zstd", asbytes=True)),
 }
 BIG = "id\ttext\n" + "".join(f"{i}\t{i * i} 배를 타고\n" for i in range(20_000))
 
@@ -202,16 +129,11 @@ def test_compression_is_told_by_its_bytes(folder: Folder, suffix: str, name: str
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-def test_a_name_does_not_make_a_file_compressed(folder: Folder, suffix: str) -> None:
-    assert folder.read(KOREAN, f"corpus.tsv.{suffix}").texts[0] == "배를 타고"
-
-
-@pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
 def test_a_truncated_archive_stops(folder: Folder, suffix: str, share: float) -> None:
     packed = PACKERS[suffix](BIG.encode())
     cut = packed[: max(8, int(len(packed) * share))]
-    with pytest.raises(CorpusError, match=r"cannot be read to its end .* It may be cut off"):
+    with pytest.raises(CorpusError, match="cannot be read to its end"):
         folder.read(cut)
 
 
@@ -221,16 +143,11 @@ def test_joined_archives_are_read_to_the_end(folder: Folder, suffix: str) -> Non
     assert folder.read(pack(b"id\ttext\n1\ta\n") + pack(b"2\tb\n")).texts == ["a", "b"]
 
 
-def test_compressed_utf_16_and_json_lines(folder: Folder) -> None:
-    packed = gzip.compress('{"text": "배"}\n'.encode("utf-16"))
-    assert folder.read(packed, "corpus.jsonl.gz", encoding="utf-16").texts == ["배"]
-
-
 def test_archives_are_refused(folder: Folder) -> None:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("corpus.tsv", KOREAN)
-    with pytest.raises(CorpusError, match=r"is a zip file; plain, gzip, zstd and bzip2 files are"):
+    with pytest.raises(CorpusError, match="zip file"):
         folder.plan(stream.getvalue(), "corpus.tsv")
-    with pytest.raises(CorpusError, match=r"is a xz file; .* Unpack it first, or pipe it"):
+    with pytest.raises(CorpusError, match="xz file"):
         folder.plan(lzma.compress(KOREAN.encode()), "corpus.tsv.xz")

@@ -1,74 +1,50 @@
-"""JSON Lines and Parquet."""
+"""JSON, Parquet, Arrow and workbooks."""
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import io
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from embedkit.corpus.options import Dialect
-from embedkit.corpus.readers import open_table
+from embedkit.corpus.sources import MAX_RECORD_BYTES
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, Outcome, read_files
 
-Write = Callable[[pa.Table, Path], None]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
-
-
-# --- JSON Lines ----------------------------------------------------------------------------------
-
 BAD_JSON = {
-    "nan": ('{"text": "a", "x": NaN}', "bad_json", "NaN is not JSON"),
-    "infinity": ('{"text": "a", "x": [-Infinity]}', "bad_json", "-Infinity is not JSON"),
-    "twice": ('{"text": "a", "text": "b"}', "duplicate_key", "'text' stands twice"),
-    "twice inside": ('{"text": "a", "x": {"y": 1, "y": 2}}', "duplicate_key", "'y' stands twice"),
-    "list": ('["a"]', "not_an_object", "expected a JSON object on the line"),
-    "string": ('"text"', "not_an_object", "expected a JSON object on the line"),
-    "null": ("null", "not_an_object", "expected a JSON object on the line"),
-    # Python 3.13 points at the comma
-    "trailing comma": ('{"text": "a",}', "bad_json", " at column 1"),
-    "two objects": ('{"text": "a"} {"text": "b"}', "bad_json", "Extra data at column 15"),
-    "cut off": ('{"text": "a', "bad_json", "Unterminated string starting at at column 10"),
-    "single quotes": ("{'text': 'a'}", "bad_json", "double quotes at column 2"),
-    "raw control": ('{"text": "a\tb"}', "bad_json", "Invalid control character at at column 12"),
-    "lone surrogate": ('{"text": "a\\ud83d"}', "lone_surrogate", "half of a surrogate pair"),
-    "lone in label": ('{"text": "a", "label": "\\udc4d"}', "lone_surrogate", "half of a surr"),
-    "bomb": ("[" * 100_000, "bad_json", "nested too deeply"),
-    "bomb inside": ('{"text": "a", "x": ' + "[" * 100_000, "bad_json", "nested too deeply"),
-    "text null": ('{"text": null}', "null_text", "the text is null or absent"),
-    "text absent": ('{"label": "1"}', "null_text", "the text is null or absent"),
-    "text number": ('{"text": 12}', "text_not_string", "a number or a list, not a string"),
-    "text float": ('{"text": 1.0}', "text_not_string", "a number or a list, not a string"),
-    "text true": ('{"text": true}', "text_not_string", "a number or a list, not a string"),
-    "text list": ('{"text": ["a"]}', "text_not_string", "a number or a list, not a string"),
-    "text object": ('{"text": {"a": "b"}}', "text_not_string", "a number or a list, not a"),
-    "text empty": ('{"text": ""}', "empty_text", "the text is empty"),
+    '{"text": "a", "x": NaN}': "bad_json",
+    '{"text": "a", "x": {"y": 1, "y": 2}}': "duplicate_key",
+    '["a"]': "not_an_object",
+    '{"text": "a': "bad_json",
+    '{"text": "a\\ud83d"}': "lone_surrogate",
+    '{"text": "a", "label": "\\udc4d"}': "lone_surrogate",
+    "[" * 100_000: "bad_json",
+    '{"text": null}': "null_text",
+    '{"label": "1"}': "null_text",
+    '{"text": 12}': "text_not_string",
+    '{"text": {"a": "b"}}': "text_not_string",
+    '{"text": ""}': "empty_text",
 }
 
 
-@pytest.mark.parametrize(("line", "reason", "detail"), BAD_JSON.values(), ids=BAD_JSON.keys())
+@pytest.mark.parametrize(("line", "reason"), BAD_JSON.items(), ids=range(len(BAD_JSON)))
 @pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
 def test_a_bad_json_line_costs_one_record(
-    folder: Folder, line: str, reason: str, detail: str, first: bool
+    folder: Folder, line: str, reason: str, first: bool
 ) -> None:
     good = '{"text": "a", "label": "0"}\n'
-    data = ("" if first else good) + f"{line}\n\n \n" + good
-    got = folder.read(data, "corpus.jsonl")
-    (reject,) = got.rejects
-    line_number = 1 if first else 2
-    assert (reject.line, reject.row, reject.reason) == (line_number, line_number - 1, reason)
-    assert detail in reject.detail
+    got = folder.read(good * (not first) + f"{line}\n\n \n{good}", "corpus.jsonl")
+    assert got.reasons == [(1 if first else 2, reason)]
     assert got.texts == (["a"] if first else ["a", "a"])
     assert got.reader.counts.blank_lines == 2
 
@@ -77,13 +53,9 @@ def test_a_bad_json_line_costs_one_record(
     ("value", "literal"),
     [
         ("7", "7"),
-        ("-0", "-0"),
         ("9" * 5_000, "9" * 5_000),
         ("1e5", "1e5"),
-        ("1.50", "1.50"),
-        ("12345678901234567890123", "12345678901234567890123"),
         ('"007"', "007"),
-        ('"배"', "배"),
         ("true", "true"),
         ("null", None),
         ('[1, 2.50,"a"]', '[1, 2.50, "a"]'),
@@ -94,7 +66,7 @@ def test_json_values_beside_the_text_keep_their_form(
     folder: Folder, value: str, literal: str | None
 ) -> None:
     line = f'{{"text": "a", "id": {value}, "label": {value}, "x": {value}}}\n'
-    (record,) = folder.read(line, "corpus.jsonl", keep=["x"]).records
+    (record,) = folder.read(line, "corpus.jsonl", label="label", keep=["x"]).records
     assert (record.label, record.kept) == (literal, (literal,))
     assert record.id == ("0" if literal is None else literal)
 
@@ -107,50 +79,61 @@ def test_a_deeply_nested_value_that_is_kept_costs_one_record(folder: Folder) -> 
     assert all(reason == "bad_json" for _, reason in got.reasons)
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        '[\n{"text": "a"},\n{"text": "b"}\n]\n',
-        '[{"text": "a"},\n {"text": "b"}]\n',
-        '{\n  "text": "a"\n}\n',
-        '{\n  "rows":\n  {"text": "a"}\n}\n',
-        '[{"text": "a"}, {"text": "b"}]',
-        "[]",
-    ],
-    ids=["array by lines", "array from [", "object", "object in object", "one line", "empty"],
-)
-@pytest.mark.parametrize("name", ["corpus.json", "corpus.jsonl"])
-def test_a_json_document_is_refused(folder: Folder, document: str, name: str) -> None:
-    advice = r"is not JSON Lines: .* one object per line: jq -c '\.\[\]' corpus\.jsonl? > lines"
-    with pytest.raises(CorpusError, match=advice):
-        folder.plan(document, name)
+OBJECTS = [
+    {"id": i, "text": f'{text} "q" \\ [x] {{y}} {i}', "labels": {"label": i / 2, "of": [1, {}]}}
+    for i, text in enumerate(["배\r\n타고", '\\"', "]},{[", "x" * 70_000] * 3)
+]
 
 
-def test_keys_may_come_in_any_order_or_late(folder: Folder) -> None:
-    got = folder.read('{"text": "a"}\n{"id": "x", "text": "b"}\n', "corpus.jsonl")
-    assert [(r.id, r.text) for r in got.records] == [("0", "a"), ("x", "b")]
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp949", "utf-16"])
+def test_a_json_array_is_read_like_json_lines(
+    folder: Folder, indent: int | None, encoding: str
+) -> None:
+    data = json.dumps(OBJECTS, indent=indent, ensure_ascii=False)
+    options: dict[str, Any] = {"label": "labels.label", "keep": ["labels.of"]}
+    got = folder.read(data.encode(encoding), "a.json", encoding=encoding, **options)
+    lines = "\n".join(json.dumps(one) for one in OBJECTS)
+    same = folder.read(lines, "a.jsonl", **options)
+    about = [(r.row, r.id, r.text, r.label, r.kept) for r in got.records]
+    assert about == [(r.row, r.id, r.text, r.label, r.kept) for r in same.records]
+    start = 3 * (encoding == "utf-8-sig")
+    for record, one in zip(got.records, OBJECTS, strict=True):
+        before = data.encode()[: (record.offset or 0) - start].decode()
+        assert json.JSONDecoder().raw_decode(data[len(before) :])[0] == one
+        assert record.line == before.count("\n") + 1
+    for cut in (1, 70_000):
+        with pytest.raises(CorpusError, match=r"a\.json"):
+            folder.read(data[:-cut].encode(encoding), "a.json", encoding=encoding)
+
+
+def test_a_bad_element_of_an_array_costs_one_record(folder: Folder) -> None:
+    shell = len('{"text": ""}')
+    texts = ("m" * (MAX_RECORD_BYTES - shell), "m\\n" * (MAX_RECORD_BYTES // 2))
+    closed = (s for s in BAD_JSON if sum(map(s.count, "{[")) == sum(map(s.count, "}]")))
+    bad = {line: BAD_JSON[line] for line in closed}
+    parts = ['{"text": "a", "label": "0"}', *(f'{{"text": "{text}"}}' for text in texts), "7", *bad]
+    got = folder.read(f"[{', '.join(parts)},\n {{'text': 'a'}}, {parts[0]}]", "a.json")
+    assert [len(text) for text in got.texts] == [1, len(texts[0]), 1]
+    reasons = ["record_too_long", "not_an_object", *bad.values(), "bad_json"]
+    assert [reason for _, reason in got.reasons] == reasons
+    assert got.rejects[0].length == shell + len(texts[1])
+    assert (got.reasons[-1][0], got.lines[-1]) == (2, 2)
+    with pytest.raises(CorpusError, match=r"a\.json has no records"):
+        folder.plan("[ ]\n", "a.json")
+
+
+@pytest.mark.parametrize("document", ['{\n  "text": "a"\n}\n', '["a", "b"]', "[1]"])
+def test_another_json_document_is_refused(folder: Folder, document: str) -> None:
+    with pytest.raises(CorpusError, match=r"corpus\.json"):
+        folder.plan(document, "corpus.json")
 
 
 def test_keys_are_looked_for_in_the_first_thousand_lines(folder: Folder) -> None:
     line, last = '{"text": "a"}\n', '{"text": "b", "id": "x"}\n'
     assert folder.read(line * 999 + last, "corpus.jsonl").records[-1].id == "x"
-    with pytest.raises(CorpusError, match=r"id='id': .* has no such column; it has text\."):
+    with pytest.raises(CorpusError, match="id='id'"):
         folder.plan(line * 1_000 + last, "corpus.jsonl", id="id")
-
-
-def test_few_long_lines_are_held_in_memory(folder: Folder) -> None:
-    long = '{"text": "%s"}\n' % ("a" * 6_000_000)
-    got = folder.read(long * 2 + '{"text": "b", "id": "x"}\n', "corpus.jsonl")
-    assert (got.reader.plan.columns, len(got.records)) == (("text", "id"), 3)
-    got = folder.read(long * 3 + '{"text": "b", "id": "x"}\n', "corpus.jsonl")
-    assert (got.reader.plan.columns, len(got.records)) == (("text",), 4)
-
-
-# --- Parquet and Arrow ---------------------------------------------------------------------------
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path)
 
 
 def _write_arrow(table: pa.Table, path: Path) -> None:
@@ -163,15 +146,11 @@ def _write_stream(table: pa.Table, path: Path) -> None:
         writer.write_table(table, max_chunksize=3_000)
 
 
-def _write_feather(table: pa.Table, path: Path) -> None:
-    feather.write_feather(table, path, compression="lz4")
-
-
-WRITERS: dict[str, Write] = {
-    "corpus.parquet": _write_parquet,
+WRITERS: dict[str, Any] = {
+    "corpus.parquet": pq.write_table,
     "corpus.arrow": _write_arrow,
     "corpus.ipc": _write_stream,
-    "corpus.feather": _write_feather,
+    "corpus.feather": feather.write_feather,
 }
 
 
@@ -179,12 +158,43 @@ WRITERS: dict[str, Write] = {
 def columnar(request: pytest.FixtureRequest, folder: Folder) -> Callable[..., Outcome]:
     """Writes columns to a file of each format and reads it."""
 
-    def read(**columns: Any) -> Outcome:
+    def read(options: Mapping[str, Any] | None = None, **columns: Any) -> Outcome:
         path = folder.path / request.param
         WRITERS[request.param](pa.table(columns), path)
-        return read_files(path)
+        return read_files(path, **(options or {}))
 
     return read
+
+
+def test_fields_of_columns_have_dotted_names(columnar: Callable[..., Outcome]) -> None:
+    labels = pa.array([{"a": {"b": "x"}, "n": 1}, {"a": None, "n": 2}, None])
+    kept = ["labels.a.b", "labels.n"]
+    got = columnar(text=["a", "b", "c"], labels=labels, options={"keep": kept})
+    assert [r.kept for r in got.records] == [("x", "1"), (None, "2"), (None, None)]
+
+
+@pytest.mark.parametrize("name", ["corpus.xlsx", "corpus.ods"])
+def test_a_workbook(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"id": [7, 8, 9], "text": ["배\n타고", None, "a"], "score": [1.5, 2, 3]}
+    frame = pd.DataFrame(columns, dtype=object)
+    frame.loc[3] = [None, None, None]
+    frame.loc[4] = [10, "b", datetime.date(2020, 1, 2)]
+    with pd.ExcelWriter(str(folder.path / name)) as writer:
+        frame.to_excel(writer, index=False, startrow=1)
+    got = read_files(folder.path / name, keep=["score"])
+    assert [(r.line, r.id, r.text, r.kept[0]) for r in got.records] == [
+        (3, "7", "배\n타고", "1.5"),
+        (5, "9", "a", "3"),
+        (7, "10", "b", "2020-01-02"),
+    ]
+    assert got.reasons == [(4, "null_text")]
+    assert got.reader.counts.blank_lines == 1
+    (folder.path / name).write_bytes(b"PK\x03\x04 none")
+    with pytest.raises(CorpusError, match=name):
+        read_files(folder.path / name)
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    with pytest.raises(CorpusError, match="python-calamine"):
+        read_files(folder.path / name)
 
 
 STRINGS = {
@@ -226,65 +236,27 @@ def test_columnar_values_beside_the_text(columnar: Callable[..., Outcome]) -> No
     assert [(r.id, r.label) for r in got.records] == [("7", "1.5"), ("1", "2.0")]
 
 
-def test_columnar_of_many_batches(columnar: Callable[..., Outcome]) -> None:
-    texts = [f"text {i}" for i in range(10_000)]
-    assert columnar(text=texts).texts == texts
-    assert columnar(text=pa.array([], pa.string())).texts == []
-
-
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("column", "kind"),
     [
-        (pa.list_(pa.string()), ["a"]),
-        (pa.struct([("a", pa.string())]), {"a": "b"}),
-        (pa.int64(), 1),
-        (pa.float32(), 1.0),
-        (pa.bool_(), True),
-        (pa.binary(), b"a"),
-        (pa.dictionary(pa.int8(), pa.int64()), 1),
+        ("text", pa.list_(pa.string())),
+        ("text", pa.int64()),
+        ("label", pa.list_(pa.int8())),
+        ("label", pa.binary()),
     ],
     ids=str,
 )
-def test_columnar_text_of_another_type_stops(
-    columnar: Callable[..., Outcome], kind: pa.DataType, value: Any
+def test_a_column_of_another_type_stops(
+    columnar: Callable[..., Outcome], column: str, kind: pa.DataType
 ) -> None:
-    with pytest.raises(CorpusError, match=r"column 'text' is .*; a text must be a string"):
-        columnar(text=pa.array([value], kind))
+    with pytest.raises(CorpusError, match=f"column '{column}'"):
+        columnar(**{"text": ["a"], column: pa.array([None], kind)})
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.binary()], ids=str)
-def test_columnar_label_of_no_single_value_stops(
-    columnar: Callable[..., Outcome], kind: pa.DataType
-) -> None:
-    with pytest.raises(CorpusError, match=r"column 'label' is .*; a string, a number or a date"):
-        columnar(text=["a"], label=pa.array([None], kind))
-
-
-def test_a_date_that_python_has_not_stops(folder: Folder) -> None:
-    path = folder.path / "c.parquet"
-    when = pa.array([0, 10**18], pa.timestamp("us"))  # the year 33658
-    pq.write_table(pa.table({"text": ["a", "b"], "when": when}), path)
-    with pytest.raises(CorpusError, match=r"c\.parquet cannot be read to its end: .*range"):
-        read_files(path, keep=["when"])
-    assert read_files(path).texts == ["a", "b"]
-
-
-def test_parquet_columns_of_one_name_are_to_be_renamed(folder: Folder) -> None:
-    path = folder.path / "c.parquet"
-    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), path)
-    with pytest.raises(CorpusError, match=r"both named 'text'\. Rename one\.$"):
-        read_files(path)
-
-
-def test_columnar_with_only_nulls(columnar: Callable[..., Outcome]) -> None:
-    assert [r.reason for r in columnar(text=pa.nulls(2)).rejects] == ["null_text"] * 2
-
-
-@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.ipc", "corpus.feather"])
-@pytest.mark.parametrize("data", [b"", b"ARROW1", b"id\ttext\n1\ta\n", b"FEA1" + b"x" * 99,
-                                  b"\xff\xff\xff\xff" + b"\x10\0\0\0" + b"x" * 16])  # fmt: skip
-def test_what_is_not_arrow(folder: Folder, data: bytes, name: str) -> None:
-    with pytest.raises(CorpusError, match=rf"{name} is not a readable Arrow file"):
+@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.feather"])
+@pytest.mark.parametrize("data", [b"", b"ARROW1", b"id\ttext\n1\ta\n", b"FEA1" + b"x" * 99])
+def test_a_file_of_another_format_is_not_arrow(folder: Folder, data: bytes, name: str) -> None:
+    with pytest.raises(CorpusError, match=name):
         folder.plan(data, name)
 
 
@@ -293,7 +265,7 @@ def test_a_cut_off_arrow_file_stops(folder: Folder, name: str) -> None:
     path = folder.path / name
     WRITERS[name](pa.table({"text": [f"text {i}" for i in range(10_000)]}), path)
     path.write_bytes(path.read_bytes()[:-20_000])
-    with pytest.raises(CorpusError, match=rf"{name} (is not a readable|cannot be read to its)"):
+    with pytest.raises(CorpusError, match=name):
         read_files(path)
 
 
@@ -320,31 +292,6 @@ def test_arrow_offsets_out_of_bounds_stop(folder: Folder, name: str, kind: str) 
     path.write_bytes(damaged)
     with pytest.raises(CorpusError, match=r"cannot be read to its end: .*([Oo]ffset|bounds)"):
         read_files(path)
-
-
-def test_arrow_of_another_name_is_recognised(folder: Folder) -> None:
-    for number, write in enumerate((_write_arrow, _write_stream, _write_feather)):
-        path = folder.path / f"data-{number}.bin"
-        write(pa.table({"text": ["a"]}), path)
-        got = read_files(path)
-        assert (got.texts, got.reader.plan.format) == (["a"], "arrow")
-        assert any("format: arrow" in said for said in got.reader.plan.notices)
-
-
-@pytest.mark.parametrize("name", ["corpus.arrow", "corpus.ipc"])
-def test_the_fraction_of_an_arrow_file_grows(folder: Folder, name: str) -> None:
-    path = folder.path / name
-    WRITERS[name](pa.table({"text": [f"text {i}" for i in range(9_000)]}), path)
-    table = open_table(path, Dialect("arrow"))
-    seen = {table.fraction for _ in table.rows(["text"])}
-    assert len(seen) == 3
-    assert 0 == min(seen) < max(seen) < table.fraction == 1.0
-
-
-@pytest.mark.parametrize("data", [b"", b"PAR1", b"id\ttext\n1\ta\n", b"PAR1" + b"x" * 99 + b"PAR1"])
-def test_what_is_not_parquet(folder: Folder, data: bytes) -> None:
-    with pytest.raises(CorpusError, match=r"corpus\.parquet is not a readable Parquet file"):
-        folder.plan(data, "corpus.parquet")
 
 
 def test_a_damaged_parquet_page_stops(folder: Folder) -> None:

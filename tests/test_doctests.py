@@ -29,7 +29,7 @@ MODULES = sorted(
 WITHOUT: set[str] = set()
 """What ``embedkit`` exports without an example; the set can only shrink."""
 
-NOT_RUN = {"embedkit.dataset.store.VectorData.iter_batches": "a DataLoader starts processes"}
+NOT_RUN = {"embedkit.dataset.read.VectorData.iter_batches": "a DataLoader starts processes"}
 """Docstrings with examples that are not run, and why."""
 
 
@@ -43,8 +43,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        embedkit.extract("corpus.tsv", out="vectors", layers="all", pooling=["cls", "mean"],
-                         words="mean", tokens=True)  # fmt: skip
+        embedkit.extract(
+            "corpus.tsv",
+            out="vectors",
+            layers="all",
+            pooling=["cls", "mean"],
+            words="mean",
+            tokens=True,
+        )
         embedkit.split("vectors", out="split.parquet", folds=2)
         embedkit.train("vectors", split="split.parquet", out="runs/logreg")
         tagged = [

@@ -13,20 +13,16 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from embedkit.comparison.blend import blend, write_blend
-from embedkit.comparison.compare import compare
-from embedkit.errors import UsageError
+from embedkit.comparison.blend import blend
+from embedkit.comparison.table import compare
 from embedkit.finetuning import run as run_module
 from embedkit.finetuning import training as training_module
-from embedkit.finetuning.heads import EncoderWithHead
-from embedkit.finetuning.model_folder import read_model
+from embedkit.finetuning.model import EncoderWithHead, read_model
 from embedkit.finetuning.training import Fold, train_fold
-from embedkit.finetuning.validation import Division, FoldRecords
 from embedkit.predict import Predictor
 from embedkit.runs.predictions import Predictions, read_predictions
-from embedkit.runs.split_files import Split, read_split
-from embedkit.runs.splits import split
-from tests.finetune_fixtures import corpus_of, finetuned, tuned
+from embedkit.runs.split import Split, read_split, split
+from tests.finetune_fixtures import corpus_of, finetuned, tuned, write_lines
 
 FOLDS = 3
 
@@ -73,10 +69,8 @@ def test_inner_predictions_are_of_records_that_their_model_was_not_fitted_on(
         for other in range(FOLDS):
             keep = Predictor(tmp_path / "run", device="cpu")
             keep._model._models = [read_model(tmp_path / f"run/model/fold-{other}").eval()]
-            same = np.allclose(
-                keep.predict_proba([texts[row] for row in here["row"]]),
-                here[["proba_0", "proba_1"]], atol=1e-6,
-            )  # fmt: skip
+            proba = keep.predict_proba([texts[row] for row in here["row"]])
+            same = np.allclose(proba, here[["proba_0", "proba_1"]], atol=1e-6)
             assert same == (other == number)
         if threshold is not None:
             reached = here["proba_1"] >= content.thresholds[number]
@@ -99,18 +93,6 @@ def test_runs_on_one_split_have_the_same_validation_records(
     assert "blend: stacked" in [row.name for row in found.table.rows]
 
 
-def test_without_common_records_nothing_is_stacked_in_the_folds(tmp_path: Path) -> None:
-    corpus, file, _ = split_corpus(tmp_path)
-    tuned(corpus, tmp_path / "a", split=file, epochs=1)
-    tuned(corpus, tmp_path / "b", split=file, epochs=1, validation=0)
-    assert not (tmp_path / "b/inner_predictions.parquet").exists()
-    found = compare([tmp_path / "a", tmp_path / "b"])
-    assert not found.blends["stacked"].cross_fitted
-    message = "has no predictions for the folds, since the runs have no inner predictions"
-    with pytest.raises(UsageError, match=message):
-        write_blend(found.blends["stacked"], tmp_path / "blend.tsv")
-
-
 # Labels that no text tells, and models that know by heart what they were trained on, and are as
 # sure of what they guess of other records.
 N_NOISE = 240
@@ -121,15 +103,14 @@ def noise_run(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Predictions, Spl
     words = ["rain", "bus", "home", "영화", "good", "bad", "movie", "was", "the"]
     labels = random.permutation(np.arange(N_NOISE) % 2)
     lines = [f"{' '.join(random.choice(words, 6))} {i}\t{y}" for i, y in enumerate(labels)]
-    corpus = folder / "noise.tsv"
-    corpus.write_text("text\tlabel\n" + "\n".join(lines) + "\n", "utf-8")
+    corpus = write_lines(folder / "noise.tsv", "text\tlabel", *lines)
     split(corpus, out=folder / "split.parquet", folds=FOLDS)
     folds = trained_folds(patch)
     guesses = random.integers(0, 2, N_NOISE)
 
     def by_heart(model: EncoderWithHead, texts: Sequence[Any], **_: Any) -> torch.Tensor:
-        places = {id(text): i for i, text in enumerate(folds[-1].texts)}
-        index = np.array([places[id(text)] for text in texts], np.int64)
+        places = {text.ids.tobytes(): i for i, text in enumerate(folds[-1].texts)}
+        index = np.array([places[text.ids.tobytes()] for text in texts], np.int64)
         known, y = np.isin(index, folds[-1].train), folds[-1].target.y[index]
         told = np.where(known, y, guesses[index])
         return torch.from_numpy(np.log(np.eye(2, dtype=np.float32)[told] * 0.98 + 0.01))
@@ -163,17 +144,6 @@ def stacked_auc(*runs: Predictions) -> float:
     return float(roc_auc_score(made.predictions.y, made.predictions.proba[:, 1]))
 
 
-def trained_on(patch: pytest.MonkeyPatch, name: str) -> None:
-    """Plant a leak: models are also trained on some other records of their fold."""
-    fold = Division._fold
-
-    def leaking(self: Division, index: int, repeat: int, number: int) -> FoldRecords:
-        found = fold(self, index, repeat, number)
-        return replace(found, train=np.concatenate([found.train, getattr(found, name)]))
-
-    patch.setattr(Division, "_fold", leaking)
-
-
 def test_a_stack_on_noise_knows_nothing_and_spoils_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,22 +154,3 @@ def test_a_stack_on_noise_knows_nothing_and_spoils_nothing(
     alone = roc_auc_score(other.y, other.proba[:, 1])
     assert alone > 0.9
     assert stacked_auc(run, other) > alone - 0.03
-
-
-def test_a_model_that_knows_its_held_out_records_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained_on(monkeypatch, "held_out")
-    run, _ = noise_run(tmp_path, monkeypatch)
-    assert abs(stacked_auc(run) - 0.5) > 0.3
-
-
-def test_inner_predictions_of_records_known_by_heart_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stack trusts the model that knows these records, and loses what the other run says."""
-    trained_on(monkeypatch, "valid")
-    run, made = noise_run(tmp_path, monkeypatch)
-    other = told(run, made)
-    alone = roc_auc_score(other.y, other.proba[:, 1])
-    assert stacked_auc(run, other) < alone - 0.1

@@ -13,14 +13,11 @@ import pytest
 import torch
 
 import embedkit
-from embedkit.encoding.attention import attention_kinds
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
-from embedkit.encoding.device import computes_bf16
-from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, load_model
-from embedkit.encoding.packed import PackedModel, fastest
-from embedkit.encoding.precision import choose_precision
-from embedkit.encoding.tokenization import TokenizerSettings
+from embedkit.encoding.encoder import Encoder, choose_precision
+from embedkit.encoding.model import PRECISIONS, PackedBatch, PlainModel, computes_bf16, load_model
+from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
+from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_view
 from tests.models import TEXTS, distance, save_model
 
@@ -38,9 +35,17 @@ VIEWS = ["cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "mean_0"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A BERT whose heads every kernel takes."""
     made = tmp_path_factory.mktemp("gpu")
-    save_model(made, "bert", vocab_size=300, hidden_size=128, num_hidden_layers=4,
-               num_attention_heads=4, intermediate_size=256, max_position_embeddings=128,
-               initializer_range=0.1)  # fmt: skip
+    save_model(
+        made,
+        "bert",
+        vocab_size=300,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=256,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+    )
     (made / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
     return str(made)
 
@@ -104,9 +109,8 @@ def test_a_head_size_that_no_kernel_takes_is_packed_all_the_same(
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "modernbert"])
 def test_vectors_equal_those_of_the_cpu(
-    family: str, precision: str, tiny: Callable[[str], Path],
-    encoder_of: Callable[[str], Encoder],
-) -> None:  # fmt: skip
+    family: str, precision: str, tiny: Callable[[str], Path], encoder_of: Callable[[str], Encoder]
+) -> None:
     gpu = Encoder.load(str(tiny(family)), device="cuda", precision=precision)
     wanted = encoder_of(family).encode_views(TEXTS, VIEWS)
     ours = gpu.encode_views(TEXTS, VIEWS)
@@ -114,18 +118,6 @@ def test_vectors_equal_those_of_the_cpu(
         assert distance(vectors, wanted[name]).max() <= (1e-4 if precision == "fp32" else 2e-2)
     again = gpu.encode_views(TEXTS, VIEWS)
     assert all(np.array_equal(vectors, again[name]) for name, vectors in ours.items())
-
-
-def test_the_plain_forward_does_not_wait(folder: str) -> None:
-    plain, _ = plain_on(folder, choose_precision(None, CUDA), CUDA)
-    ids = torch.ones(sum(LENGTHS), dtype=torch.int64, device=CUDA)
-    batch = PackedBatch.of(ids, torch.zeros_like(ids), LENGTHS)
-    plain.forward(batch, [4], lambda *_: None)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        plain.forward(batch, [0, 4], lambda *_: None)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_shard_does_not_wait_until_it_is_read(tiny_bert: Path) -> None:
@@ -153,9 +145,16 @@ def corpus_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
     texts = corpus_of(tmp_path / "corpus.tsv")
-    embedkit.extract(tmp_path / "corpus.tsv", out=tmp_path / "out", model=str(tiny_bert),
-                     device=CUDA.type, precision=precision, pooling=["cls", "mean"],
-                     layers="all", shard_rows=50)  # fmt: skip
+    embedkit.extract(
+        tmp_path / "corpus.tsv",
+        out=tmp_path / "out",
+        model=str(tiny_bert),
+        device=CUDA.type,
+        precision=precision,
+        pooling=["cls", "mean"],
+        layers="all",
+        shard_rows=50,
+    )
     report = embedkit.verify(tmp_path / "out", recompute=20, device=CUDA.type)
     assert report.ok
     wanted = Encoder.load(str(tiny_bert), device="cpu").encode_views(texts, ["mean_3", "cls_2"])
@@ -167,9 +166,16 @@ def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) 
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_fine_tuning_of_one_epoch(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
     corpus_of(tmp_path / "corpus.tsv")
-    result = embedkit.finetune(tmp_path / "corpus.tsv", out=tmp_path / "run", model=str(tiny_bert),
-                               device=CUDA.type, folds=2, training=embedkit.TrainingOptions(
-                                   precision=precision, epochs=1, max_length=32))  # fmt: skip
+    result = embedkit.finetune(
+        tmp_path / "corpus.tsv",
+        out=tmp_path / "run",
+        model=str(tiny_bert),
+        device=CUDA.type,
+        folds=2,
+        precision=precision,
+        epochs=1,
+        max_length=32,
+    )
     chosen = choose_precision(precision, CUDA)
     assert result.content.precision == chosen
     assert 0 <= result.content.scores["cross_validation"]["accuracy"].value <= 1

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.nn import functional
 from transformers import BertForSequenceClassification
 
-from embedkit.choices import HEADS
-from embedkit.encoding.checkpoint import (
-    DEFAULT_MODEL,
-    Checkpoint,
-    find_checkpoint,
-    quiet_transformers,
-)
+from embedkit.choices import DEFAULT_MODEL, HEADS
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import PlainModel, load_model
-from embedkit.encoding.tokenization import TokenizedText, TokenizerSettings
-from embedkit.encoding.vocabulary import load_tokenizer
+from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
-from embedkit.finetuning.batches import LengthSampler, batches_by_length, predict_logits
-from embedkit.finetuning.heads import _HEADS, EncoderWithHead, build_model, pooler_layer
-from embedkit.finetuning.options import TrainingOptions
-from embedkit.finetuning.parameters import freeze, parameter_depth, parameter_groups
+from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
+from embedkit.finetuning.training import LengthSampler
+from embedkit.predict import Predictor
+from tests.finetune_fixtures import corpus_of, predictions, tuned
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 
 quiet_transformers()
 
 
-def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, list[TokenizedText], int]:
+def built(model: str | Path, **settings: Any) -> tuple[EncoderWithHead, TokenizedTexts, int]:
     """A model with a head, and texts tokenized for it."""
     checkpoint = find_checkpoint(str(model))
     tokenizer = load_tokenizer(checkpoint)
@@ -45,17 +41,6 @@ def plain_of(checkpoint: Checkpoint) -> PlainModel:
     return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def batch_of(texts: list[TokenizedText], pad_id: int) -> dict[str, torch.Tensor]:
-    longest = max(text.n_kept for text in texts)
-    ids = torch.full((len(texts), longest), pad_id)
-    types, mask = torch.zeros_like(ids), torch.zeros_like(ids)
-    for i, text in enumerate(texts):
-        ids[i, : text.n_kept] = torch.from_numpy(text.ids)
-        types[i, : text.n_kept] = torch.from_numpy(text.windows[0].type_ids)
-        mask[i, : text.n_kept] = 1
-    return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
-
-
 @pytest.mark.parametrize("model", [str(tiny_model()), DEFAULT_MODEL], ids=["tiny", "minilm"])
 def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
     ours, texts, pad_id = built(model, head="pooler", n_outputs=3)
@@ -63,11 +48,9 @@ def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
         find_checkpoint(model).folder, num_labels=3
     )
     assert torch.equal(theirs.bert.pooler.dense.weight, ours.head.dense.weight)
-    assert torch.equal(theirs.bert.embeddings.word_embeddings.weight,
-                       ours.encoder.embeddings.word_embeddings.weight)  # fmt: skip
     with torch.no_grad():  # the last layer is random in both; the same numbers from here on
         theirs.classifier.load_state_dict(ours.classifier.state_dict())
-    batch = batch_of(texts, pad_id)
+    batch = padded(texts, pad_id)
     labels = torch.arange(len(texts)) % 3
 
     def logits(model: Any) -> torch.Tensor:
@@ -91,58 +74,30 @@ def test_the_pooler_head_is_berts_own_classifier(model: str) -> None:
 def test_padding_and_company_change_nothing(
     tiny: Callable[[str], Path], head: str, family: str
 ) -> None:
-    model, texts, pad_id = built(tiny(family), head=head, mix_layers=2 if head == "cnn" else 1)
+    model, texts, pad_id = built(tiny(family), head=head)
     model.requires_grad_(False)
-    together = model(**batch_of(texts, pad_id)).logits
-    alone = torch.cat([model(**batch_of([text], pad_id)).logits for text in texts])
+    together = model(**padded(texts, pad_id)).logits
+    alone = torch.cat([model(**padded(text, pad_id)).logits for text in texts])
     in_batches = predict_logits(model, texts, pad_id=pad_id)
     assert float(together.std(0).min()) > 0  # it does look at the texts
     assert torch.allclose(together, alone, atol=1e-5)
     assert torch.allclose(in_batches, alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_saved_and_loaded_it_is_the_same(head: str, tmp_path: Path) -> None:
-    model, texts, pad_id = built(
-        tiny_model(), head=head, mix_layers=2, cnn_widths=[1, 5], class_weights=[0.5, 2.0]
-    )
-    model.save_pretrained(tmp_path)
-    assert [p.name for p in tmp_path.glob("*.bin")] == []
-    again = EncoderWithHead.from_pretrained(str(tmp_path)).eval()
-    assert again.config.head == head
-    assert list(again.config.class_weights) == [0.5, 2.0]
-    stored = again.state_dict()
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
-    batch = batch_of(texts, pad_id)
-    # an LSTM may be summed otherwise the second time, as its weights may lie elsewhere in memory
-    assert torch.allclose(model(**batch).logits, again(**batch).logits, rtol=1e-5, atol=1e-6)
-
-
-def test_the_mix_begins_as_the_mean_of_the_layers() -> None:
-    model, texts, pad_id = built(tiny_model(), head="mean", mix_layers=2)
-    batch = batch_of(texts[:1], pad_id)
-    states = model.encoder(**batch, output_hidden_states=True).hidden_states
-    wanted = model.classifier((states[-1] + states[-2])[0].mean(0) / 2)
-    assert torch.allclose(model(**batch).logits[0], wanted, atol=1e-6)
-    model(**batch, labels=torch.tensor([1])).loss.backward()
-    assert model.mix is not None
-    assert model.mix.grad is not None
-
-
 def test_a_convolution_sees_windows_of_its_width() -> None:
     model, texts, pad_id = built(tiny_model(), head="cnn", cnn_widths=[3])
     model.requires_grad_(False)
-    batch = batch_of(texts[:1], pad_id)
+    batch = padded(texts[:1], pad_id)
     states = model.encoder(**batch).last_hidden_state[0]
     convolution = model.head.convolutions[0]
-    padded = torch.cat([states, torch.zeros(2, states.shape[1])])
+    longer = torch.cat([states, torch.zeros(2, states.shape[1])])
     windows = [
-        torch.einsum("tw,owt->o", padded[i : i + 3], convolution.weight) + convolution.bias
+        torch.einsum("tw,owt->o", longer[i : i + 3], convolution.weight) + convolution.bias
         for i in range(len(states))
     ]
-    wanted = torch.relu(torch.stack(windows)).max(0).values
-    found = model.head(states[None], batch["attention_mask"])[0]
-    assert torch.allclose(found, wanted, atol=1e-5)
+    expected = torch.relu(torch.stack(windows)).max(0).values
+    vector = model.head(states[None], batch["attention_mask"])[0]
+    assert torch.allclose(vector, expected, atol=1e-5)
 
 
 def test_losses_are_those_of_the_books() -> None:
@@ -171,103 +126,64 @@ def test_losses_are_those_of_the_books() -> None:
 
     value = model(problem="value", n_outputs=1, target_mean=3.0, target_scale=2.0)
     assert torch.allclose(value.outputs(torch.tensor([[0.5]])), torch.tensor([4.0]).double())
-    assert torch.allclose(value.loss(torch.tensor([[0.5]]), torch.tensor([5.0])),
-                          torch.tensor(0.25))  # fmt: skip
+    loss = value.loss(torch.tensor([[0.5]]), torch.tensor([5.0]))
+    assert loss.item() == pytest.approx(0.25)
 
 
 def trained(model: EncoderWithHead) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+class Weighted(torch.nn.Module):
+    """The sum of the tokens by learnt weights."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.weigh, self.out = torch.nn.Linear(width, 1), torch.nn.Linear(width, outputs)
+        torch.nn.init.constant_(self.out.bias, 7.0)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        weights = self.weigh(hidden).masked_fill(~mask.bool().unsqueeze(2), -1e9).softmax(1)
+        return self.out((weights * hidden).sum(1))
+
+
+def test_a_head_may_be_any_module(tmp_path: Path) -> None:
+    """Given as a class or by its name; its own initial weights are kept, and it is saved."""
+    model, some, pad_id = built(tiny_model(), head="tests.test_heads:Weighted", n_outputs=2)
+    assert (model.head.module.out.bias == 7).all()
+    alone = torch.cat([predict_logits(model, text, pad_id=pad_id) for text in some])
+    assert torch.allclose(predict_logits(model, some, pad_id=pad_id), alone, atol=1e-5)
+    corpus = corpus_of(tmp_path / "c.tsv")
+    given: dict[str, Any] = {"epochs": 1, "test": corpus}
+    for number, head in enumerate((Weighted, "tests.test_heads:Weighted")):
+        tuned(corpus, tmp_path / str(number), head=head, **given)
+    found = predictions(tmp_path / "0")
+    pd.testing.assert_frame_equal(found, predictions(tmp_path / "1"))
+    texts = pd.read_csv(corpus, sep="\t")["text"]
+    proba = Predictor(tmp_path / "0", device="cpu").predict_proba(texts)
+    tested = found[found["fold"] == "test"][["proba_0", "proba_1"]]
+    assert np.allclose(proba, tested, atol=1e-6)
+    with pytest.raises(UsageError, match="head="):
+        tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
+
+
 def test_what_is_frozen(tiny: Callable[[str], Path]) -> None:
     for family in ("bert", "roberta", "electra", "distilbert", "modernbert", "mpnet", "deberta-v2"):
         model = built(tiny(family))[0]
-        depths = parameter_depth(model)
-        layers = sorted({depth for name, depth in depths.items() if ".layer" in name
-                         and "LayerNorm.weight" not in name})  # fmt: skip
-        assert set(depths.values()) == {0, 1, 2, 3, 4}, (family, layers)
-        assert depths["classifier.weight"] == 4
         freeze(model, "2")
-        assert trained(model) == {name for name, depth in depths.items() if depth > 2}
+        ends = ("classifier.", "encoder.final_norm.")
+        names = {name for name, _ in model.named_parameters()}
+        last = {name for name in names if re.search(r"\.layers?\.2\.", name)}
+        assert last
+        assert trained(model) == last | {n for n in names if n.startswith(ends)}, family
         freeze(model, "all")
         assert trained(model) == {"classifier.weight", "classifier.bias"}
     model = built(tiny("bert"))[0]
     freeze(model, "embeddings")
-    assert {name for name, _ in model.named_parameters()} - trained(model) == {
-        name for name, _ in model.named_parameters() if name.startswith("encoder.embeddings.")
-    }
-    with pytest.raises(UsageError, match="layers of a albert encoder have no weights of their own"):
+    names = {name for name, _ in model.named_parameters()}
+    assert names - trained(model) == {n for n in names if n.startswith("encoder.embeddings.")}
+    with pytest.raises(UsageError, match=r"albert.*freeze_layers"):
         freeze(built(tiny("albert"))[0], "1")
-
-
-def test_more_layers_than_there_are() -> None:
-    TrainingOptions(freeze_layers="3", mix_layers=3).check_layers(3)
-    with pytest.raises(UsageError, match=r"freeze_layers=4: the encoder has 3 layers"):
-        TrainingOptions(freeze_layers="4").check_layers(3)
-    with pytest.raises(UsageError, match=r"mix_layers=4: the encoder has 3 layers"):
-        TrainingOptions(mix_layers=4).check_layers(3)
-
-
-def test_a_checkpoint_without_a_pooler_gives_a_random_head() -> None:
-    plain = plain_of(find_checkpoint(str(tiny_model(pooler=False))))
-    assert pooler_layer(plain) is None
-    first, again, other = (build_model(plain, seed=seed, head="pooler").head.dense.weight
-                           for seed in (1, 1, 2))  # fmt: skip
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def rates(model: EncoderWithHead, options: TrainingOptions) -> dict[str, tuple[float, float]]:
-    """Learning rate and weight decay of every trained parameter."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        names[id(parameter)]: (group["lr"], group["weight_decay"])
-        for group in parameter_groups(model, options) for parameter in group["params"]
-    }  # fmt: skip
-
-
-def test_biases_and_norms_do_not_decay() -> None:
-    model = built(tiny_model())[0]
-    found = rates(model, TrainingOptions())
-    assert found.keys() == trained(model)
-    for name, (rate, decay) in found.items():
-        plain = name.endswith(".bias") or "LayerNorm" in name
-        assert decay == (0 if plain else 0.01), name
-        assert rate == 5e-5
-    assert {decay for _, decay in found.values()} == {0, 0.01}
-
-
-def test_lower_layers_learn_more_slowly(tiny: Callable[[str], Path]) -> None:
-    model = built(tiny("bert"))[0]
-    options = TrainingOptions(layer_decay=0.5, learning_rate=8e-4, head_learning_rate=1e-2)
-    found = {name: rate for name, (rate, _) in rates(model, options).items()}
-    for name, depth in parameter_depth(model).items():
-        wanted = 8e-4 * 0.5 ** (4 - depth) if name.startswith("encoder.") else 1e-2
-        assert found[name] == pytest.approx(wanted), name
-    lowest, highest = "encoder.embeddings.word_embeddings", "encoder.encoder.layer.2.output.dense"
-    assert found[f"{lowest}.weight"] < found[f"{highest}.weight"]
-
-
-@pytest.mark.parametrize(
-    ("head", "rate", "wanted"),
-    [("cls", 5e-5, 5e-5), ("cnn", 5e-5, 1e-3), ("lstm", 1e-5, 1e-3), ("cnn", 5e-3, 5e-3)],
-)
-def test_new_layers_learn_faster(head: str, rate: float, wanted: float) -> None:
-    options = TrainingOptions(head=head, learning_rate=rate)
-    model = built(tiny_model(), head=head)[0]
-    for name, (found, _) in rates(model, options).items():
-        assert found == (rate if name.startswith("encoder.") else wanted)
-    given = TrainingOptions(head=head, learning_rate=rate, head_learning_rate=0.2)
-    assert rates(model, given)["classifier.bias"][0] == 0.2
-
-
-def test_batches_hold_every_text_once_and_few_tokens() -> None:
-    lengths = np.random.default_rng(0).integers(1, 60, 200).tolist()
-    batches = list(batches_by_length([*lengths, 900], tokens=256))
-    assert sorted(np.concatenate(batches)) == list(range(201))
-    sizes = [len(b) * max([*lengths, 900][i] for i in b) for b in batches]
-    assert sizes[0] == 900  # longer than the budget, so alone
-    assert max(sizes[1:]) <= 256
 
 
 def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
@@ -282,7 +198,3 @@ def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     assert sorted(second) == list(range(1_003))
     spread = [np.ptp(lengths[second[i : i + 16]]) for i in range(0, 992, 16)]
     assert np.median(spread) < 8  # of 95 that batches at random would have
-
-
-def test_every_head_is_implemented() -> None:
-    assert tuple(_HEADS) == HEADS

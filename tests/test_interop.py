@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit.dataset.inspection import open_lines
-from embedkit.dataset.store import read_manifest
+from embedkit.dataset.format import read_manifest
+from embedkit.dataset.info import open_lines
 from tests.store_fixtures import N_ACCEPTED, loading_quickly, run, write_tsv
 
 TAKE = {
@@ -25,6 +25,7 @@ TAKE = {
     "numpy": "ids, texts = '', ''",
     "embedkit": "ids, texts = data.ids, data.text",
 }
+NAME = 'it\'s "so" [1] *?{x}'
 UNPROMISED = {("datasets", "float16")}
 
 
@@ -35,7 +36,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with loading_quickly():
         corpus = write_tsv(folder / "corpus.tsv")
         return run(
-            corpus, folder / "out's", storage=request.param, pooling=["cls", "mean"], tokens=True
+            corpus, folder / NAME, storage=request.param, pooling=["cls", "mean"], tokens=True
         ).out
 
 
@@ -63,9 +64,13 @@ def opened(made: Path) -> dict[str, Any]:
     cache = made.parent / "cache"
     done = subprocess.run(
         [sys.executable, "-c", OPEN],
-        input=json.dumps(codes), capture_output=True, text=True, check=False, cwd=made.parent,
+        input=json.dumps(codes),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=made.parent,
         env={**os.environ, "HF_DATASETS_CACHE": str(cache), "HF_HOME": str(cache)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answers
@@ -82,7 +87,3 @@ def test_the_printed_line_opens_it(made: Path, opened: dict[str, Any], tool: str
     if ids:
         assert ids == data.ids.tolist()
         assert texts == data.text
-
-
-def test_every_tool_is_told(made: Path) -> None:
-    assert list(open_lines(made, read_manifest(made))) == list(TAKE)

@@ -1,87 +1,19 @@
-"""Limits of containers, and how the command line's threads wait."""
+"""Memory and threads on Linux and macOS, and how the command line's threads wait."""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import faiss
 import pytest
 
 from embedkit import machine
 from tests.processes import ROOT
-
-GB = 1 << 30
-
-
-def system(root: Path, files: dict[str, str]) -> Path:
-    """A folder with files of the kernel's in it."""
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, "utf-8")
-    return root
-
-
-MEMINFO = {"proc/meminfo": f"MemTotal: {8 << 20} kB\nMemFree: 1 kB\nMemAvailable: {4 << 20} kB\n"}
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),
-        # the smallest of the groups around this one counts
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "400000 100000",
-          "sys/fs/cgroup/a/cpu.max": "200000 100000"}, 2.0),
-        # the path is that of the host, which the container does not see
-        ({"proc/self/cgroup": "0::/docker/1", "sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
-        ({"proc/self/cgroup": "0::/../../x", "sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
-        ({"proc/self/cgroup": "4:memory:/\n3:cpu,cpuacct:/x",
-          "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
-          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 3.0),
-        ({"proc/self/cgroup": "3:cpu:/", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
-    ],
-)  # fmt: skip
-def test_quota_of_a_container(tmp_path, files, quota):
-    assert machine.cpu_quota(system(tmp_path, files)) == quota
-
-
-def test_memory_without_a_container(tmp_path):
-    found = machine.memory(system(tmp_path, MEMINFO))
-    assert found == machine.Memory(total=8 * GB, available=4 * GB, limit=None)
-
-
-def test_memory_limit_with_cache_that_can_be_given_back(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/memory.max": str(2 * GB),
-        "sys/fs/cgroup/job/memory.current": str(GB),
-        "sys/fs/cgroup/job/memory.stat": f"anon {GB // 2}\ninactive_file {GB // 2}\n",
-    }  # fmt: skip
-    found = machine.memory(system(tmp_path, MEMINFO | files))
-    assert found == machine.Memory(8 * GB, available=2 * GB - GB // 2, limit=2 * GB)
-
-
-def test_memory_limit_of_version_1(tmp_path):
-    folder = "sys/fs/cgroup/memory/"
-    files = {
-        "proc/self/cgroup": "5:memory:/user\n1:name=systemd:/x",
-        folder + "user/memory.limit_in_bytes": str(3 * GB),
-        folder + "user/memory.usage_in_bytes": str(2 * GB),
-        folder + "memory.limit_in_bytes": "9223372036854771712",
-    }
-    found = machine.memory(system(tmp_path, MEMINFO | files))
-    assert found == machine.Memory(8 * GB, available=GB, limit=3 * GB)
-
-
-def test_nothing_is_known_of_an_unknown_system(tmp_path):
-    found = machine.memory(tmp_path)
-    assert (found.available, found.limit) == (None, None)
-    assert machine.usable_cores() >= 1
-
 
 # the wait policy
 
@@ -137,31 +69,30 @@ def test_the_command_line_sets_the_policy(spied, start):
     assert seen(spied) == [POLICY]
 
 
-def test_the_command_line_leaves_the_users_policy(spied):
-    spied["OMP_WAIT_POLICY"] = "active"
-    command = [sys.executable, "-m", "embedkit", "--version"]
-    subprocess.run(command, env=spied, check=True, capture_output=True)
-    assert seen(spied) == [NOTHING.removesuffix("null]") + '"active"]']
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_peak_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str, unit: int) -> None:
+    class Usage:
+        ru_maxrss = 5_000_000
+
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda _: Usage)
+    assert machine.peak_memory_bytes() == 5_000_000 * unit
+    assert machine.maxrss_bytes(7) == 7 * unit
 
 
-def test_the_stages_of_a_recipe_inherit_the_policy(spied, tmp_path):
-    (tmp_path / "corpus.tsv").write_text(
-        "id\ttext\tlabel\n" + "".join(f"{i}\ttext {i}\t{i % 2}\n" for i in range(8)), "utf-8"
-    )
-    (tmp_path / "recipe.toml").write_text(
-        '[split]\nsource = "corpus.tsv"\nfolds = 2\nout = "split.parquet"\n', "utf-8"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "embedkit", "run", "recipe.toml"],
-        cwd=tmp_path, env=spied, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = seen(spied)  # of the command, and of each Python that it starts for stages
-    assert len(found) >= 2
-    assert set(found) == {POLICY}
-
-
-def test_importing_the_library_leaves_the_environment_alone(spied):
-    code = "import embedkit, embedkit.cli.main, embedkit.encoding.encoder, embedkit.machine"
-    subprocess.run([sys.executable, "-c", code], env=spied, check=True, capture_output=True)
-    assert seen(spied) == [NOTHING]
+@pytest.mark.parametrize(("platform", "threads"), [("linux", 3), ("darwin", 1)])
+def test_faiss_has_one_thread_on_macos(
+    monkeypatch: pytest.MonkeyPatch, platform: str, threads: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(faiss, "omp_set_num_threads", asked.append)
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "")
+    monkeypatch.delenv("KMP_DUPLICATE_LIB_OK")
+    monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: 7)
+    found: Any
+    with machine.faiss_with_threads(3) as found:
+        assert found is faiss
+        assert asked == [threads]
+    assert asked == [threads, 7]
+    assert os.environ.get("KMP_DUPLICATE_LIB_OK") == ("TRUE" if threads == 1 else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import click
 import pytest
@@ -10,7 +11,8 @@ from click.testing import CliRunner
 
 import embedkit
 from embedkit.choices import check_choice
-from embedkit.cli.messages import Commands, in_options, quiet_notes
+from embedkit.cli.command import Commands, in_options, quiet_notes
+from embedkit.cli.main import cli
 from embedkit.errors import UsageError, check_counts
 
 
@@ -39,7 +41,7 @@ group.add_command(example)
     [
         ("max_length=0: expected 1 or more.", "--max-length 0: expected 1 or more."),
         ("pooling='maen': expected cls", "--pooling maen: expected cls"),
-        ("pass pooling= or text_pair='b c'", "pass --pooling or --text-pair b c"),
+        ("pass pooling= or text_pair='b c'", 'pass --pooling or --text-pair "b c"'),
         ("header=False names columns 0, 1", "--no-header names columns 0, 1"),
         ("pass overwrite=True.", "pass --overwrite."),
         ("other=3 and x.pooling=2 stay", "other=3 and x.pooling=2 stay"),
@@ -47,7 +49,7 @@ group.add_command(example)
     ],
 )
 def test_errors_in_terms_of_options(message: str, wanted: str) -> None:
-    assert in_options(message, example) == wanted
+    assert in_options(message, example.params) == wanted
 
 
 def test_a_command_shows_notes_and_its_options() -> None:
@@ -68,5 +70,15 @@ def test_usage_errors_are_value_errors() -> None:
         check_counts(sample=0)
 
 
-def test_names_are_completed() -> None:
-    assert set(embedkit.__all__) == set(dir(embedkit))
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
+    command = cli.commands[name]
+    text = CliRunner().invoke(cli, [name, "--help"]).stdout
+    _, _, text = text.partition("Examples:")
+    assert "Running and printing:" in text
+    for param in command.params:
+        if isinstance(param, click.Option):
+            option = re.escape(max(param.opts, key=len))
+            assert len(re.findall(rf"^  (?:-\w, )?{option}(?= |$)", text, re.MULTILINE)) == 1, (
+                option
+            )

@@ -6,24 +6,22 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from embedkit import pipeline
 from embedkit.cli.main import cli
 from embedkit.errors import MismatchError, StorageError, UsageError
-from embedkit.experiments import pipeline
-from embedkit.experiments.fetch import fetch
-from embedkit.experiments.pipeline import Done, content_hash, run_recipe, shell_lines
-from embedkit.experiments.recipe import Stage, read_recipe
-from embedkit.runs.content import PredictionRun
+from embedkit.pipeline import Stage, StageResult, content_hash, fetch, read_recipe, run_recipe
 from embedkit.runs.folder import read_run
+from embedkit.runs.run import PredictionRun
 from tests.processes import ROOT, Process, command, environment
 from tests.store_fixtures import tiny_model
 from tests.test_results import corpus_of
@@ -46,7 +44,7 @@ out = "{out}/other.parquet"
 """
 
 
-def stages_of(folder: Path, *settings: str, text: str = RECIPE) -> tuple[Stage, ...]:
+def stages_of(folder: Path, *settings: str, text: str = RECIPE) -> list[Stage]:
     (folder / "recipe.toml").write_text(text, "utf-8")
     return read_recipe(folder / "recipe.toml", cli.commands, settings)
 
@@ -56,7 +54,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Commands in this process instead of one each; what was called, in order."""
     seen: list[list[str]] = []
 
-    def call(arguments: list[str], folder: Path, divert: bool) -> int:
+    def call(arguments: list[str], folder: Path, quiet: bool) -> int:
         seen.append(list(arguments))
         before = Path.cwd()
         os.chdir(folder)
@@ -70,23 +68,22 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-def statuses(done: Done) -> list[str]:
-    return [result.status for result in done.stages]
+def statuses(results: list[StageResult]) -> list[str]:
+    return [result.status for result in results]
 
 
 def reasons(folder: Path, *settings: str, text: str = RECIPE) -> list[str]:
     """What a run says before each stage."""
     lines: list[str] = []
     run_recipe(stages_of(folder, *settings, text=text), progress=lines.append)
-    return [line.partition(": ")[2] for line in lines if "done in" not in line]
+    return [line.partition(" … ")[2] for line in lines if " …" in line]
 
 
 def test_what_is_up_to_date_is_skipped(tmp_path: Path, calls: list[list[str]]) -> None:
     corpus_of(tmp_path / "corpus.tsv")
-    assert reasons(tmp_path) == ["to do", "to do"]
+    assert reasons(tmp_path) == ["", ""]
     assert reasons(tmp_path) == ["up to date", "up to date"]
     assert len(calls) == 2
-    assert statuses(run_recipe(stages_of(tmp_path), force=True)) == ["done", "done"]
 
 
 def test_what_makes_a_stage_run_again(
@@ -94,56 +91,19 @@ def test_what_makes_a_stage_run_again(
 ) -> None:
     corpus_of(tmp_path / "corpus.tsv")
     run_recipe(stages_of(tmp_path))
-    # a setting of one stage
-    assert reasons(tmp_path, "split.other.seed=2") == ["up to date", "its settings have changed"]
+    assert reasons(tmp_path, "split.other.seed=2") == ["up to date", "its settings changed"]
     assert calls[-1][-1] == "--overwrite"
-    # the file is back to what it was: the stage is made again, the other stays
-    assert reasons(tmp_path) == ["up to date", "its settings have changed"]
-    # an output that is gone, and one that is another
+    assert reasons(tmp_path) == ["up to date", "its settings changed"]
     (tmp_path / "out put/split.parquet").unlink()
     (tmp_path / "out put/other.parquet").write_bytes(b"x")
-    assert reasons(tmp_path) == [
-        "out put/split.parquet is missing", "out put/other.parquet is no longer what was made"
-    ]  # fmt: skip
-    # an input; its time alone is nothing
-    os.utime(tmp_path / "corpus.tsv", (1, 1))
+    assert reasons(tmp_path) == ["its output is missing or was changed"] * 2
+    os.utime(tmp_path / "corpus.tsv", (1, 1))  # its time alone is nothing
     assert reasons(tmp_path) == ["up to date", "up to date"]
     corpus_of(tmp_path / "corpus.tsv", seed=1)
-    assert reasons(tmp_path) == ["corpus.tsv has changed"] * 2
-    # comments and order of keys are nothing, code is something
+    assert reasons(tmp_path) == ["its inputs changed"] * 2
     assert reasons(tmp_path, text="# more\n" + RECIPE) == ["up to date", "up to date"]
-    monkeypatch.setattr(pipeline, "_code", lambda: {"embedkit": "9"})
-    assert reasons(tmp_path) == ["embedkit or a library has changed"] * 2
-
-
-def test_parts_that_are_gone_are_made_again(tmp_path: Path) -> None:
-    """Files that the hash of a folder leaves out: shards of a dataset, models of a run."""
-    stage = Stage("train", "train", (), tmp_path, (), ("data", "run"), True)
-    files = ["data/sentences/part-0.parquet", "data/_embedkit/manifest.json", "run/run.json",
-             "run/model/fold-0/model.safetensors", "run/figures/a.png"]  # fmt: skip
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"1234")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_call", lambda *_: 0)
-        pipeline._run(stage, pipeline._plan(stage), quiet=True, divert=False)
-    assert pipeline._plan(stage).reason == ""
-    (tmp_path / "data/_embedkit/index").write_bytes(b"made later")
-    (tmp_path / "run/figures/a.png").unlink()
-    assert pipeline._plan(stage).reason == ""
-    for file, output in ((files[3], "run"), (files[0], "data")):
-        (tmp_path / file).write_bytes(b"12")
-        assert pipeline._plan(stage).reason == f"{output} is no longer what was made"
-        (tmp_path / file).unlink()
-        assert pipeline._plan(stage).reason == f"{output} is no longer what was made"
-        (tmp_path / file).write_bytes(b"5678")
-        assert pipeline._plan(stage).reason == ""
-
-
-def test_the_code_is_every_file_of_the_package() -> None:
-    code = pipeline._code()
-    assert set(code) >= {"embedkit", "sources", "torch", "scikit-learn"}
-    assert "not installed" not in code.values()
+    monkeypatch.setattr(pipeline, "__version__", "9")
+    assert reasons(tmp_path) == ["its version changed"] * 2
 
 
 def test_a_failed_stage_leaves_the_earlier_ones_done(
@@ -153,17 +113,17 @@ def test_a_failed_stage_leaves_the_earlier_ones_done(
     bad = "split.other.label=none"
     lines: list[str] = []
 
-    def failing(arguments: list[str], folder: Path, divert: bool) -> int:
-        return 2 if "none" in arguments else honest(arguments, folder, divert)
+    def failing(arguments: list[str], folder: Path, quiet: bool) -> int:
+        return 2 if "--label=none" in arguments else honest(arguments, folder, quiet)
 
     honest = pipeline._call
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "_call", failing)
         done = run_recipe(stages_of(tmp_path, bad), progress=lines.append)
         assert statuses(done) == ["done", "failed"]
-        assert done.exit_code == 2
-        assert "failed with exit code 2; 1 earlier stages are done" in lines[-1]
-        assert reasons(tmp_path, bad)[:2] == ["up to date", "was not finished"]
+        assert done[-1].exit_code == 2
+        assert "exit code 2" in lines[-1]
+        assert reasons(tmp_path, bad) == ["up to date", "was not finished"]
     assert reasons(tmp_path) == ["up to date", "was not finished"]
 
 
@@ -195,7 +155,7 @@ def test_an_interrupted_stage_is_resumed_not_replaced(
     corpus_of(tmp_path / "corpus.tsv")
     seen: list[list[str]] = []
 
-    def crash(arguments: list[str], folder: Path, divert: bool) -> int:
+    def crash(arguments: list[str], folder: Path, quiet: bool) -> int:
         seen.append(list(arguments))
         raise KeyboardInterrupt
 
@@ -211,10 +171,10 @@ def test_a_damaged_record_is_no_record(tmp_path: Path, calls: list[list[str]]) -
     corpus_of(tmp_path / "corpus.tsv")
     run_recipe(stages_of(tmp_path))
     record = tmp_path / "out put/.other.parquet.stage.json"
-    assert json.loads(record.read_text("utf-8"))["stage"] == "split.other"
-    for content in (b"", b"{}", b"\xff", b'{"status": "done", "made_from": {}}', b"[]"):
+    assert json.loads(record.read_text("utf-8"))["settings"][0] == "split"
+    for content in (b"", b"{}", b"\xff", b"[]"):
         record.write_bytes(content)
-        assert pipeline._plan(stages_of(tmp_path)[1]).reason == "to do"
+        assert pipeline._read_state(stages_of(tmp_path)[1]) == {}
 
 
 def test_hashes_of_folders(tmp_path: Path) -> None:
@@ -226,16 +186,16 @@ def test_hashes_of_folders(tmp_path: Path) -> None:
     second = content_hash(folder)
     (folder / "b").rename(folder / "c")
     assert len({first, second, content_hash(folder)}) == 3
-    (folder / "_embedkit").mkdir()
-    (folder / "_embedkit/manifest.json").write_text("{}")
+    (folder / "SHA256SUMS").touch()
     third = content_hash(folder)
-    (folder / "a").write_bytes(b"3")  # a dataset is identified by its manifest
+    (folder / "a").write_bytes(b"3")  # identified by its checksums
     assert content_hash(folder) == third
 
 
 # the whole, in processes of their own
 
 
+@pytest.mark.slow
 def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     for name in ("by run", "by shell"):
         (tmp_path / name).mkdir()
@@ -250,81 +210,18 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     tool = f'embedkit() {{ "{sys.executable}" -m embedkit "$@"; }}\n'
     subprocess.run(
         ["bash", "-e", "-c", tool + dry.stdout],
-        cwd=tmp_path, check=True, capture_output=True, env=environment(),
-    )  # fmt: skip
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        env=environment(),
+    )
     for name in ("split.parquet", "other.parquet"):
         one, other = (
             (tmp_path / n / "out put" / name).read_bytes() for n in ("by run", "by shell")
         )
         assert one == other
-    lines = shell_lines(stages_of(tmp_path / "by run", "split.other.seed=4"))
-    assert lines[1] == "# split is up to date:"
-    assert lines[-1].startswith("embedkit split corpus.tsv --folds 3 --seed 4 --out")
-    assert lines[-1].endswith("--overwrite")
     again = command("run", "by run/recipe.toml", "--json", cwd=tmp_path)
     assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
-
-
-@pytest.mark.slow
-def test_kill_9_of_an_experiment(tmp_path: Path, calls: list[list[str]]) -> None:
-    """Everything killed while the second stage works: the first is not run again, the second goes
-    on with the fold it was at, and its predictions are those of an undisturbed run."""
-    recipe = f"""\
-[split]
-source = "corpus.tsv"
-folds = 3
-out = "split.parquet"
-
-[finetune]
-corpus = "corpus.tsv"
-split = "split.parquet"
-model = {json.dumps(str(tiny_model()))}
-device = "cpu"
-epochs = 3
-batch-size = 4
-out = "run"
-"""
-    for name in ("killed", "whole"):
-        (tmp_path / name).mkdir()
-        corpus_of(tmp_path / name / "corpus.tsv")
-        (tmp_path / name / "recipe.toml").write_text(recipe, "utf-8")
-    process = Process("run", "killed/recipe.toml", cwd=tmp_path)
-    work = tmp_path / "killed/run.incomplete"
-    assert process.until(lambda: any(work.rglob("folds/*.json")))
-    process.kill()
-    assert not (tmp_path / "killed/run").exists()
-    first = tmp_path / "killed/run.incomplete/model/fold-0/model.safetensors"
-    written = first.stat().st_mtime_ns
-    again = command("run", "killed/recipe.toml", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "[1/2] split: up to date" in again.stderr
-    assert "[2/2] finetune: was not finished" in again.stderr
-    kept = tmp_path / "killed/run/model/fold-0/model.safetensors"
-    assert kept.stat().st_mtime_ns == written
-    assert command("run", "whole/recipe.toml", cwd=tmp_path).returncode == 0
-    one, other = (
-        (tmp_path / name / "run/predictions.parquet").read_bytes() for name in ("killed", "whole")
-    )
-    assert one == other
-
-
-def test_a_stage_of_sentence_pairs(tmp_path: Path, calls: list[list[str]]) -> None:
-    lines = ["one\ttwo\tscore", "good movie\tgreat movie\t4", "bad bus\tgood home\t1",
-             "the bank\tthe bank\t5", "rain\tthe 영화 was fine\t0"]  # fmt: skip
-    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    recipe = f"""\
-[similarity]
-corpus = "pairs.tsv"
-text = "one"
-text-pair = "two"
-score = "score"
-model = {json.dumps(str(tiny_model()))}
-out = "sts"
-"""
-    assert statuses(run_recipe(stages_of(tmp_path, text=recipe))) == ["done"]
-    assert reasons(tmp_path, text=recipe) == ["up to date"]
-    content = json.loads((tmp_path / "sts/run.json").read_text("utf-8"))
-    assert content["records"]["pairs"] == 4
 
 
 def test_a_mistake_stops_before_anything_starts(tmp_path: Path) -> None:
@@ -332,10 +229,7 @@ def test_a_mistake_stops_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("seed = 1", "sead = 1"), "utf-8")
     done = command("run", "recipe.toml", cwd=tmp_path)
     assert done.returncode == 5
-    assert done.stderr.splitlines() == [
-        "embedkit: recipe.toml:13: [split.other] embedkit split has no option 'sead'. "
-        "Did you mean 'seed'?"
-    ]
+    assert re.search(r"recipe\.toml:10: \[split\.other\] .*--sead.*--seed", done.stderr)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.tsv", "recipe.toml"]
 
 
@@ -377,28 +271,26 @@ def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     assert out.read_bytes() == CONTENT
     assert not fetch(f"{address}/corpus.tsv", sha256=right, out=out)
     assert asked == ["/corpus.tsv"]
-    with pytest.raises(MismatchError, match=r"has another hash .*nothing was kept"):
+    with pytest.raises(MismatchError, match=r"corpus\.tsv"):
         fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
-    with pytest.raises(
-        StorageError, match=r"cannot be downloaded: it ended after 90,005 of 180,011"
-    ):
+    with pytest.raises(StorageError, match="90,005 of 180,011"):
         fetch(f"{address}/cut", sha256=right, out=tmp_path / "other")
-    with pytest.raises(StorageError, match=r"cannot be downloaded: .*Check the network, or put"):
+    with pytest.raises(StorageError, match="/missing"):
         fetch(f"{address}/missing", sha256=right, out=tmp_path / "other")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
     out.write_bytes(b"mine")
-    with pytest.raises(MismatchError, match="exists with another hash"):
+    with pytest.raises(MismatchError, match=r"corpus\.tsv"):
         fetch(f"{address}/corpus.tsv", sha256=right, out=out)
     assert out.read_bytes() == b"mine"
 
 
 def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected 64 hex digits"):
+    with pytest.raises(UsageError, match="sha256"):
         fetch("https://example.org/x", sha256="abc", out=tmp_path / "x")
     for url in ("file:///etc/hostname", "example.org/x", "https:///x", "http://[x/y"):
-        with pytest.raises(UsageError, match="begins with https://"):
+        with pytest.raises(UsageError, match="https://"):
             fetch(url, sha256="0" * 64, out=tmp_path / "x")
-    with pytest.raises(StorageError, match=r"cannot be downloaded: .*refused"):
+    with pytest.raises(StorageError, match="refused"):
         fetch("http://127.0.0.1:9/x", sha256="0" * 64, out=tmp_path / "x")
 
 
@@ -409,7 +301,7 @@ def test_fetch_takes_addresses_and_names_as_people_write_them(
     right = hashlib.sha256(CONTENT).hexdigest()
     assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "x")
     assert asked == ["/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
-    with pytest.raises(UsageError, match="is a folder; expected a file name"):
+    with pytest.raises(UsageError, match="out="):
         fetch(f"{address}/x", sha256=right, out=tmp_path)
 
 
@@ -422,11 +314,17 @@ RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     """Small settings and files for each recipe, to run without network in seconds."""
     corpus_of(folder / "corpus.tsv")
-    random_words = [f"{i},a study of number {i % 7},{'we treat rats' if i % 5 else 'we screen'} "
-                    f"no {i},{int(i % 5 == 0)}" for i in range(60)]  # fmt: skip
+    random_words = [
+        f"{i},a study of number {i % 7},{'we treat rats' if i % 5 else 'we screen'} "
+        f"no {i},{int(i % 5 == 0)}"
+        for i in range(60)
+    ]
     kinds = ("the bank was good", "bank", 4, 8), ("배를 타고 간다", "배", 0, 1)
-    uses = ["\t".join(map(str, (i, f"{text} {i}", i % 4 > 1, word, start, end, "ko")))
-            for i in range(12) for text, word, start, end in [kinds[i % 2]]]  # fmt: skip
+    uses = [
+        "\t".join(map(str, (i, f"{text} {i}", i % 4 > 1, word, start, end, "ko")))
+        for i in range(12)
+        for text, word, start, end in [kinds[i % 2]]
+    ]
     (folder / "uses.tsv").write_text(
         "\n".join(["id\tsentence\tsense\tword\tstart\tend\tlanguage", *uses]) + "\n", "utf-8"
     )
@@ -437,57 +335,49 @@ def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     tiny = [f"model={tiny_model()}"]
     small = [*tiny, "epochs=1", "folds=2", "max-length=16", "device=cpu"]
     corpus = [f"corpus={folder / 'corpus.tsv'}"]
+    papers = [f"corpus={folder / 'papers.csv'}", f"test={folder / 'test.csv'}"]
     digest = hashlib.sha256(NSMC).hexdigest()
     reviews = [f"url={address}", f"corpus={folder / 'nsmc.txt'}", f"sha256={digest}"]
+    both = [*tiny, f"english-{tiny[0]}", "split.folds=2"]
+    short = ["finetune.epochs=1", "finetune.freeze-layers=1"]
+    labelled = [f"{name}={folder / 'corpus.tsv'}" for name in ("labelled", "asked")]
     test_reviews = [f"test={folder / 'nsmc_test.txt'}", f"test-sha256={digest}"]
     return {
-        "quickstart": [*tiny, *corpus, "label=label", "layers=all", "finetune.epochs=1",
-                       "finetune.freeze-layers=1"],
-        "two_languages": [*tiny, f"english-{tiny[0]}", "label=label",
-                          *(f"{name}={folder / 'corpus.tsv'}" for name in ("labelled", "asked"))],
+        "quickstart": [*tiny, *corpus, "label=label", "layers=all", *short],
+        "two_languages": [*tiny, f"english-{tiny[0]}", "label=label", *labelled],
         "reviews": [*small, *corpus],
         "nsmc": [*small, *reviews, *test_reviews, "sample=60", "test-sample=30", "folds=1"],
-        "nsmc_layers": [*tiny, f"english-{tiny[0]}", *reviews, *test_reviews, "records=60",
-                        "test-records=30", "split.folds=2"],
-        "nsmc_finetuning": [*tiny, f"english-{tiny[0]}", *reviews, "sample=60", "epochs=1",
-                            "split.folds=2", "device=cpu"],
-        "medical_papers": [*small, "validation=0.4", f"corpus={folder / 'papers.csv'}",
-                           f"test={folder / 'test.csv'}"],
+        "nsmc_layers": [*both, *reviews, *test_reviews, "records=60", "test-records=30"],
+        "nsmc_finetuning": [*both, *reviews, "sample=60", "epochs=1", "device=cpu"],
+        "medical_papers": [*small, "validation=0.4", *papers],
         "semantic_search": [*tiny, *corpus, "device=cpu"],
         "word_senses": [*tiny, f"corpus={folder / 'uses.tsv'}", "device=cpu"],
-    }  # fmt: skip
+    }
 
 
 NSMC = "\n".join(
-    ["id\tdocument\tlabel", *(f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}"
-                               for i in range(80))]
-).encode()  # fmt: skip
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_is_right(recipe: Path) -> None:
-    stages = read_recipe(recipe, cli.commands)
-    assert len(shell_lines(stages)) >= len(stages) + 1
-    assert all(stage.outputs or stage.command in PRINTING for stage in stages)
+    [
+        "id\tdocument\tlabel",
+        *(f"{i}\t영화 {'정말 재미' if i % 2 else '맛이 없'}었다 {i}\t{i % 2}" for i in range(80)),
+    ]
+).encode()
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_runs_on_a_stand_in(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]],
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: tuple[str, list[str]],
     calls: list[list[str]],
-) -> None:  # fmt: skip
+) -> None:
     """Every stage of every recipe, in this process: starting one for each takes longer."""
     monkeypatch.setitem(globals(), "CONTENT", NSMC)
-    fits = tomllib.loads(recipe.read_text("utf-8")).get("train", {})
-    if recipe.stem == "nsmc":  # one fold: its majority comes from the folds of tuning
-        fits = {}
-    settings = [*stand_ins(tmp_path, server[0])[recipe.stem], f"out={tmp_path / 'out'}",
-                *(f"train.{name}.tune=false" for name in fits)]  # fmt: skip
+    settings = [*stand_ins(tmp_path, server[0])[recipe.stem], f"out={tmp_path / 'out'}"]
     stages = read_recipe(recipe, cli.commands, settings)
     done = run_recipe(stages)
     assert statuses(done) == ["done"] * len(stages)
-    assert done.exit_code == 0
-    compares = [stage.command for stage in stages].count("compare")
+    compares = [stage.line[0] for stage in stages].count("compare")
     assert (tmp_path / "out/report.html").is_file() == bool(compares)
     if compares:
         html = (tmp_path / "out/report.html").read_text("utf-8")
@@ -497,11 +387,11 @@ def test_every_recipe_runs_on_a_stand_in(
     if recipe.stem == "nsmc":  # 500 of the test file for all, however they were read
         found = [read_run(tmp_path / "out/runs" / name) for name in runs]
         kept = [one.records for one in found if isinstance(one, PredictionRun)]
-        assert [(records.folds, records.test) for records in kept] == [(12, 30)] * 3
+        assert [(r["folds"], r["test"]) for r in kept] == [(12, 30)] * 3
     if recipe.stem == "medical_papers":
         lines = (tmp_path / "out/submission.csv").read_text("utf-8").splitlines()
         assert lines[0] == "id,judgement"
         assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(12)]
         assert {line.split(",")[1] for line in lines[1:]} <= {"0", "1"}
-    again = run_recipe([stage for stage in stages if stage.command not in PRINTING])
+    again = run_recipe([stage for stage in stages if stage.line[0] not in PRINTING])
     assert set(statuses(again)) == {"up to date"}

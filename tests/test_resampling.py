@@ -1,8 +1,6 @@
-"""Influences, intervals and paired tests: against known formulas, and their edges."""
+"""Influences, intervals and the paired test: against known formulas, and their edges."""
 
 from __future__ import annotations
-
-from math import comb
 
 import numpy as np
 import pytest
@@ -10,25 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from embedkit.runs.metrics import classification_metrics, classification_scores, regression_metrics
-from embedkit.runs.resampling import (
+from embedkit.runs.intervals import (
     BLOCKS,
     Metric,
-    corrected_resampled_t,
     difference_interval,
-    holm,
     influences,
     interval,
-    mcnemar,
     paired_tests,
-    unit_count,
 )
+from embedkit.runs.metrics import METRICS, classification_metrics, metric_text, regression_metrics
+from tests.run_fixtures import scores_of
 
 # units
 
 
 def mean_of(values: np.ndarray) -> Metric:
-    return Metric(lambda w: w @ values / w.sum(1), "distance")
+    return Metric(lambda w: w @ values / w.sum(1))
 
 
 def error_of(metric: Metric, unit: np.ndarray, seed: int = 0) -> float:
@@ -83,10 +78,12 @@ def test_copies_of_a_unit_are_no_more_units() -> None:
     """Copying every record, within its unit, changes neither interval nor test."""
     random = np.random.default_rng(0)
     y, proba = random.integers(2, size=80), random.dirichlet([1, 1], size=80)
-    once = classification_scores(y, proba, proba.argmax(1), unit=np.arange(80))
-    four = classification_scores(*(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))),
-                                 unit=np.repeat(np.arange(80), 4))  # fmt: skip
-    alone = classification_scores(*(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))))
+    once = scores_of(y, proba, proba.argmax(1), unit=np.arange(80))
+    four = scores_of(
+        *(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))),
+        unit=np.repeat(np.arange(80), 4),
+    )
+    alone = scores_of(*(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))))
     for name in ("accuracy", "log_loss", "roc_auc", "average_precision", "macro_f1", "mcc"):
         assert four[name].low == pytest.approx(once[name].low), name
         assert four[name].high == pytest.approx(once[name].high), name
@@ -95,21 +92,11 @@ def test_copies_of_a_unit_are_no_more_units() -> None:
 
 
 def test_one_large_unit_counts_for_little() -> None:
-    assert unit_count(np.arange(30)) == 30
-    assert unit_count(np.repeat(np.arange(30), 5)) == 30
-    assert unit_count(np.array([0] * 100 + [1, 2, 3])) == pytest.approx(103**2 / (100**2 + 3))
-
-
-def test_what_a_metric_rests_on() -> None:
-    """Of two classes on the units with the rarer, but differences of means on all."""
-    y, proba = (np.arange(60) < 6).astype(int), np.full((60, 2), 0.5)
-    metrics = classification_metrics(y, proba, y)
-    for name, single, paired in (
-        ("accuracy", 60, 60), ("log_loss", 6, 60), ("roc_auc", 6, 6), ("recall", 6, 6)
-    ):  # fmt: skip
-        assert metrics[name].units(np.arange(60)) == single
-        assert metrics[name].units(np.arange(60), paired=True) == paired
-    assert metrics["roc_auc"].units(np.arange(60) // 2) == 3
+    metric = mean_of(np.zeros(1))
+    assert metric.units(np.arange(30)) == 30
+    assert metric.units(np.repeat(np.arange(30), 5)) == 30
+    expected = 103**2 / (100**2 + 3)
+    assert metric.units(np.array([0] * 100 + [1, 2, 3])) == pytest.approx(expected)
 
 
 # intervals
@@ -119,25 +106,36 @@ def test_what_a_metric_rests_on() -> None:
 def test_at_the_edge_the_interval_is_wilsons(right: int, of: int) -> None:
     y = np.ones(of, int)
     predicted = (np.arange(of) < right).astype(int)
-    found = classification_scores(y, np.eye(2)[predicted], predicted)["accuracy"]
+    found = scores_of(y, np.eye(2)[predicted], predicted)["accuracy"]
     wanted = stats.binomtest(right, of).proportion_ci(method="wilson")
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
 
 
-def test_at_the_edge_units_count() -> None:
-    y = np.ones(40, int)
-    found = classification_scores(y, np.eye(2)[y], y, unit=np.arange(40) // 4)["accuracy"]
-    assert found.low == pytest.approx(stats.binomtest(10, 10).proportion_ci(method="wilson").low)
+def test_of_few_positives_a_perfect_score_says_little() -> None:
+    """Six positives in sixty: recall and ROC-AUC rest on the six, accuracy on all."""
+    y = (np.arange(60) < 6).astype(int)
+    scores = scores_of(y, np.eye(2)[y], y)
+    for name, count in (("recall", 6), ("roc_auc", 6), ("accuracy", 60)):
+        wilson = stats.binomtest(count, count).proportion_ci(method="wilson")
+        assert scores[name].low == pytest.approx(wilson.low), name
+    pairs = classification_metrics(y, np.eye(2)[y], y)["roc_auc"]
+    assert pairs.units(np.arange(60) // 2) == 3
 
 
-@pytest.mark.parametrize("scale", ["fraction", "correlation", "error", "explained", "distance"])
-@given(st.floats(-0.999, 0.999), st.floats(0, 0.5))
-def test_intervals_stay_in_range(scale: str, value: float, spread: float) -> None:
-    value = abs(value) if scale in ("fraction", "error", "distance") else value
-    low, high = interval(value, spread * np.linspace(-0.2, 0.2, 41), scale=scale, units=20)
-    assert low <= value <= high
-    assert low >= {"fraction": 0, "correlation": -1, "explained": -np.inf}.get(scale, 0)
-    assert high <= {"fraction": 1, "correlation": 1, "explained": 1}.get(scale, np.inf)
+WORST = {"fraction": 0.0, "correlation": -1.0, "error": 40.0, "explained": -40.0}
+
+
+@pytest.mark.parametrize("scale", sorted(WORST))
+@given(st.floats(-0.999, 0.999), st.floats(0, 5), st.integers(0, 40))
+def test_intervals_stay_in_range(scale: str, value: float, spread: float, large: int) -> None:
+    """Also where one unit decides nearly everything."""
+    value = abs(value) if scale in ("fraction", "error") else value
+    influence = spread * np.linspace(-0.2, 0.2, 41)
+    influence[large] *= 50
+    metric = Metric(lambda w: w[:, 0], scale, WORST[scale])
+    low, high = interval(value, influence, metric, np.arange(20))
+    least, most = sorted((WORST[scale], 0.0 if scale == "error" else 1.0))
+    assert least <= low <= value <= high <= most
 
 
 def test_of_the_mean_of_a_few_values_the_interval_is_students() -> None:
@@ -157,16 +155,27 @@ def test_long_tails_lengthen_the_interval() -> None:
     assert widths[1] > 1.4 * widths[0]
 
 
-def test_a_correlation_is_ranked_anew_in_every_sample() -> None:
-    random = np.random.default_rng(0)
-    y = random.normal(size=60).round(1)
-    predicted = (y + random.normal(size=60)).round(1)  # ties
-    metrics = regression_metrics(y, predicted)
-    weights = random.multinomial(60, np.full(60, 1 / 60), size=20).astype(float)
-    for name, wanted in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
-        for found, row in zip(metrics[name](weights), weights.astype(int), strict=True):
-            drawn = np.repeat(y, row), np.repeat(predicted, row)
-            assert found == pytest.approx(wanted(*drawn).statistic)
+def test_the_interval_of_a_spread_is_that_of_its_chi_square() -> None:
+    """Of n normal values whose mean is known, the exact interval follows from chi-square."""
+    n, value = 200, 1.7
+    influence = np.tile([1.0, -1.0], n // 2) * value / np.sqrt(2 * n) / np.sqrt(n)
+    ends = interval(value, influence, Metric(lambda w: w[:, 0], "error", np.inf), np.arange(n))
+    exact = value / np.sqrt(stats.chi2.ppf([0.975, 0.025], n) / n)
+    assert ends == pytest.approx(tuple(exact), rel=0.004)
+
+
+def test_the_interval_of_an_error_goes_on_where_its_scale_ends() -> None:
+    """The upper end rises steadily with the margin, and stays finite."""
+    metric = Metric(lambda w: w[:, 0], "error", np.inf)
+    shape = np.tile([1.0, -1.0], 50) / 10
+    highs = [
+        interval(1.0, spread * shape, metric, np.arange(100))[1]
+        for spread in np.linspace(0.01, 2, 400)
+    ]
+    assert np.isfinite(highs).all()
+    steps = np.diff(highs)
+    assert (steps > 0).all()
+    assert (steps[1:] < 1.1 * steps[:-1] + 1e-9).all()  # without a jump
 
 
 # paired tests
@@ -182,21 +191,18 @@ def differing(gap: float, n: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]
     return y, *(np.stack([1 - p, p], axis=1) for p in outputs)
 
 
-def p_of(name: str, y: np.ndarray, *outputs: np.ndarray, unit: np.ndarray | None = None) -> float:
-    metrics = {k: classification_metrics(y, p, p.argmax(1), beta=2)[name]
-               for k, p in enumerate(outputs)}  # fmt: skip
-    unit = np.arange(len(y)) if unit is None else unit
-    found = influences(metrics, unit, seed=0)
-    values = np.array([m.value(len(y)) for m in metrics.values()])
-    p, _ = p_of_pairs(values, np.stack([found[k] for k in metrics], axis=1), [(0, 1)],
-                    units=unit_count(unit))  # fmt: skip
-    return float(p[0])
+def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
+    values, influence = compared(name, y, *outputs)
+    return float(paired_tests(values, influence, [(0, 1)])[0][0])
 
 
-def p_of_pairs(
-    values: np.ndarray, influence: np.ndarray, pairs: list[tuple[int, int]], *, units: float
-) -> tuple[np.ndarray, np.ndarray]:
-    return paired_tests(values, influence, pairs, units=units, rests_on=units, seed=0)
+def compared(name: str, y: np.ndarray, *outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    metrics = {
+        k: classification_metrics(y, p, p.argmax(1), beta=2)[name] for k, p in enumerate(outputs)
+    }
+    moved = influences(metrics, np.arange(len(y)))
+    values = np.array([metric.value(len(y)) for metric in metrics.values()])
+    return values, np.stack([moved[k] for k in metrics], axis=1)
 
 
 @pytest.mark.parametrize("name", ["log_loss", "brier", "roc_auc", "average_precision", "f2"])
@@ -211,137 +217,49 @@ def test_the_metric_itself_is_tested(name: str) -> None:
     assert (p_of(name, y, one, loud) < 0.01) == (name in ("log_loss", "brier"))
 
 
-def test_of_independent_records_accuracy_is_tested_as_by_a_sign_test() -> None:
-    y, one, other = differing(0.3, n=300, seed=2)
-    right = [(p.argmax(1) == y) for p in (one, other)]
-    exact = mcnemar(int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum()))
-    assert p_of("accuracy", y, one, other) == pytest.approx(exact, abs=0.05)
+@pytest.mark.parametrize("name", ["accuracy", "log_loss", "roc_auc", "f2", "average_precision"])
+@given(gap=st.floats(0, 0.6), seed=st.integers(0, 1000))
+def test_the_test_cannot_contradict_the_interval(name: str, gap: float, seed: int) -> None:
+    """p is below 0.05 if and only if the interval of the difference leaves out 0."""
+    values, influence = compared(name, *differing(gap, n=60, seed=seed))
+    low, high = difference_interval(values[0] - values[1], influence[:, 0] - influence[:, 1])
+    p, _ = paired_tests(values, influence, [(0, 1)])
+    assert (p[0] < 0.05) == (low > 0 or high < 0)
 
 
-@pytest.mark.parametrize("name", ["log_loss", "brier"])
-def test_of_means_the_test_is_a_permutation_test(name: str) -> None:
-    """Where the methods' losses of a record are exchanged, as scipy does it."""
-    y, one, other = differing(0.3, n=150, seed=3)
-    loss = {"log_loss": lambda p: -np.log(p[np.arange(150), y]),
-            "brier": lambda p: (p[:, 1] - y) ** 2}[name]  # fmt: skip
-    exact = stats.permutation_test(
-        (loss(one), loss(other)), lambda a, b, axis: (a - b).mean(axis), vectorized=True,
-        permutation_type="samples", n_resamples=5_000, rng=np.random.default_rng(0),
-    )  # fmt: skip
-    assert p_of(name, y, one, other) == pytest.approx(exact.pvalue, abs=0.03)
-
-
-def test_groups_make_a_test_less_sure() -> None:
-    y, one, other = differing(0.25, n=60)
-    copies = [np.repeat(v, 10, axis=0) for v in (y, one, other)]
-    grouped = p_of("log_loss", *copies, unit=np.repeat(np.arange(60), 10))
-    assert grouped == pytest.approx(p_of("log_loss", y, one, other), abs=0.05)
-    assert p_of("log_loss", *copies) < grouped / 5
-
-
-def test_methods_that_are_the_same_do_not_differ() -> None:
-    y, one, _ = differing(0.0)
-    assert p_of("log_loss", y, one, one) == 1
-
-
-def test_so_few_units_cannot_be_sure() -> None:
-    values, influence = np.array([1.0, 0.0]), np.zeros((50, 2))
-    for units in (2, 3, 5):
-        p, corrected = p_of_pairs(values, influence, [(0, 1)], units=units)
-        assert p[0] == corrected[0] == pytest.approx(2.0 ** (1 - units))
-
-
-def test_a_rare_class_makes_a_test_less_sure() -> None:
-    random = np.random.default_rng(0)
-    influence = random.normal(size=(200, 2)) / 200
-    values = np.array([0.0, 0.25])
-    p = [paired_tests(values, influence, [(0, 1)], units=200, rests_on=k, seed=0)[0][0]
-         for k in (200, 20, 8)]  # fmt: skip
-    assert p[0] < p[1] < p[2]
+def test_a_difference_that_every_unit_has_needs_some_units() -> None:
+    """One method is right and the other wrong on every record: no influence, but a difference."""
+    p = [
+        paired_tests(np.array([1.0, 0.0]), np.zeros((count, 2)), [(0, 1)])[0][0]
+        for count in (2, 5, 50)
+    ]
+    assert p[0] > p[1] > 0.05 > p[2] > 0
 
 
 def test_undefined_scores_are_not_tested() -> None:
     values = np.array([0.4, np.nan, 0.5])
     tail = np.linspace(-0.02, 0.02, 99)
     influence = np.stack([tail, np.full(99, np.nan), np.zeros(99)], axis=1)
-    p, corrected = p_of_pairs(values, influence, [(0, 1), (0, 2)], units=99)
+    p, corrected = paired_tests(values, influence, [(0, 1), (0, 2)])
     assert np.isnan(p[0])
     assert np.isnan(corrected[0])
     assert 0 < p[1] == corrected[1] < 1
-    assert all(np.isnan(found).all() for found in p_of_pairs(values, influence, [(0, 1)], units=99))
-    assert all(len(found) == 0 for found in p_of_pairs(values, influence, [], units=99))
+    assert all(np.isnan(one).all() for one in paired_tests(values, influence, [(0, 1)]))
+    assert all(len(one) == 0 for one in paired_tests(values, influence, []))
 
 
-@given(st.integers(0, 10**6))
-def test_the_correction_lies_between_none_and_bonferroni(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    influence = (random.normal(size=(100, 5)) + random.normal(size=(100, 1))) / 10
-    values = random.normal(size=5) * 2
-    pairs = [(a, b) for a in range(5) for b in range(a)]
-    p, corrected = p_of_pairs(values, influence, pairs, units=100)
-    assert (corrected >= p).all()
-    assert (corrected <= np.minimum(1, len(pairs) * p) + 0.05).all()  # up to the tails' noise
+def test_every_metric_has_a_complete_row() -> None:
+    y, proba = np.arange(40) % 2, np.random.default_rng(0).dirichlet([1, 1], size=40)
+    metrics = classification_metrics(y, proba, proba.argmax(1))
+    metrics |= regression_metrics(proba[:, 0], proba[:, 1])
+    assert list(metrics) == [name for name in METRICS if name != "entity_f1"]  # of words only
+    for name, metric in metrics.items():
+        best = 0.0 if METRICS[name].lower else 1.0
+        assert min(metric.worst, best) <= metric.value(40) <= max(metric.worst, best), name
 
 
-def test_the_correction_knows_that_tests_are_correlated() -> None:
-    """Nine tests of nearly the same thing are corrected for like one."""
-    random = np.random.default_rng(0)
-    shared = random.normal(size=100) / 10
-    influence = np.stack([shared + 0.001 * random.normal(size=100) for _ in range(9)], axis=1)
-    influence = np.concatenate([influence - influence.mean(0), np.zeros((100, 1))], axis=1)
-    error = np.sqrt((influence**2).sum(0))[0]
-    _, corrected = p_of_pairs(
-        np.append(np.full(9, 2.3 * error), 0), influence, [(k, 9) for k in range(9)], units=100
-    )
-    assert (corrected < 0.05).all()
-    assert holm([2 * stats.norm.sf(2.3)] * 9)[0] > 0.15
-
-
-# repeats
-
-
-def test_of_nadeau_and_bengio() -> None:
-    """By hand: the variance is 1/n + test/train of that of the differences."""
-    found = np.array([0.02, 0.05, 0.01, 0.04, -0.01, 0.03])
-    t = found.mean() / np.sqrt((1 / 6 + 0.2 / 0.8) * found.var(ddof=1))
-    wanted = 2 * stats.t.sf(t, 5)
-    assert corrected_resampled_t(found, test_fraction=0.2) == pytest.approx(wanted)
-    assert corrected_resampled_t(-found, test_fraction=0.2) == pytest.approx(wanted)
-    assert corrected_resampled_t(found, test_fraction=0.2) > stats.ttest_1samp(found, 0).pvalue
-    assert corrected_resampled_t(np.zeros(5), test_fraction=0.2) == 1
-    assert corrected_resampled_t(np.full(5, 0.1), test_fraction=0.2) == 0
-    assert np.isnan(corrected_resampled_t(np.array([0.1, np.nan]), test_fraction=0.2))
-
-
-# McNemar and Holm
-
-
-@given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_is_the_sign_test(b: int, c: int) -> None:
-    n, k = b + c, min(b, c)
-    tail = sum(comb(n, i) for i in range(k + 1)) / 2**n
-    assert mcnemar(b, c) == pytest.approx(1.0 if b == c else min(1.0, 2 * tail))
-
-
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_lies_between_nothing_and_bonferroni(p: list[float]) -> None:
-    corrected = holm(p)
-    for one, more in zip(p, corrected, strict=True):
-        assert one <= more <= min(1.0, len(p) * one) + 1e-12
-    order = np.argsort(p, kind="stable")
-    assert np.all(np.diff(np.array(corrected)[order]) >= 0)
-
-
-def test_the_interval_of_a_spread_is_that_of_its_chi_square() -> None:
-    """Of n normal values whose mean is known, the exact interval follows from chi-square."""
-    n, value = 200, 1.7
-    influence = np.tile([1.0, -1.0], n // 2) * value / np.sqrt(2 * n) / np.sqrt(n)
-    low, high = interval(value, influence, scale="error", units=n)
-    exact = value / np.sqrt(stats.chi2.ppf([0.975, 0.025], n) / n)
-    assert (low, high) == pytest.approx(tuple(exact), rel=0.004)
+@pytest.mark.parametrize("value", [0.0, 1.5, -123.456, 9_999.96, 1234567.89, 3.2e17, 1e-9])
+@pytest.mark.parametrize("metric", ["rmse", "accuracy", "r2"])
+def test_tables_show_at_most_six_digits(value: float, metric: str) -> None:
+    shown = metric_text(value, metric).split("e")[0]
+    assert len([c for c in shown if c.isdigit()]) <= 6

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
+from embedkit.errors import UsageError
 from embedkit.runs.metrics import (
     Threshold,
     best_threshold,
     beta_of,
+    check_metric,
     classification_metrics,
-    classification_scores,
+    is_percent,
     regression_metrics,
-    regression_scores,
 )
-from embedkit.runs.predictions import Predictions, class_scores, reported_scores
-from embedkit.runs.targets import Target
+from embedkit.runs.predictions import Predictions, Target, class_scores, reported_scores
+from tests.run_fixtures import scores_of
 
 
 def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
@@ -50,7 +49,7 @@ def test_values_are_those_of_scikit_learn(classes: int, seed: int) -> None:
     y, shares = problem(200, classes, seed)
     shares[:20] = shares[20:40]  # ties
     said = shares.argmax(1)
-    ours = classification_scores(y, shares, said, beta=7)
+    ours = scores_of(y, shares, said, beta=7)
     wanted = {
         "accuracy": metrics.accuracy_score(y, said),
         "macro_f1": metrics.f1_score(y, said, average="macro"),
@@ -82,7 +81,7 @@ def test_regression_values() -> None:
     random = np.random.default_rng(0)
     y = random.normal(size=100).round(1)
     said = y + random.normal(size=100)
-    ours = regression_scores(y, said)
+    ours = scores_of(y, said)
     assert ours["rmse"].value == pytest.approx(metrics.root_mean_squared_error(y, said))
     assert ours["r2"].value == pytest.approx(metrics.r2_score(y, said))
     assert ours["spearman"].value == pytest.approx(spearmanr(y, said).statistic)
@@ -116,10 +115,8 @@ def test_metrics_of_weighted_records_are_those_of_copies() -> None:
 def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
     random = np.random.default_rng(0)
     y, said = random.normal(size=(2, 80))
-    found, scaled = (
-        regression_scores(unit * (y + zero), unit * (said + zero)) for zero in (0, 100)
-    )
-    expected = regression_scores(y, said)
+    found, scaled = (scores_of(unit * (y + zero), unit * (said + zero)) for zero in (0, 100))
+    expected = scores_of(y, said)
     for name, score in expected.items():
         factor = unit if name in ("rmse", "mae") else 1
         for other in (found, scaled):
@@ -127,10 +124,17 @@ def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
             assert values == pytest.approx(astuple(score), rel=1e-5), name
 
 
-def test_names_of_f_scores() -> None:
-    assert [beta_of(n) for n in ("f1", "f0.5", "f7", "f", "f0", "fx", "accuracy")] == [
-        1, 0.5, 7, None, None, None, None
-    ]  # fmt: skip
+def folds_of(target: Target, proba: Any, *, first: int = 0) -> Predictions:
+    """Predictions of three folds, of which fold -1 is the test set."""
+    row = np.arange(len(proba))
+    about: dict[str, Any] = {"row": row, "ids": row.astype(str), "target": target}
+    parts = (row[row % 3 == i] for i in range(3))
+    return Predictions.joined(
+        [
+            Predictions.of_fold(part, proba[part], fold=first + i, **about)
+            for i, part in enumerate(parts)
+        ]
+    )
 
 
 def test_baselines_of_rare_positives() -> None:
@@ -138,12 +142,7 @@ def test_baselines_of_rare_positives() -> None:
     random = np.random.default_rng(0)
     target = Target((random.random(200) < 0.1).astype(int), ("no", "yes"))
     proba = random.dirichlet([4, 1], size=200)
-    row = np.arange(200)
-    made = Predictions.joined([
-        Predictions.of_fold(row[row % 4 == f], proba[row % 4 == f], row=row, ids=row.astype(str),
-                            target=target, fold=f) for f in range(4)
-    ])  # fmt: skip
-    found = reported_scores(made, seed=0, beta=7)["cross_validation"]
+    found = reported_scores(folds_of(target, proba), seed=0, beta=7)["cross_validation"]
     ones = np.ones(200, int)
     assert found["f7"].majority == pytest.approx(metrics.fbeta_score(target.y, ones, beta=7))
     assert found["f1"].majority == pytest.approx(metrics.f1_score(target.y, ones))
@@ -154,109 +153,26 @@ def test_baselines_of_rare_positives() -> None:
 def test_scores_of_every_class() -> None:
     y, shares = problem(120, 3)
     row = np.arange(120)
-    made = Predictions.joined([
-        Predictions.of_fold(row[row % 4 == f], shares[row % 4 == f], row=row, ids=row.astype(str),
-                            target=Target(y, ("a", "b", "c")), fold=f - 1) for f in range(4)
-    ])  # fmt: skip
+    made = folds_of(Target(y, ("a", "b", "c")), shares, first=-1)
     found = class_scores(made)
     assert set(found) == {"cross_validation", "test"}
-    for subset, index in (("cross_validation", row[row % 4 > 0]), ("test", row[row % 4 == 0])):
+    for subset, index in (("cross_validation", row[row % 3 > 0]), ("test", row[row % 3 == 0])):
         wanted = metrics.classification_report(
             y[index], shares[index].argmax(1), target_names=["a", "b", "c"], output_dict=True
         )
         for one in found[subset]:
-            assert asdict(one) == pytest.approx(
-                {"label": one.label, "precision": wanted[one.label]["precision"],
-                 "recall": wanted[one.label]["recall"], "f1": wanted[one.label]["f1-score"],
-                 "support": wanted[one.label]["support"]}
-            )  # fmt: skip
+            theirs = wanted[one.label]
+            numbers = [theirs[key] for key in ("precision", "recall", "f1-score", "support")]
+            assert [one.precision, one.recall, one.f1, one.support] == pytest.approx(numbers)
     values = replace(made, classes=(), y=made.y.astype(float), proba=made.proba[:, 0])
     assert class_scores(values) == {}
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    """Accuracy of a known coin, over many small test sets."""
-    hits = 0
-    for seed in range(200):
-        random = np.random.default_rng(seed)
-        y = random.integers(2, size=150)
-        said = np.where(random.random(150) < 0.7, y, 1 - y)
-        score = classification_scores(y, np.eye(2)[said], said, seed=seed)["accuracy"]
-        assert score.low <= score.value <= score.high
-        hits += score.low <= 0.7 <= score.high
-    assert 180 <= hits <= 199
-
-
-def test_more_records_narrow_the_interval() -> None:
-    widths = []
-    for count in (100, 1_600):
-        y, shares = problem(count, 2)
-        score = classification_scores(y, shares, shares.argmax(1))["accuracy"]
-        widths.append(score.high - score.low)
-    assert 3 < widths[0] / widths[1] < 5.5
-
-
-def folds_of(target: Target, proba: Any, group: Any = None) -> Predictions:
-    row = np.arange(len(proba))
-    return Predictions.joined([
-        Predictions.of_fold(row[row % 3 == fold], proba[row % 3 == fold], row=row, group=group,
-                            ids=[str(i) for i in row], target=target, fold=fold)
-        for fold in range(3)
-    ])  # fmt: skip
-
-
-def test_predictions_of_one_record_are_drawn_together() -> None:
-    """Predicting the same records again and again makes nobody surer."""
-    random = np.random.default_rng(0)
-    labels = Target(random.integers(2, size=90), ("0", "1"))
-    values = Target(random.normal(size=90), ())
-    for target, proba in (
-        (labels, random.dirichlet([1, 1], size=90)), (values, random.normal(size=90))
-    ):  # fmt: skip
-        once = folds_of(target, proba)
-        often = [replace(once, repeat=once.repeat + number) for number in range(9)]
-        expected = reported_scores(once, seed=0)["cross_validation"]
-        found = reported_scores(Predictions.joined(often), seed=0)["cross_validation"]
-        for name, score in expected.items():
-            assert astuple(found[name]) == pytest.approx(astuple(score), abs=1e-9), name
-
-
-def test_groups_of_the_split_are_drawn_whole() -> None:
-    """Ten copies of a record in one group: as wide as the record alone; apart: far narrower."""
-    random = np.random.default_rng(0)
-    y, proba = np.repeat(random.integers(2, size=60), 10), random.dirichlet([1, 1], size=60)
-    target, proba = Target(y, ("0", "1")), np.repeat(proba, 10, axis=0)
-    width = {}
-    for name, group in (("whole", np.arange(600) // 10), ("apart", np.arange(600))):
-        score = reported_scores(folds_of(target, proba, group), seed=0)["cross_validation"]
-        width[name] = {m: s.high - s.low for m, s in score.items()}
-    for metric in ("accuracy", "log_loss", "macro_f1", "roc_auc"):
-        assert width["whole"][metric] > 2.5 * width["apart"][metric], metric
-
-
 @pytest.mark.filterwarnings("error")
 def test_one_class_alone_has_no_ranking() -> None:
-    found = classification_scores(np.zeros(9, int), np.full((9, 2), 0.5), np.zeros(9, int))
+    found = scores_of(np.zeros(9, int), np.full((9, 2), 0.5), np.zeros(9, int))
     assert np.isnan(astuple(found["roc_auc"])).all()
     assert found["accuracy"].value == 1
-
-
-@pytest.mark.parametrize("count", [80, 400])
-def test_the_seed_decides_on_blocks_alone(count: int) -> None:
-    y, shares = problem(count, 3)
-    one, same, other = (
-        classification_scores(y, shares, shares.argmax(1), seed=s) for s in (0, 0, 1)
-    )
-    assert one == same
-    assert (one["brier"].low == other["brier"].low) == (count == 80)
-    assert one["brier"].low == pytest.approx(other["brier"].low, rel=0.05)
-
-
-def test_sure_and_wrong_is_finite() -> None:
-    ours = classification_scores(
-        np.array([0, 1]), np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([1, 1])
-    )
-    assert np.isfinite(ours["log_loss"].value)
 
 
 @pytest.mark.parametrize("beta", [None, 0.5, 1.0, 7.0])
@@ -264,6 +180,7 @@ def test_sure_and_wrong_is_finite() -> None:
 def test_no_other_threshold_scores_better(beta: float | None, seed: int) -> None:
     y, shares = problem(150, 2, seed)
     positive = np.round(shares[:, 1], 2)  # ties
+    positive[:12] = np.arange(12) % 2  # and the edges
 
     def score(threshold: float) -> float:
         said = (positive >= threshold).astype(int)
@@ -273,26 +190,9 @@ def test_no_other_threshold_scores_better(beta: float | None, seed: int) -> None
 
     found = best_threshold(y, positive, beta=beta)
     assert score(found) == pytest.approx(max(score(t) for t in np.linspace(-0.005, 1.005, 102)))
-    weighted = classification_scores(
-        y, shares, (positive >= found).astype(int), intervals=False, beta=beta
-    )
+    weighted = scores_of(y, shares, (positive >= found).astype(int), beta=beta)
     if beta is not None:
         assert weighted[f"f{beta:g}"].value == pytest.approx(score(found))
-
-
-def test_what_a_threshold_may_be() -> None:
-    assert Threshold.parse("0.3") == Threshold(0.3, None)
-    assert Threshold.parse("f0.5") == Threshold(None, 0.5)
-    assert Threshold.parse("macro_f1") == Threshold(None, None)
-
-
-def test_nobody_is_a_threshold_too_where_a_probability_is_1() -> None:
-    """The two surest records are wrong: saying no to all is best."""
-    y, positive = np.array([1, 1, 0, 0]), np.array([0.0, 0.0, 1.0, 1.0])
-    found = best_threshold(y, positive)
-    assert not (positive >= found).any() or (positive >= found).all()
-    said = (positive >= found).astype(int)
-    assert metrics.f1_score(y, said, average="macro") == pytest.approx(1 / 3)
 
 
 def test_a_threshold_between_neighbouring_numbers() -> None:
@@ -303,14 +203,20 @@ def test_a_threshold_between_neighbouring_numbers() -> None:
     assert (positive >= found).tolist() == [False] * 5 + [True] * 5
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, 1.0])), min_size=2,
-                max_size=12).filter(lambda found: {y for y, _ in found} == {0, 1}))  # fmt: skip
-def test_no_threshold_beats_the_best_at_the_edges(pairs: list[tuple[int, float]]) -> None:
-    y, positive = (np.array(column) for column in zip(*pairs, strict=True))
-
-    def score(said: Any) -> float:
-        return float(metrics.f1_score(y, said, average="macro"))
-
-    best = score((positive >= best_threshold(y, positive)).astype(int))
-    for other in (0.0, 0.25, 0.75, 1.5):
-        assert score((positive >= other).astype(int)) <= best + 1e-12
+def test_names_of_metrics() -> None:
+    names = ("f1", "f0.5", "f7", "f", "f0", "fx", "accuracy")
+    assert [beta_of(name) for name in names] == [1, 0.5, 7, None, None, None, None]
+    assert [is_percent(name) for name in ("f7", "recall", "mcc", "rmse", "fx")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert Threshold.parse("0.3") == Threshold(0.3, None)
+    assert Threshold.parse("f0.5") == Threshold(None, 0.5)
+    assert Threshold.parse("macro_f1") == Threshold(None, None)
+    for classes, name in ((3, "average_precision"), (3, "f2"), (0, "accuracy"), (2, "rmse")):
+        with pytest.raises(UsageError, match="metric"):
+            check_metric(name, classes=classes)
+    check_metric("f2", classes=2)

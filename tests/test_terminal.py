@@ -1,4 +1,4 @@
-"""Nothing that a file holds or is called controls the terminal that a command prints on."""
+"""Nothing that a file contains or is called controls the terminal; tables fit its width."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from embedkit import display
-from embedkit.cli import text as text_
 from embedkit.cli.main import cli
-from embedkit.cli.text import say_finding, table_text, wrapped
-from tests.processes import command
+from embedkit.cli.text import fitted, table_text
+from tests.processes import ROOT, command
 from tests.store_fixtures import quick, tiny_model  # noqa: F401 - a fixture
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
@@ -24,67 +22,55 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "a", "i"]
+CORPUS, DATA, RUN, TUNED = f"c{EVIL}.jsonl", f"v{EVIL}", f"run{EVIL}", f"tuned{EVIL}"
+MODEL = ("--model", "{model}")
+TEXTS = ("--text", "document", "--label", "label")
+FIT = ("--folds", "2", "--estimator", "knn")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "extract": (CORPUS, *TEXTS, "--keep", f"kept{EVIL}", "--words", "--out", DATA, *MODEL),
+    "info": (DATA,),
+    "verify": (DATA,),
+    "tokenize": (EVIL, *MODEL),
+    "split": (DATA, "--folds", "2", "--out", f"s{EVIL}.parquet"),
+    "train": (DATA, *FIT, "--out", RUN),
+    "probe": (DATA, "--out", f"probe{EVIL}"),
+    "finetune": (CORPUS, *TEXTS, *MODEL, "--folds", "2", "--epochs", "1", "--out", TUNED),
+    "predict": (RUN, DATA),
+    "export": (TUNED, "--fold", "0", "--out", f"export{EVIL}"),
+    "compare": (RUN, TUNED),
+    "run": ("recipe.toml", "--dry-run"),
+    "search": (DATA, "bus", "-k", "3"),
+    "index": (DATA, "--kind", "flat"),
+    "similarity": (CORPUS, "--text", "document", "--text-pair", "document", *MODEL),
+    "words": (DATA, "bus"),
+    "explore": (DATA, "--out", f"page{EVIL}.html"),
+}
+"""Arguments of each command, in the order in which they run; ``{model}`` is the tiny one."""
 
 
-def write_corpus(folder: Path) -> Path:
-    """JSON lines with all of it in the file's name, ids, texts, labels, and a column's name."""
-    random = np.random.default_rng(0)
-    file = folder / f"c{EVIL}.jsonl"
-    with file.open("w", encoding="utf-8") as lines:
-        for i in range(40):
-            text = " ".join(random.choice(WORDS, 5)) + f" {EVIL} bus"
-            record = {"id": f"{i}{EVIL}", "document": text, "label": f"l{i % 2}{EVIL}",
-                      f"kept{EVIL}": EVIL}  # fmt: skip
-            lines.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return file
-
-
-def commands(corpus: Path) -> dict[str, list[str]]:
-    """Command lines, each with what is expected to be in its output."""
-    kept, made, run = f"kept{EVIL}", f"v{EVIL}", f"run{EVIL}"
-    model = ["--model", str(tiny_model())]
-    texts = ["--text", "document", "--label", "label"]
-    fit = ["--folds", "2", "--estimator", "knn"]
-    recipe = f"[extract]\ncorpus = {json.dumps(corpus.name)}\ntext = 'document'\n"
-    corpus.with_name("recipe.toml").write_text(recipe, "utf-8")
-    return {
-        "extract": [corpus.name, *texts, "--keep", kept, "--words", "-v", "--out", made, *model],
-        "info": [made], "verify": [made], "repair": [made], "tokenize": [EVIL, *model],
-        "split": [made, "--folds", "2", "--out", f"s{EVIL}.parquet"],
-        "train": [made, *fit, "--out", run], "probe": [made, *fit, "--out", f"probe{EVIL}"],
-        "finetune": [corpus.name, *texts, *model, "--folds", "2", "--epochs", "1",
-                     "--validation", "0", "--out", f"tuned{EVIL}"],
-        "predict": [run, made], "export": [f"tuned{EVIL}", "--fold", "0", "--out", f"export{EVIL}"],
-        "compare": [run, f"tuned{EVIL}"], "run": ["recipe.toml", "--dry-run"],
-        "search": [made, "bus", "-k", "3"], "index": [made, "--kind", "flat"],
-        "similarity": [corpus.name, "--text", "document", "--text-pair", "document", *model],
-        "words": [made, "bus"], "explore": [made, "--out", f"page{EVIL}.html"],
-    }  # fmt: skip
-
-
-@pytest.mark.figures
 @pytest.mark.usefixtures("quick")
 def test_no_command_prints_what_controls_a_terminal(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path)
-    lines = commands(corpus)
-    assert set(cli.commands) - set(lines) == {"fetch", "doctor"}  # the hub's, and the machine's
-    lines |= {f"{name} --json": [*lines[name], "--json"] for name in
-              ("info", "predict", "compare", "search", "words")}  # fmt: skip
-    lines["search --tsv"] = [*lines["search"], "--tsv"]
-    lines["info RUN"] = [f"run{EVIL}"]
-    lines["info --wrong"] = [f"--wrong{EVIL}"]
-    lines["info NONE"] = [f"none{EVIL}"]
-    for name, arguments in lines.items():
-        done = command(name.split()[0], *arguments, cwd=tmp_path)
-        wanted = 2 if name in ("info --wrong", "info NONE") else 0
-        assert done.returncode == wanted, (name, done.stderr)
-        assert "evil" in done.stdout + done.stderr, name
-        found = CONTROLS.search(done.stdout + done.stderr)
-        assert found is None, (name, shlex.quote(found.string[found.start() - 60 : found.end()]))
-        if name.endswith("--json"):
-            parts = done.stdout.splitlines() if name == "predict --json" else [done.stdout]
-            assert all(EVIL in strings(json.loads(part)) for part in parts), name
+    with (tmp_path / CORPUS).open("w", encoding="utf-8") as lines:
+        for i in range(40):
+            text = f"the movie was {('bad', 'good')[i % 2]} {i % 7} {EVIL} bus"
+            record = {"id": f"{i}{EVIL}", "document": text, "label": f"l{i % 2}{EVIL}"}
+            lines.write(json.dumps(record | {f"kept{EVIL}": EVIL}, ensure_ascii=False) + "\n")
+    recipe = f"[extract]\ncorpus = {json.dumps(CORPUS)}\ntext = 'document'\n"
+    (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
+    assert set(cli.commands) - set(COMMANDS) <= {"fetch", "doctor"}
+    lines_typed = [(name, *typed) for name, typed in COMMANDS.items()]
+    with_json = ("info", "predict", "compare", "search", "words")
+    lines_typed += [(name, *COMMANDS[name], "--json") for name in with_json]
+    lines_typed += [("info", RUN), ("info", f"--wrong{EVIL}"), ("info", f"none{EVIL}")]
+    for typed in lines_typed:
+        done = command(*(a.format(model=tiny_model()) for a in typed), cwd=tmp_path)
+        wrong = typed[1].startswith(("--wrong", "none"))
+        assert done.returncode == (2 if wrong else 0), (typed, done.stderr)
+        assert "evil" in done.stdout + done.stderr, typed
+        assert CONTROLS.search(done.stdout + done.stderr) is None, typed
+        if typed[-1] == "--json":
+            parts = done.stdout.splitlines() if typed[0] == "predict" else [done.stdout]
+            assert all(EVIL in strings(json.loads(part)) for part in parts), typed
 
 
 def strings(value: object) -> str:
@@ -94,8 +80,7 @@ def strings(value: object) -> str:
     return " ".join(map(strings, value)) if isinstance(value, list) else str(value)
 
 
-def test_json_holds_the_same_text() -> None:
-    """What is escaped for the terminal is the same string to who parses it."""
+def test_json_is_escaped_and_has_the_same_text() -> None:
     value = {"a": EVIL, "b": ["가 👨\u200d👩 \U000e0041\ud800", 1.5, None]}
     line = display.json_line(value)
     assert CONTROLS.search(line) is None
@@ -103,75 +88,87 @@ def test_json_holds_the_same_text() -> None:
     assert json.loads(line) == json.loads(json.dumps(value))
 
 
-# width and emphasis
-
-
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Standard output as a terminal of so many columns."""
 
-    def of(width: int) -> None:
+    def resize(width: int) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
         monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.delenv("NO_COLOR", raising=False)
 
-    return of
-
-
-ROWS = [
-    {"method": name, "accuracy, %": "75.6 (73.0 to 78.2)", "f1": "0.7 ±0.02", "brier": "–",
-     "log_loss": "0.505 ±0.033", "p": "< 0.001"}
-    for name in ("a", "a run with a rather long name, 긴 이름")
-]  # fmt: skip
+    return resize
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
 def test_tables_fit_the_terminal(terminal: Callable[[int], None], width: int) -> None:
+    values = {
+        "accuracy, %": "75.6 (73.0 to 78.2)",
+        "f1": "0.7 ±0.02",
+        "log_loss": "0.505 ±0.033",
+        "brier": "0.201 ±0.004",
+        "p": "< 0.001",
+    }
+    names = ("a", "a run with a rather long name, 긴 이름")
+    rows = [{"method": name, **values} for name in names]
     terminal(width)
-    shown = table_text(ROWS)
+    shown = table_text(rows)
     assert max(map(display.columns, shown.splitlines())) <= width
-    head = shown.splitlines()[0].split("  ")
-    assert "accuracy, %" in shown
-    missing = [name for name in ROWS[0] if name not in {cell.strip() for cell in head}]
-    assert missing == list(ROWS[0])[len(ROWS[0]) - len(missing) :]  # from the right
-    assert bool(missing) == (width < 100)
-    if missing:
-        assert f"{len(missing)} more column" in shown
-        assert "; ".join(missing) in " ".join(shown.split())
+    assert all(name in shown for name in rows[0])
+    tables = shown.count("method")
+    assert (tables > 1) == (width < 100)
+    assert len(shown.splitlines()) == 3 * tables
 
 
-def test_all_columns_are_shown_where_they_are_asked_for(
-    terminal: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped = table_text(ROWS)
-    assert "more column" not in piped
-    terminal(60)
-    monkeypatch.setattr(text_, "asked_for_all", lambda: True)
-    shown = table_text(ROWS)
-    assert "more column" not in shown
-    assert all(cell in shown for row in ROWS for cell in list(row.values())[1:])
+def test_long_lines_are_divided_at_words(terminal: Callable[[int], None]) -> None:
+    terminal(12)
+    assert fitted("배를 타고 여행을 간다 a b") == ["배를 타고", "  여행을", "  간다 a b"]
+    assert fitted("unbreakable-at-all") == ["unbreakable-at-all"]
 
 
-def test_long_texts_are_wrapped_by_their_width() -> None:
-    lines = wrapped("배를 타고 여행을 간다 a b", 10, first="> ", others="  ")
-    assert lines == ["> 배를", "  타고", "  여행을", "  간다 a b"]
-    assert " ".join(line[2:] for line in lines) == "배를 타고 여행을 간다 a b"
-    assert wrapped("unbreakable", 4) == ["unbreakable"]
+def test_long_commands_can_be_pasted(terminal: Callable[[int], None]) -> None:
+    terminal(40)
+    typed = "embedkit train data --view mean_1 --where 'label = 1 or label = 2' --out run"
+    lines = fitted(f"next: {typed}")
+    assert len(lines) == 3
+    assert all(display.columns(line) <= 40 for line in lines)
+    pasted = "\n".join(lines).removeprefix("next: ").replace("\\\n", "")
+    assert shlex.split(pasted) == shlex.split(typed)
 
 
-def test_the_finding_is_bold_and_a_warning_yellow(
-    terminal: Callable[[int], None], capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    said = f"what was found {EVIL} in words\nwarning: worse\nmore"
-    say_finding(said)
-    assert "\x1b" not in capsys.readouterr().out
-    terminal(80)
-    say_finding(said)
-    first, warning, more = capsys.readouterr().out.splitlines()
-    assert first == f"\x1b[1m{display.visible(said.splitlines()[0], keep=display.HARMLESS)}\x1b[0m"
-    assert warning == "\x1b[33m\x1b[1mwarning: worse\x1b[0m"
-    assert more == "more"
-    monkeypatch.setenv("NO_COLOR", "1")
-    say_finding(said)
-    assert "\x1b" not in capsys.readouterr().out
+ANSWERS = {
+    "train v --view mean_6 --out logreg": "accuracy",
+    "train v --features tfidf --out tfidf": "accuracy",
+    "probe v --out probe": "is best",
+    "finetune data/reviews_en.tsv --epochs 1 --folds 2 --limit 80 --max-length 32": "accuracy",
+    "compare logreg tfidf probe --report page.html": "layer",
+    "info v": "suitable for search",
+    "info logreg": "accuracy",
+    "info probe": "is best",
+    "info all-MiniLM-L6-v2": "BertModel, 6 layers",
+    "words w bank": "6 uses of bank",
+    'words bank --text "He robbed the bank." --text "A river bank."': "cannot be grouped",
+    "words w --sense label --span start,end": "senses",
+    "doctor": "works here",
+}
+"""Commands, and what the first line of their output says."""
+
+
+@pytest.mark.slow
+def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
+    """At most 15 lines of 80 columns, also where nothing is a terminal."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    reviews = "extract data/reviews_en.tsv --layers all --pooling cls,mean --out v"
+    senses = "extract data/homonyms.tsv --label sense --keep word,start,end --layers all --words"
+    for line in (reviews, f"{senses} --out w"):
+        assert command(*line.split(), cwd=tmp_path).returncode == 0
+    for line, answer in ANSWERS.items():
+        done = command(*shlex.split(line), cwd=tmp_path, columns=80)
+        assert done.returncode == 0, (line, done.stderr)
+        lines = done.stdout.splitlines()
+        first = "".join(lines[:3]) if lines[1].startswith("  ") else lines[0]
+        assert answer in first, (line, first)
+        assert len(lines) <= 15, (line, lines)
+        wide = [
+            one for one in (done.stdout + done.stderr).splitlines() if display.columns(one) > 80
+        ]
+        assert not wide, line

@@ -1,9 +1,10 @@
-"""Words in context: where they stand, whose vectors they get, clusters, word-in-context pairs."""
+"""Words in context: where they stand, whose vectors they get, clusters."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,20 @@ from unicodedata import normalize
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 import embedkit
-from embedkit.cli.main import cli
+from embedkit.contexts.uses import (
+    Use,
+    UseVectors,
+    describe_uses,
+    find_word,
+    uses_in_dataset,
+    uses_in_texts,
+)
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
-from embedkit.words.describe import describe_uses
-from embedkit.words.matching import Marked, find_word, read_marked
-from embedkit.words.uses import Use, UseVectors, span_vectors, uses_in_dataset, uses_in_texts
-from embedkit.words.wic import MarkedPairs, best_threshold, evaluate, marked_pairs
+from tests.processes import invoke
 from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
 
 TEXTS = (
@@ -59,8 +61,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         }
         for name, made in tables.items():
             settings = {"layers": "0,2", **made}
-            embedkit.extract(corpus, out=where / name, model=str(tiny_model()), shard_rows=3,
-                             **settings)  # fmt: skip
+            embedkit.extract(
+                corpus, out=where / name, model=str(tiny_model()), shard_rows=3, **settings
+            )
         yield where
 
 
@@ -100,17 +103,10 @@ def test_composed_and_decomposed_letters_are_the_same(form: Any, asked: Any) -> 
 
 
 def test_words_that_cannot_be_looked_for() -> None:
-    with pytest.raises(UsageError, match="the word is empty"):
+    with pytest.raises(UsageError, match="empty"):
         find_word("a", " ")
-    with pytest.raises(UsageError, match="match='near': expected word, start, anywhere"):
+    with pytest.raises(UsageError, match="match='near'"):
         find_word("a", "a", match="near")
-
-
-def test_marks() -> None:
-    assert read_marked("a [bank] of") == Marked("a bank of", 2, 6)
-    assert read_marked("[배]를") == Marked("배를", 0, 1)
-    for text in ("no mark", "[a] and [b]", "[a", "a]", "[]", "[ ]", "[[a]]"):
-        assert read_marked(text) is None
 
 
 # vectors of uses
@@ -120,11 +116,10 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
     encoder = Encoder.load(str(tiny_model()))
     layers = parse_layers("0,sum:1..2", n_layers=2)
     text = "배를 rained 타고"
-    vectors, there = span_vectors(
-        encoder, [text, text, "good " * 40 + "bus"], [(0, 1), (3, 9), (200, 203)], layers
-    )
-    assert there.tolist() == [True, True, False]  # the last was cut off
-    from embedkit.encoding.tokenization import TokenizerSettings
+    of_ship = uses_in_texts(encoder, [text], "배", layers)
+    of_rain = uses_in_texts(encoder, [text, "good " * 40 + "rained"], "rained", layers)
+    assert (of_ship.skipped, of_rain.skipped) == (0, 1)  # the last was cut off
+    from embedkit.encoding.tokenizer import TokenizerSettings
 
     tokens = encoder.tokenizer.encode(
         [text], settings=TokenizerSettings(max_length=24), offsets=True
@@ -133,9 +128,9 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
     shard = encoder.encode_shard(tokens, views=[], token_layers=layers)
     for spec in layers:
         states = shard.tokens[spec.name]
-        assert np.array_equal(vectors[spec.name][0], states[pieces.index("배")])
+        assert np.array_equal(of_ship.vectors[spec.name][0], states[pieces.index("배")])
         rained = [pieces.index("rain"), pieces.index("##ed")]
-        assert np.allclose(vectors[spec.name][1], states[rained].mean(axis=0), atol=1e-6)
+        assert np.allclose(of_rain.vectors[spec.name][0], states[rained].mean(axis=0), atol=1e-6)
 
 
 def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
@@ -158,7 +153,7 @@ def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
 def test_a_record_may_go_on_in_the_next_row_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embedkit.words import uses as words
+    from embedkit.contexts import uses as words
 
     word = "rained home"  # three tokens
     whole, tables = uses_in_dataset(folder / "tokens", word), words.layer_tables
@@ -176,25 +171,19 @@ def test_a_record_may_go_on_in_the_next_row_group(
     assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-6)
 
 
-def test_at_most_so_many_uses(folder: Path) -> None:
-    assert len(uses_in_dataset(folder / "tokens", "배", limit=2).uses) == 2
-
-
 def test_words_that_were_cut_off(tmp_path: Path) -> None:
     text = "good " * 40 + "bus"
     encoder = Encoder.load(str(tiny_model()))
     with pytest.raises(UsageError, match="'bus' occurs only where the sentences are cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), out=tmp_path / "d",
-                            model=str(tiny_model()), tokens=True)  # fmt: skip
+    made = embedkit.extract(
+        write_tsv(tmp_path / "c.tsv", [("1", text, "1")]),
+        out=tmp_path / "d",
+        model=str(tiny_model()),
+        tokens=True,
+    )
     with pytest.raises(UsageError, match=r"'bus' occurs only where the texts of .* were cut"):
         uses_in_dataset(made.out, "bus")
-
-
-def test_a_single_string_is_no_list_of_sentences() -> None:
-    encoder = Encoder.load(str(tiny_model()))
-    with pytest.raises(TypeError, match="a single string was given"):
-        uses_in_texts(encoder, "a bus", "bus", parse_layers("all", n_layers=2))
 
 
 def test_words_that_are_not_there(folder: Path) -> None:
@@ -233,15 +222,21 @@ def test_clusters_are_found_and_described() -> None:
 def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
     """The mean over all pairs of words, of records that are in different files."""
     rows = [(str(i), TEXTS[i % 6] if i < 6 else "home home home", "0") for i in range(12)]
-    made = embedkit.extract(write_tsv(tmp_path / "c.tsv", rows), out=tmp_path / "d", words="mean",
-                            model=str(tiny_model()), layers="0,2", shard_rows=3)  # fmt: skip
+    made = embedkit.extract(
+        write_tsv(tmp_path / "c.tsv", rows),
+        out=tmp_path / "d",
+        words="mean",
+        model=str(tiny_model()),
+        layers="0,2",
+        shard_rows=3,
+    )
     report = describe_uses(uses_in_dataset(made.out, "배"), "배")
     for layer in report.layers:
         parts = sorted((tmp_path / "d/words").glob("*.parquet"))
         assert len(parts) == 4
-        vectors = np.concatenate([
-            np.stack(pd.read_parquet(part)[f"layer_{layer.layer}"].to_list()) for part in parts
-        ]).astype(np.float64)  # fmt: skip
+        vectors = np.concatenate(
+            [np.stack(pd.read_parquet(part)[f"layer_{layer.layer}"].to_list()) for part in parts]
+        ).astype(np.float64)
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         pairs = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
         assert layer.others == pytest.approx(pairs.mean(), abs=1e-6)
@@ -275,132 +270,36 @@ def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
     assert np.allclose(report.cosines, direct.cosines, atol=1e-5)
     assert [one.layer for one in report.layers] == ["0", "1", "2", spec.name]
     assert report.neighbours
-    shown = run(folder / "every", "배", "--layer", layer).output.splitlines()
-    assert shown[0].startswith(f"3 uses of 배, layer {spec.name}: 2 groups, cosine ")
-    assert shown[-1].split()[0] == spec.name
-
-
-# word-in-context pairs
-
-
-@given(
-    cosines=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9]), min_size=1, max_size=12),
-    seed=st.integers(0, 99),
-)
-def test_the_threshold_is_the_best(cosines: list[float], seed: int) -> None:
-    values = np.array(cosines)
-    same = np.random.default_rng(seed).random(len(values)) < 0.5
-    threshold, accuracy = best_threshold(values, same)
-    assert ((values >= threshold) == same).mean() == pytest.approx(accuracy)
-    edges = [0.0, 0.15, 0.25, 0.4, 0.7, 1.0]
-    assert accuracy == pytest.approx(max(((values >= t) == same).mean() for t in edges))
-
-
-MARKED = (
-    ("the [bus] home", "a [bus]", "True"),
-    ("[배]를 타고", "추석에 먹은 [배]가", "FALSE"),
-    ("no mark", "a [bus]", "False"),
-    ("[a] [bus]", "a [bus]", "True"),
-    ("good " * 40 + "[bus]", "a [bus]", "True"),
-    ("[good] movie", "[bad] movie", "false"),
-)
-
-
-def marked_file(path: Path) -> Path:
-    lines = ["one\ttwo\tsame", *("\t".join(row) for row in MARKED)]
-    path.write_bytes(("\r\n".join(lines) + "\r\n").encode())
-    return path
-
-
-def test_the_layer_is_chosen_on_training_pairs() -> None:
-    """One layer is right on the training pairs, the other on the test pairs."""
-    same = np.arange(40) % 2 == 0
-    right, wrong = np.where(same, 0.9, 0.1), np.random.default_rng(0).random(40)
-
-    def pairs(first: Any, second: Any) -> MarkedPairs:
-        return MarkedPairs((), (), {"1": first, "2": second}, same, 0, 0, 0)
-
-    test = evaluate(pairs(right, wrong), pairs(wrong, right))
-    assert test.chosen == "1"
-    assert test.layers[0].train == 1.0
-    assert test.layers[0].test.value < 0.8
-    assert test.layers[1].test.value > test.layers[0].test.value
-
-
-def test_word_in_context_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    encoder = Encoder.load(str(tiny_model()))
-    layers = parse_layers("all", n_layers=2)
-    pairs = marked_pairs(marked_file(tmp_path / "m.tsv"), encoder, layers, text="one",
-                         text_pair="two", label="same")  # fmt: skip
-    assert [r.row for r in pairs.records] == [0, 1, 5]
-    assert pairs.words == (("bus", "bus"), ("배", "배"), ("good", "bad"))
-    assert (pairs.unmarked, pairs.cut, pairs.rejected) == (2, 1, 0)
-    assert any("2 records" in record.getMessage() for record in caplog.records)
-    assert pairs.same is not None
-    assert pairs.same.tolist() == [True, False, False]
-    vectors, _ = span_vectors(encoder, ["배를 타고", "추석에 먹은 배가"], [(0, 1), (7, 8)], layers)
-    a, b = vectors["1"].astype(np.float64)
-    assert pairs.cosines["1"][1] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-    test = evaluate(pairs, pairs)
-    for one in test.layers:
-        assert one.test.value == one.train
-        assert one.test.low <= one.test.value <= one.test.high
-    assert test.majority == pytest.approx(2 / 3)
-    (tmp_path / "n.tsv").write_text("one\ttwo\na\tb\n", "utf-8")
-    with pytest.raises(UsageError, match=r"has no pair with one word marked"):
-        marked_pairs(tmp_path / "n.tsv", encoder, layers, text="one", text_pair="two")
-    with pytest.raises(UsageError, match=r"are neither true nor false, the first in row 0"):
-        marked_pairs(tmp_path / "m.tsv", encoder, layers, text="one", text_pair="two", label="one")
 
 
 # the command
 
 
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(cli, ["words", *map(str, arguments)], standalone_mode=False)
-
-
 def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     model = ("--model", tiny_model())
-    shown = run(folder / "both", "배").output
+    shown = invoke("words", folder / "both", "배").output
     assert "3 uses of 배, layer 2" in shown
     assert "추석에 먹은 [배]가 맛있었다." in shown
-    assert "any two words" in shown
-    by_view = run(folder / "both", "배", "--view", "mean_-1")
-    assert by_view.output == shown
-    assert "nan" not in run("bus", "--text", "the bus home", *model).output
-    said = run("bus", "--text", "the bus home", "--text", "a bus !", "--layers", "all", *model)
-    assert "2 uses of bus, layer 2" in said.output
-    found = json.loads(
-        run("bus", "--text", "the bus home", "--text", "a bus !", *model, "--json").stdout
-    )
+    assert "any two words" in invoke("words", folder / "both", "배", "--all").output
+    assert invoke("words", folder / "both", "배", "--layer", "-1").output == shown
+    assert "nan" not in invoke("words", "bus", "--text", "the bus home", *model).output
+    texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)
+    said = invoke("words", *texts)
+    assert re.search(r"2 uses of bus .* cosine is [\d.−]+ at layer 2", said.output)
+    found = json.loads(invoke("words", *texts, "--json").stdout)
     assert np.shape(found["cosines"]) == (2, 2)
-    file = marked_file(tmp_path / "m.tsv")
-    columns = ("--marked", file, "--columns", "one,two", *model)
-    listed = run(*columns)
-    assert listed.return_value == 3
-    assert "3 pairs; 2 unmarked, 1 cut off, 0 rejected" in listed.output
-    tested = run(*columns, "--label", "same", "--train", file)
-    assert "best on train" in tested.output
-    assert "majority 66.7 %" in tested.output.splitlines()[1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give DATASET WORD, or WORD with sentences"),
-        (("bus",), "give DATASET WORD"),
-        (("bus", "--text", "a", "--marked", "x"), "goes without WORD"),
-        (("--marked", "x"), "needs --columns FIRST,SECOND"),
-        (("--marked", "x", "--columns", "a,b", "--train", "y"), "--train needs --label"),
-        (("--marked", "x", "--columns", "a,b", "--label", "y"), "is fitted on --train FILE"),
-        (("bus", "--text", "the home"), "'bus' does not occur in the sentences"),
-        (("bus", "--text", "a bus", "--sense", "x"), "sentences have no columns"),
-        (("bus", "--text", "a bus", "--layer", "9"), "the model has layers 0"),
-        (("bus", "--text", "a bus", "--view", "9"), "'9' is not a view"),
-        (("bus", "--text", "a bus", "--view", "cls_1", "--layer", "1"), "both name the layer"),
+        ((), "DATASET WORD"),
+        (("bus",), "DATASET WORD"),
+        (("bus", "--text", "the home"), "'bus'"),
+        (("bus", "--text", "a bus", "--sense", "x"), "--sense"),
+        (("bus", "--text", "a bus", "--layer", "9"), "layers"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        raise run(*arguments, "--model", tiny_model()).exception
+        raise invoke("words", *arguments, "--model", tiny_model()).exception

@@ -8,9 +8,19 @@ from pathlib import Path
 import numpy as np
 
 TAGS = {
-    "the": "DET", "a": "DET", "movie": "NOUN", "bus": "NOUN", "home": "NOUN", "was": "AUX",
-    "good": "ADJ", "bad": "ADJ", "i": "PRON", "it": "PRON", ".": "PUNCT", "!": "PUNCT",
-}  # fmt: skip
+    "the": "DET",
+    "a": "DET",
+    "movie": "NOUN",
+    "bus": "NOUN",
+    "home": "NOUN",
+    "was": "AUX",
+    "good": "ADJ",
+    "bad": "ADJ",
+    "i": "PRON",
+    "it": "PRON",
+    ".": "PUNCT",
+    "!": "PUNCT",
+}
 
 
 def sentences(count: int, *, seed: int = 0, words: Sequence[str] = tuple(TAGS)) -> list[list[str]]:

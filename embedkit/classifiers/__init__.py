@@ -1,5 +1,5 @@
 """Classifiers and regressors on stored vectors, under the folds of a split.
 
-``estimators`` is the table of kinds; ``train`` fits one, ``probe`` scores every stored view,
-``test_set`` loads an external test set.
+``estimators`` has the table of kinds and saved models, ``tuning`` one fit, ``train`` a run,
+``probe`` the scores of every stored view.
 """

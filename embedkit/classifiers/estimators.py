@@ -1,459 +1,331 @@
-"""The table of estimators: one row per kind, for classification and for regression.
+"""Estimators of scikit-learn and LightGBM by name, their pipelines, and saved models.
 
-Scaling, principal components and vocabularies are steps of the same scikit-learn pipeline, so that
-they are fitted on the training records alone.
+Scaling, principal components and vocabularies are steps of the same pipeline, so that they are
+fitted on the training records alone.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import FunctionType, ModuleType
-from typing import Any
+import io
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
 
+from embedkit import storage
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
-from embedkit.classifiers.logistic import LogisticPath
-from embedkit.classifiers.scaling import CommonScaler
-from embedkit.errors import UsageError, check_counts
-
-__all__ = [
-    "SCALINGS",
-    "TABLE",
-    "Estimator",
-    "EstimatorSettings",
-    "build_estimator",
-    "build_features",
-    "parameter_of",
-    "scalings_of",
-]
+from embedkit.errors import DamagedError, UsageError, check_counts, first_line
+from embedkit.storage import check_files
 
 
-_DEFAULTS = {"classification": "logreg", "regression": "ridge"}
+class CommonScaler(StandardScaler):  # type: ignore[misc]
+    """Centre the columns and divide by one number, so that the mean squared row length is 1.
+
+    Unlike :class:`~sklearn.preprocessing.StandardScaler` it keeps the proportions between columns,
+    in which encoders store what they know. With rows of about length 1, the same strengths of
+    regularisation suit every encoder.
+
+    >>> X = np.array([[0.0, 1.0], [4.0, 1.0], [2.0, 4.0]])
+    >>> float((CommonScaler().fit_transform(X) ** 2).sum(1).mean().round(6))
+    1.0
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the mean of the columns and the common factor."""
+        super().fit(X)
+        self.scale_ = np.full(len(self.var_), np.sqrt(self.var_.sum()) or 1.0)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSettings:
-    """Settings of a pipeline.
+    """Settings of a pipeline."""
 
-    Attributes:
-        estimator: one of :data:`~embedkit.choices.ESTIMATORS`; for regression its counterpart.
-        features: ``vectors``, or ``tfidf`` of words and characters.
-        task: ``classification`` or ``regression``.
-        pca: number of principal components, or ``None``.
-        class_weight: ``balanced`` or ``None``.
-        seed: random state of every step.
-        metric: what tuning optimises; by default log-loss, or the squared error.
-    """
-
-    estimator: str = "logreg"
+    estimator: str = "logreg"  # or module:Class of scikit-learn or LightGBM
     features: str = "vectors"
     task: str = "classification"
     pca: int | None = None
     class_weight: str | None = None
     seed: int = 0
-    metric: str | None = None
+    metric: str | None = None  # of tuning; by default log-loss, or the squared error
 
     @classmethod
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
-        """Return checked settings; the default estimator is that of the task.
-
-        Raises:
-            UsageError: a value is unknown, or two of them cannot be combined.
-        """
+        """Return checked settings; the default estimator is that of the task."""
         check_choice(TASKS, task=task)
-        made = cls(estimator or _DEFAULTS[task], task=task, **settings)
-        made.check()
-        return made
+        default = "logreg" if task == "classification" else "ridge"
+        result = cls(estimator or default, task=task, **settings)
+        check_choice(FEATURES, features=result.features)
+        check_counts(pca=result.pca)
+        if result.pca is not None and result.features == "tfidf":
+            raise UsageError(f"pca={result.pca} needs vectors; features='tfidf' gives sparse ones.")
+        result.row  # noqa: B018 - raises for an unknown estimator
+        if result.class_weight is not None:
+            check_choice(CLASS_WEIGHTS, class_weight=result.class_weight)
+            if task == "regression" or "class_weight" not in result.row.build().get_params():
+                raise UsageError(
+                    f"class_weight={result.class_weight!r}: {result.estimator} takes no class "
+                    "weights; logreg and lightgbm do, in classification."
+                )
+        return result
 
     @property
     def row(self) -> Estimator:
-        """The row of the table."""
-        return TABLE[self.estimator]
-
-    def check(self) -> None:
-        """Raise a :class:`UsageError` for values that are unknown or cannot be combined."""
+        """The kind of estimator for the task."""
+        if ":" in self.estimator:
+            return _imported(self.estimator, self.task)
         check_choice(ESTIMATORS, estimator=self.estimator)
-        check_choice(FEATURES, features=self.features)
-        check_choice(TASKS, task=self.task)
-        regression, tfidf = self.task == "regression", self.features == "tfidf"
-        if regression and self.row.regressor is None:
-            others = ", ".join(name for name, row in TABLE.items() if row.regressor)
+        row = TABLE[self.task].get(self.estimator)
+        if row is None:
             raise UsageError(
-                f"estimator={self.estimator!r} is a classifier; for task='regression' take "
-                f"one of {others}."
+                f"estimator={self.estimator!r} is not for task={self.task!r}; take one of "
+                f"{', '.join(TABLE[self.task])}."
             )
-        if self.class_weight is not None:
-            check_choice(CLASS_WEIGHTS, class_weight=self.class_weight)
-            if regression or not self.row.class_weights:
-                others = ", ".join(name for name, row in TABLE.items() if row.class_weights)
-                raise UsageError(
-                    f"class_weight={self.class_weight!r}: {self.estimator} takes no class weights; "
-                    f"{others} do, in classification."
-                )
-        if self.pca is not None and tfidf:
-            raise UsageError(f"pca={self.pca} needs vectors; features='tfidf' gives sparse ones.")
-        check_counts(pca=self.pca)
-        if self.row.dense and tfidf:
-            raise UsageError(
-                f"estimator={self.estimator!r} needs vectors; take another for features='tfidf'."
-            )
+        return row
 
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """One kind of estimator.
+    """One kind of estimator, the values that tuning chooses from, and the steps in front of it."""
 
-    Attributes:
-        classifier: settings → unfitted classifier.
-        regressor: settings → unfitted regressor; ``None``: there is none.
-        parameter: the parameter that tuning chooses.
-        values: its values, from strong to weak regularisation.
-        default: its value without tuning.
-        scalings: keys of :data:`SCALINGS` that tuning chooses from; the first without tuning.
-        calibrated: the classifier has no probabilities; a sigmoid on its scores, fitted in inner
-            folds, gives them.
-        scaled_target: the regressor depends on unit and zero of the target, which is therefore
-            standardised on the training records.
-        path: fits the values in inner folds, each from the coefficients of the one before, in
-            place of the classifier; see :class:`~embedkit.classifiers.logistic.LogisticPath`.
-        rounds: early stopping in the inner folds chooses the number of trees.
-        class_weights: whether the classifier takes weights.
-        dense: whether the features must be dense.
-        min_records: fewest training records.
-        bounded: whether the parameter cannot be larger than the number of training records.
-        types: types that a saved model holds beyond those that skops trusts by itself.
-        check: raises a ValueError for a model read from a file that would not be safe to apply.
+    build: Callable[[], Any]
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    scaling: Callable[[], list[tuple[str, Any]]] = list  # of vectors
+
+
+def build_pipeline(settings: EstimatorSettings) -> Any:
+    """Return the unfitted scikit-learn pipeline, with the estimator's values without tuning.
+
+    Its input is ``(n, width)`` float32, or a list of texts for ``tfidf``. Its last step is called
+    ``estimator``.
     """
-
-    classifier: Callable[[EstimatorSettings], Any]
-    regressor: Callable[[EstimatorSettings], Any] | None
-    parameter: str
-    values: tuple[Any, ...]
-    default: Any
-    scalings: tuple[str, ...] = ("rows", "common")
-    calibrated: bool = False
-    scaled_target: bool = False
-    path: type[LogisticPath] | None = None
-    rounds: bool = False
-    class_weights: bool = False
-    dense: bool = False
-    min_records: int = 1
-    bounded: bool = False
-    types: tuple[str, ...] = ()
-    check: Callable[[Any], None] | None = None
-
-
-def _scale_common() -> list[tuple[str, Any]]:
-    return [("scale", CommonScaler())]
-
-
-def _scale_rows() -> list[tuple[str, Any]]:
-    from sklearn.preprocessing import Normalizer
-
-    return [("rows", Normalizer()), ("scale", CommonScaler())]
-
-
-def _scale_columns() -> list[tuple[str, Any]]:
-    from sklearn.preprocessing import StandardScaler
-
-    return [("scale", StandardScaler())]
-
-
-SCALINGS: Mapping[str, Callable[[], list[tuple[str, Any]]]] = {
-    "common": _scale_common,  # centred, one factor for all columns
-    "rows": _scale_rows,  # each vector to length 1, then the same
-    "columns": _scale_columns,  # each column to variance 1
-    "none": list,
-}
-"""Steps in front of an estimator, by name.
-
-One factor for all columns keeps the proportions between the directions, in which encoders store
-what they know; a unit variance for each column lifts those that hold noise.
-"""
-
-
-def scalings_of(settings: EstimatorSettings) -> tuple[str, ...]:
-    """Return the names of :data:`SCALINGS` to choose from; TF-IDF rows have length 1 already."""
-    return settings.row.scalings if settings.features == "vectors" else ("none",)
-
-
-def parameter_of(settings: EstimatorSettings) -> str:
-    """Return the name of the tuned parameter for ``set_params`` of :func:`build_estimator`."""
-    wrapped = settings.task == "regression" and settings.row.scaled_target
-    return ("regressor__" if wrapped else "") + settings.row.parameter
-
-
-def build_features(settings: EstimatorSettings, scaling: str | None = None) -> Any:
-    """Return the unfitted steps in front of the estimator as a scikit-learn pipeline.
-
-    Its input is ``(n, width)`` float32, or a list of texts for ``tfidf``.
-
-    Args:
-        settings: of the pipeline.
-        scaling: a key of :data:`SCALINGS`; by default the estimator's first.
-    """
-    from sklearn.pipeline import Pipeline
-
-    settings.check()
-    steps = SCALINGS[scaling or scalings_of(settings)[0]]()
-    if settings.features == "tfidf":
-        steps.append(("tfidf", _tfidf()))
+    row = settings.row
+    estimator = row.build()
+    values: dict[str, Any] = {"random_state": settings.seed, "class_weight": settings.class_weight}
+    if settings.features == "tfidf" and settings.estimator == "logreg":
+        values["C"] = TFIDF_STRENGTH
+    estimator.set_params(**{k: v for k, v in values.items() if k in estimator.get_params()})
+    steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
     if settings.pca is not None:
         from sklearn.decomposition import PCA
 
         steps.append(("pca", PCA(settings.pca, random_state=settings.seed)))
-    return Pipeline(steps or [("nothing", "passthrough")])
-
-
-def build_estimator(settings: EstimatorSettings, value: Any = None) -> Any:
-    """Return the unfitted estimator, without calibration.
-
-    Args:
-        settings: of the pipeline.
-        value: of the parameter that tuning chooses; by default the row's.
-
-    Raises:
-        UsageError: a setting is unknown, or two of them cannot be combined.
-    """
-    settings.check()
-    row = settings.row
-    build = row.classifier if settings.task == "classification" else row.regressor
-    assert build is not None  # checked above
-    estimator = build(settings)
-    if settings.task == "regression" and row.scaled_target:
-        from sklearn.compose import TransformedTargetRegressor
-        from sklearn.preprocessing import StandardScaler
-
-        estimator = TransformedTargetRegressor(estimator, transformer=StandardScaler())
-    return estimator.set_params(**{parameter_of(settings): row.default if value is None else value})
+    return Pipeline([*steps, ("estimator", estimator)])
 
 
 def _tfidf() -> Any:
     """Words and pairs of words beside character n-grams, which carry languages without spaces."""
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.pipeline import FeatureUnion
 
     common = {"sublinear_tf": True, "min_df": 2, "dtype": np.float32}
-    return FeatureUnion([
-        ("words", TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **common)),
-        ("characters", TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), **common)),
-    ])  # fmt: skip
+    return FeatureUnion(
+        [
+            ("words", TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **common)),
+            ("characters", TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), **common)),
+        ]
+    )
 
 
-def _logreg(s: EstimatorSettings) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(max_iter=1_000, random_state=s.seed)
+def _unit_rows() -> list[tuple[str, Any]]:
+    return [("rows", Normalizer()), ("scale", CommonScaler())]
 
 
-def _svm_classifier(s: EstimatorSettings) -> Any:
-    from sklearn.svm import LinearSVC
-
-    return LinearSVC(random_state=s.seed)
-
-
-def _svm_regressor(s: EstimatorSettings) -> Any:
-    from sklearn.svm import LinearSVR
-
-    return LinearSVR(random_state=s.seed, max_iter=10_000)
-
-
-def _ridge_classifier(s: EstimatorSettings) -> Any:
-    from sklearn.linear_model import RidgeClassifier
-
-    return RidgeClassifier(random_state=s.seed)
-
-
-def _ridge_regressor(s: EstimatorSettings) -> Any:
-    from sklearn.linear_model import Ridge
-
-    return Ridge(random_state=s.seed)
-
-
-def _knn_classifier(_: EstimatorSettings) -> Any:
-    from sklearn.neighbors import KNeighborsClassifier
-
-    return KNeighborsClassifier(weights="distance")
-
-
-def _knn_regressor(_: EstimatorSettings) -> Any:
-    from sklearn.neighbors import KNeighborsRegressor
-
-    return KNeighborsRegressor(weights="distance")
-
-
-def _mlp_classifier(s: EstimatorSettings) -> Any:
-    from sklearn.neural_network import MLPClassifier
-
-    return MLPClassifier(hidden_layer_sizes=(128,), early_stopping=True, random_state=s.seed)
-
-
-def _mlp_regressor(s: EstimatorSettings) -> Any:
-    from sklearn.neural_network import MLPRegressor
-
-    return MLPRegressor(hidden_layer_sizes=(128,), early_stopping=True, random_state=s.seed)
-
-
-def _extra_trees_classifier(s: EstimatorSettings) -> Any:
-    from sklearn.ensemble import ExtraTreesClassifier
-
-    # one thread: several add up their probabilities in any order, which changes the last bits
-    return ExtraTreesClassifier(n_estimators=200, random_state=s.seed)
-
-
-def _extra_trees_regressor(s: EstimatorSettings) -> Any:
-    from sklearn.ensemble import ExtraTreesRegressor
-
-    return ExtraTreesRegressor(n_estimators=200, max_features="sqrt", random_state=s.seed)
-
-
-def _check_trees(pipeline: Any) -> None:
-    """Refuse trees whose indices point outside: scikit-learn follows them without bounds checks."""
-    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
-
-    forest: Any = pipeline.steps[-1][1] if hasattr(pipeline, "steps") else None
-    allowed = []
-    if type(forest) in (ExtraTreesClassifier, ExtraTreesRegressor):
-        allowed = [estimator.tree_ for estimator in forest.estimators_]
-    if {id(tree) for tree in _trees_in(pipeline)} != {id(tree) for tree in allowed}:
-        raise ValueError("it holds decision trees outside of an extra_trees estimator")
-    for tree in allowed:
-        node = np.flatnonzero(tree.children_left != -1)
-        for child in (tree.children_left[node], tree.children_right[node]):
-            if not ((child > node) & (child < tree.node_count)).all():
-                raise ValueError("a decision tree has a child that is no node of it")
-        feature = tree.feature[node]
-        same_width = tree.n_features == forest.n_features_in_
-        if not same_width or not ((feature >= 0) & (feature < tree.n_features)).all():
-            raise ValueError("a decision tree has a feature that there is not")
-
-
-def _trees_in(root: Any) -> Iterator[Any]:
-    """Every decision tree that can be reached from an object."""
-    from sklearn.tree._tree import Tree
-
-    waiting, seen = [root], set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
-            continue
-        seen.add(id(value))
-        if isinstance(value, Tree):
-            yield value
-        elif isinstance(value, np.ndarray):
-            waiting.extend(value.ravel() if value.dtype == object else [])
-        else:
-            waiting.extend(gc.get_referents(value))
-
-
-def _boosting(s: EstimatorSettings) -> dict[str, Any]:
-    return {
-        "n_estimators": 100, "learning_rate": 0.05, "colsample_bytree": 0.2, "subsample": 0.8,
-        "subsample_freq": 1, "min_child_samples": 10, "reg_lambda": 1.0, "verbose": -1,
-        "deterministic": True, "force_row_wise": True, "random_state": s.seed, "n_jobs": 1,
-    }  # fmt: skip
-
-
-def _lightgbm_classifier(s: EstimatorSettings) -> Any:
-    from lightgbm import LGBMClassifier
-
-    return LGBMClassifier(**_boosting(s))
-
-
-def _lightgbm_regressor(s: EstimatorSettings) -> Any:
-    from lightgbm import LGBMRegressor
-
-    return LGBMRegressor(**_boosting(s))
-
-
-_CALIBRATION_TYPES = (
-    "sklearn.calibration._CalibratedClassifier",
-    "sklearn.calibration._SigmoidCalibration",
-)
-_SCALER_TYPES = ("embedkit.classifiers.scaling.CommonScaler",)
-
-TABLE: Mapping[str, Estimator] = {
-    "logreg": Estimator(
-        _logreg,
-        None,
-        parameter="C",
-        values=(1e-4, 0.01, 0.1, 1.0, 10.0, 100.0, 1_000.0),  # the first is the prior, nearly
-        default=1.0,
-        path=LogisticPath,
-        class_weights=True,
-        types=_SCALER_TYPES,
-    ),
-    "svm": Estimator(
-        _svm_classifier,
-        _svm_regressor,
-        parameter="C",
-        values=(0.003, 0.03, 0.3, 3.0, 30.0),
-        default=0.3,
-        calibrated=True,
-        scaled_target=True,
-        class_weights=True,
-        types=(*_SCALER_TYPES, *_CALIBRATION_TYPES),
-    ),
-    "ridge": Estimator(
-        _ridge_classifier,
-        _ridge_regressor,
-        parameter="alpha",
-        values=(100.0, 10.0, 1.0, 0.1, 0.01),
-        default=1.0,
-        calibrated=True,
-        class_weights=True,
-        types=(*_SCALER_TYPES, *_CALIBRATION_TYPES),
-    ),
-    "knn": Estimator(
-        _knn_classifier,
-        _knn_regressor,
-        parameter="n_neighbors",
-        values=(135, 45, 15, 5),
-        default=15,
-        dense=True,
-        min_records=15,
-        bounded=True,
-        types=(
-            *_SCALER_TYPES,
-            "sklearn.metrics._dist_metrics.EuclideanDistance32",
-            "sklearn.metrics._dist_metrics.EuclideanDistance64",
-            "sklearn.neighbors._kd_tree.KDTree",
-            "sklearn.neighbors._kd_tree.KDTree32",
-        ),
-    ),
-    "mlp": Estimator(
-        _mlp_classifier,
-        _mlp_regressor,
-        parameter="alpha",
-        values=(1.0, 1e-2, 1e-4),
-        default=1e-4,
-        scalings=("columns",),
-        scaled_target=True,
-        types=("sklearn.neural_network._stochastic_optimizers.AdamOptimizer",),
-    ),
-    "extra_trees": Estimator(
-        _extra_trees_classifier,
-        _extra_trees_regressor,
-        parameter="min_samples_leaf",
-        values=(3,),
-        default=3,
-        scalings=("none",),  # trees do not depend on the scale
-        class_weights=True,
-        types=("sklearn.tree._tree.Tree",),
-        check=_check_trees,
-    ),
-    "lightgbm": Estimator(
-        _lightgbm_classifier,
-        _lightgbm_regressor,
-        parameter="num_leaves",
-        values=(15,),
-        default=15,
-        scalings=("none",),
-        rounds=True,
-        class_weights=True,
-    ),
+_BOOSTING: dict[str, Any] = {
+    "n_estimators": 100,
+    "learning_rate": 0.05,
+    "num_leaves": 15,
+    "colsample_bytree": 0.2,
+    "subsample": 0.8,
+    "subsample_freq": 1,
+    "min_child_samples": 10,
+    "reg_lambda": 1.0,
+    "verbose": -1,
+    "deterministic": True,
+    "force_row_wise": True,
+    "n_jobs": 1,
 }
-"""Every estimator by name; the keys are :data:`~embedkit.choices.ESTIMATORS`."""
+
+
+def _lightgbm(name: str) -> Any:
+    import lightgbm
+
+    return getattr(lightgbm, name)(**_BOOSTING)
+
+
+STRENGTHS = (1.0, 10.0)
+"""Values of C for vectors: of weaker and stronger ones none was ever chosen."""
+TFIDF_STRENGTH = 10.0
+
+_NEIGHBORS = {"n_neighbors": (135, 45, 15, 5)}
+_TREES = {"n_estimators": (10, 30, 100, 300)}
+
+TABLE: Mapping[str, Mapping[str, Estimator]] = {
+    "classification": {
+        "logreg": Estimator(
+            lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows
+        ),
+        "knn": Estimator(
+            lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows
+        ),
+        "lightgbm": Estimator(lambda: _lightgbm("LGBMClassifier"), _TREES),
+    },
+    "regression": {
+        "ridge": Estimator(Ridge, {"alpha": (100.0, 10.0, 1.0, 0.1, 0.01)}, _unit_rows),
+        "knn": Estimator(
+            lambda: KNeighborsRegressor(15, weights="distance"), _NEIGHBORS, _unit_rows
+        ),
+        "lightgbm": Estimator(lambda: _lightgbm("LGBMRegressor"), _TREES),
+    },
+}
+"""The estimators of each task by name; together :data:`~embedkit.choices.ESTIMATORS`."""
+
+
+def _imported(name: str, task: str) -> Estimator:
+    """An estimator given as ``module:Class``, with its own default values."""
+    from sklearn.base import is_classifier, is_regressor
+    from sklearn.compose import TransformedTargetRegressor
+
+    module, _, cls = name.partition(":")
+    library = module.partition(".")[0]
+    if library not in ("sklearn", "lightgbm"):
+        raise UsageError(
+            f"estimator={name!r}: only models of scikit-learn and LightGBM can be saved and loaded "
+            f"safely, and {cls} belongs to {library}. Fit it in Python, on the vectors of "
+            "embedkit.load and the folds of embedkit.split."
+        )
+    try:
+        kind = getattr(import_module(module), cls)
+        estimator = kind()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"estimator={name!r}: no estimator can be made: {first_line(error)}."
+        ) from error
+    if not (is_classifier if task == "classification" else is_regressor)(estimator):
+        raise UsageError(f"estimator={name!r} is not for task={task!r}.")
+    if task == "regression" and library == "sklearn":
+        # the defaults of many depend on the unit and the zero of the values
+        return Estimator(
+            lambda: TransformedTargetRegressor(kind(), transformer=StandardScaler()),
+            scaling=lambda: [("scale", StandardScaler())],
+        )
+    return Estimator(kind, scaling=lambda: [("scale", StandardScaler())])
+
+
+def save_model(folder: Path, pipeline: Any) -> None:
+    """Write a fitted pipeline to the ``model`` folder of a run."""
+    from skops.io import dumps, get_untrusted_types
+
+    where = folder / "model"
+    storage.make_folder(where)
+    last = pipeline.steps[-1][1]
+    if hasattr(last, "booster_"):
+        text = last.booster_.model_to_string()
+        storage.write_durably(where / "booster.txt", text.encode(), scratch=folder)
+        pipeline = Pipeline([*pipeline.steps[:-1], ("booster", "passthrough")])
+    content = _repeatable(dumps(pipeline))
+    refused = [name for name in get_untrusted_types(data=content) if not _is_trusted(name)]
+    if refused:
+        raise UsageError(
+            f"the model cannot be saved: it holds {refused[0]}, which is never loaded from a file. "
+            "Take another estimator."
+        )
+    storage.write_durably(where / "pipeline.skops", content, scratch=folder)
+
+
+def _repeatable(content: bytes) -> bytes:
+    """A skops file without what differs between two equal pipelines: dates, memory addresses."""
+    written, numbers = io.BytesIO(), dict[str, str]()
+
+    def number(match: re.Match[str]) -> str:
+        return match[1] + numbers.setdefault(match[2], str(len(numbers)))
+
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(written, "w") as new:
+        schema = re.sub(r'("__id__": |"file": ")(\d+)', number, old.read("schema.json").decode())
+        for name in old.namelist():
+            data = schema.encode() if name == "schema.json" else old.read(name)
+            new_name = re.sub(r"()^(\d+)", number, name)
+            new.writestr(zipfile.ZipInfo(new_name), data, zipfile.ZIP_DEFLATED)
+    return written.getvalue()
+
+
+_TRUSTED = ("sklearn.", "scipy.sparse.")
+
+
+def _is_trusted(name: str) -> bool:
+    """Whether a type that skops does not trust by itself is a class of scikit-learn's own.
+
+    Modules of scikit-learn also contain functions of other libraries, which are not trusted.
+    """
+    module, _, cls = name.rpartition(".")
+    if name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}":
+        return True
+    if not module.startswith(_TRUSTED):
+        return False
+    try:
+        kind = getattr(import_module(module), cls)
+    except (ImportError, AttributeError):
+        return False
+    return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
+
+
+def load_model(run: Path, *, verify: bool = True) -> Callable[[Any], Any]:
+    """Return a function: features → probabilities ``(n, classes)``, or values ``(n,)``.
+
+    With ``verify``, its files are compared with their checksums first.
+    """
+    from skops.io import get_untrusted_types, loads
+
+    if verify:
+        check_files(run, ["model"], advice="Make the run again.")
+    file = run / "model" / "pipeline.skops"
+    try:
+        content = file.read_bytes()
+        types = get_untrusted_types(data=content)
+        refused = [name for name in types if not _is_trusted(name)]
+        pipeline = None if refused else loads(content, trusted=types)
+    except Exception as error:  # skops raises what its nodes raise
+        raise DamagedError(f"{file} cannot be read: {first_line(error)}.") from error
+    if refused:
+        raise DamagedError(f"{file} holds {refused[0]}, which is never loaded from a file.")
+    apply = getattr(pipeline, "predict_proba", None) or getattr(pipeline, "predict", None)
+    if (booster := file.with_name("booster.txt")).is_file():
+        apply = _boosted(pipeline, booster)
+    if apply is None:
+        raise DamagedError(f"{file} holds {type(pipeline).__name__}, which cannot predict.")
+
+    def call(features: Any) -> Any:
+        try:
+            return apply(features)
+        except Exception as error:  # a model raises what its steps raise
+            raise DamagedError(
+                f"{file} does not fit the run: {first_line(error)}. Make the run again."
+            ) from error
+
+    return call
+
+
+def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
+    import lightgbm
+
+    try:
+        text = file.read_text("utf-8")
+        booster = lightgbm.Booster(model_str=text)
+    except (lightgbm.basic.LightGBMError, OSError, ValueError) as error:
+        raise DamagedError(f"{file} cannot be read: {first_line(error)}.") from error
+
+    def apply(features: Any) -> Any:
+        values = np.asarray(booster.predict(pipeline.transform(features)))
+        if "\nobjective=binary" in text:  # older releases read no parameters from it
+            return np.stack([1 - values, values], axis=1)
+        return values
+
+    return apply

@@ -1,89 +1,280 @@
-"""Make a run from stored vectors: cross-validate an estimator, then fit it on all folds."""
+"""Runs from stored vectors: an estimator under the folds of a split, then fitted on all of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embedkit.choices import RUN_LEVELS, check_choice
-from embedkit.classifiers.estimators import EstimatorSettings
-from embedkit.classifiers.folds import CrossValidation, cross_validate
-from embedkit.classifiers.saved import save_model
-from embedkit.classifiers.test_set import TestSet, load_test_set
-from embedkit.classifiers.tuning import predict_proba, take
-from embedkit.corpus import CorpusOptions
-from embedkit.corpus.options import check_test_reading
-from embedkit.dataset.record_keys import records_of_words, source_of, stored_texts
-from embedkit.dataset.store import VectorData, load
+from embedkit.classifiers.estimators import EstimatorSettings, save_model
+from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
+from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.dataset.format import is_dataset
+from embedkit.dataset.read import (
+    VectorData,
+    load,
+    records_of_words,
+    source_of,
+    stored_texts,
+    text_keys,
+)
+from embedkit.dataset.settings import encode_as
+from embedkit.dataset.texts import dataset_of, labels_of_words, read_more_texts, reading_of
 from embedkit.errors import UsageError, check_counts, check_seed
 from embedkit.machine import peak_memory_bytes
-from embedkit.runs.content import (
-    Cost,
-    EstimatorChoice,
-    RecordCounts,
-    SplitContent,
-    TestSetContent,
-    TrainRun,
+from embedkit.runs.folder import (
+    RunResult,
+    check_alike,
+    check_free,
+    check_one_test_set,
+    count_seen,
+    dataset_content,
+    default_out,
+    joined_pairs,
+    marked_spans,
+    new_run,
+    words_of_texts,
+    write_results,
 )
-from embedkit.runs.folder import new_run, versions, write_run
 from embedkit.runs.metrics import Threshold, check_metric
 from embedkit.runs.predictions import (
     Predictions,
-    class_scores,
-    reported_scores,
-    write_predictions,
+    Target,
+    TestSet,
+    check_folds,
+    target_from,
+    target_like,
 )
-from embedkit.runs.reencoding import dataset_content
-from embedkit.runs.split_files import (
-    TEST,
-    Split,
-    align_split,
-    check_fold_models,
-    read_split,
-    split_of_run,
-)
-from embedkit.runs.splits import leaking_records, make_split, records_of, split_by_column
-from embedkit.runs.targets import Target, target_from
-from embedkit.types import ProgressCallback, no_progress
-
-__all__ = ["TrainResult", "split_for", "target_of", "train"]
+from embedkit.runs.run import Choice, Cost, TestSetContent, TrainRun
+from embedkit.runs.split import Split, same_text_groups, split_for
+from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class TrainResult:
-    """A finished run.
+class CrossValidation:
+    """Results of a cross-validation; seconds are the shares of all folds in the time it took."""
 
-    Attributes:
-        out: its folder.
-        content: the content of ``run.json``.
+    predictions: Predictions  # of every held-out record, once per repeat
+    choices: tuple[Choice, ...]  # by repeat and fold
+    final: Fitted  # on the records of all folds
+    fit_seconds: float
+    predict_seconds: float
+
+
+def cross_validate(
+    features: Any,
+    target: Target,
+    split: Split,
+    settings: EstimatorSettings,
+    *,
+    ids: Sequence[str] | NDArray[np.str_] | None = None,
+    threshold: Threshold | None = None,
+    tune: bool = True,
+    threads: int | None = None,
+    progress: ProgressCallback = no_progress,
+) -> CrossValidation:
+    """Fit and predict every fold, several at the same time, and fit the records of all folds.
+
+    The features are ``(n, width)`` float32, or a list of texts. The test set of the split is
+    neither fitted nor predicted. A threshold by a metric is chosen on predictions of inner folds.
+    The number of threads, by default one for each core, changes nothing in the results.
     """
+    check_folds(target, split)
+    held_out = tune or (threshold is not None and threshold.value is None)
 
-    out: Path
-    content: TrainRun
+    def one_fold(train: Int64, test: Int64) -> tuple[Fitted, Float64, float, float]:
+        started = time.perf_counter()
+        fitted = fit(features, target, split, train, settings, tune=tune, held_out=held_out)
+        trained = time.perf_counter()
+        proba = np.empty(0)
+        if len(test):
+            proba = predict_proba(fitted.pipeline, take(features, test), target)
+        return fitted, proba, trained - started, time.perf_counter() - trained
+
+    subsets = [split.fold(*name) for name in split.names]
+    everything = split.in_folds, np.empty(0, np.int64)
+    started = time.perf_counter()
+    *fits, final = side_by_side(
+        [partial(one_fold, *subset) for subset in [*subsets, everything]],
+        threads=threads,
+        progress=progress,
+    )
+    # fits at the same time took less than the sum of their times
+    busy = sum(fit_seconds + seconds for *_, fit_seconds, seconds in [*fits, final])
+    part = (time.perf_counter() - started) / busy
+    predictions = []
+    for (repeat, fold), (train, test), (fitted, proba, *_) in zip(
+        split.names, subsets, fits, strict=True
+    ):
+        where: dict[str, Any] = {
+            "row": split.row,
+            "ids": split.row if ids is None else ids,
+            "group": split.group,
+            "target": target,
+            "fold": fold,
+            "repeat": repeat,
+            "word": split.word,
+        }
+        inner, cut = None, None if threshold is None else threshold.value
+        if fitted.inner is not None:
+            inner = Predictions.of_fold(train, fitted.inner, **where)
+            if threshold is not None:
+                cut = threshold.choose(inner.y, inner.proba[:, 1])
+        predictions.append(Predictions.of_fold(test, proba, threshold=cut, inner=inner, **where))
+    return CrossValidation(
+        Predictions.joined(predictions),
+        tuple(fitted.choice for fitted, *_ in fits),
+        final[0],
+        part * sum(fit_seconds for _, _, fit_seconds, _ in fits),
+        part * sum(predict_seconds for *_, predict_seconds in fits),
+    )
+
+
+def side_by_side(
+    tasks: Iterable[Callable[[], T]],
+    *,
+    threads: int | None = None,
+    progress: ProgressCallback = no_progress,
+) -> list[T]:
+    """Return the results of several fits that run at the same time, each with one BLAS thread.
+
+    Vectors of a few hundred columns are too small for products of several threads, which wait for
+    each other longer than they compute; whole fits are independent.
+    """
+    from joblib import Parallel, delayed
+    from scipy import linalg  # noqa: F401 - has a BLAS of its own, which is limited too
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController()  # looking for them takes as long as a small fit
+
+    def run(task: Callable[[], T]) -> T:
+        with libraries.limit(limits=1):  # OpenMP counts threads for each thread that calls it
+            return task()
+
+    waiting, results = list(tasks), []
+    with libraries.limit(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
+        # filters are those of the process: one set by a thread ends when another thread's does
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
+        parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
+        for result in parallel(delayed(run)(task) for task in waiting):
+            results.append(result)
+            progress(Progress("fitting", len(results), len(waiting), "fits", len(results)))
+    return results
+
+
+def load_test_set(
+    test: CorpusLike, data: VectorData, target: Target, *, texts_only: bool
+) -> TestSet:
+    """Load a test set; a corpus file is encoded as the training dataset ``data`` was."""
+    if isinstance(test, str | os.PathLike) and is_dataset(Path(test)):
+        made = _from_dataset(Path(test), data, texts_only)
+    else:
+        made = _from_corpus(test, data, texts_only)
+    fields, labels, keys, rows, source, rejected = made
+    group = same_text_groups(keys, None, len(rows))
+    seen = count_seen(keys, text_keys(records_of_words(data)))
+    return TestSet(
+        **fields,
+        group=group[np.searchsorted(rows, fields["row"])],
+        target=target_like(target, labels, rows=fields["row"], name="the test set"),
+        content=TestSetContent(source=source, rejected=rejected, seen_texts=seen),
+    )
+
+
+_Read = tuple[dict[str, Any], Sequence[str | None] | None, Int64, Int64, tuple[str, ...], int]
+"""Fields of the test set and its labels; text keys and row numbers of its records; hashes of its
+files; number of rejected records."""
+
+
+def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Read:
+    other = load(test, list(data.views), level=data.level)
+    check_alike(
+        dataset_content(other),
+        dataset_content(data),
+        name=str(test),
+        vectors=not texts_only,
+        level=data.level,
+    )
+    if texts_only and not other.manifest.job.storage.text:
+        raise UsageError(f"{test} stores no texts; give the corpus file itself.")
+    fields = {
+        "row": other.row,
+        "ids": [str(i) for i in other.ids],
+        "features": stored_texts(other, separator=" ") if texts_only else other.X,
+        "word": other.word if data.level == "word" else None,
+    }
+    labels = other.column("label") if "label" in other.columns else None
+    records, rejected = records_of_words(other), other.manifest.totals.rejected
+    return fields, labels, text_keys(records), records.row, source_of(other), rejected
+
+
+def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> _Read:
+    columns, of_words = data.manifest.job.input, data.level == "word"
+    new = read_more_texts(
+        test,
+        reading_of(columns),
+        name=str(data.path),
+        paired=columns.text_pair is not None,
+        word_label=columns.word_label if of_words else None,
+    )
+    encode = None
+    if not texts_only:
+        encode = encode_as(data.manifest, data.views, owner=str(data.path))
+    fields: dict[str, Any] = {"row": new.row, "ids": new.ids}
+    labels: Sequence[str | None] | None = new.labels
+    features: Any
+    if of_words:
+        spans = marked_spans(new.words or ())
+        if encode is None:
+            record, word, features = words_of_texts(new.texts, spans)
+        else:
+            words = encode.words(new.texts, spans=spans)
+            record, word, features = words.row, words.word.astype(np.int64), words.X
+        labels = labels_of_words(new.words, record, word)
+        fields = {"row": new.row[record], "ids": [new.ids[i] for i in record], "word": word}
+    elif encode is None:
+        features = joined_pairs(new.texts, new.pairs)
+    else:
+        features = encode(new.texts, new.pairs)
+    if labels is None:
+        name = columns.word_label if of_words else columns.label
+        logger.warning("%s has no column %r: it is predicted, not scored", new.name, name)
+    keys, rejected = new.text_keys(), sum(new.rejected.values())
+    return fields | {"features": features}, labels, keys, new.row, new.source, rejected
 
 
 def train(
-    dataset: str | Path,
+    dataset: CorpusLike,
     *,
-    out: str | Path,
+    out: str | Path | None = None,
+    reading: CorpusOptions | None = None,
     view: str | Sequence[str] | None = None,
     level: str = "sentence",
     estimator: str | None = None,
     features: str = "vectors",
     task: str = "classification",
-    split: str | Path | None = None,
+    split: str | Path | Split | None = None,
     split_column: str | None = None,
     folds: int = 5,
-    test: str | Path | None = None,
-    test_sample: int | None = None,
-    test_min_chars: int = 0,
+    test: CorpusLike | None = None,
     threshold: str | None = None,
     pca: int | None = None,
     tune: bool = True,
@@ -93,41 +284,41 @@ def train(
     threads: int | None = None,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
-) -> TrainResult:
+) -> RunResult[TrainRun]:
     """Cross-validate a classifier or regressor on stored vectors, and fit it on all folds.
 
     Args:
-        dataset: folder that ``extract`` wrote, with a label column.
-        out: folder of the run.
+        dataset: folder that ``extract`` wrote, with a label column; or a corpus as ``extract``
+            takes it, which is extracted first, with default settings.
+        out: new folder; by default ``runs/<dataset>-<estimator>``, and the view if it is given.
+        reading: how a corpus is read.
         view: a stored view, or several to put side by side; by default the last mean. Of words a
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
-        estimator: one of :data:`~embedkit.choices.ESTIMATORS`; by default ``logreg``, of values
-            ``ridge``.
+        estimator: ``logreg``, ``knn`` or ``lightgbm``, of values ``ridge``, ``knn`` or
+            ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
+            as ``sklearn.svm:LinearSVC``. By default ``logreg``, of values ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
         task: ``classification`` or ``regression``.
-        split: file that ``embedkit split`` wrote; without one a split is made.
+        split: result or file of ``embedkit split``; without one a split is made.
         split_column: kept column that names the folds (``test``: the test set) instead.
         folds: number of folds where no split is given.
-        test: test set: a dataset made with the same settings, or a corpus file.
-        test_sample: predict so many records of the test file, sampled with the same seed.
-        test_min_chars: leave shorter texts of the test file out.
+        test: test set: a dataset made with the same settings, or a corpus.
         threshold: of two classes, the probability from which the second one is predicted: a
             number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
         pca: number of principal components, fitted in every fold.
-        tune: choose scaling and regularisation in inner folds of the training records.
+        tune: choose regularisation in inner folds of the training records.
         metric: what tuning optimises; by default log-loss, in a regression the squared error.
         class_weight: ``balanced`` gives every class the same weight.
         seed: of folds, estimators and intervals.
         threads: number of fits at the same time; by default one for each core.
         overwrite: replace a run.
-        progress: receives the number of fits that are done.
+        progress: called with the number of fits that are done.
 
     Raises:
         UsageError: a view, label, setting or split cannot be used.
-        MismatchError: the split belongs to other data, or the test set was made with other
-            settings.
+        MismatchError: the split or the test set does not fit the dataset.
         OutputExistsError: the folder exists.
 
     Example:
@@ -136,227 +327,100 @@ def train(
         ('logreg', ('cls_6',))
     """
     settings = EstimatorSettings.of(
-        estimator, task=task, features=features, pca=pca, class_weight=class_weight, seed=seed,
+        estimator,
+        task=task,
+        features=features,
+        pca=pca,
+        class_weight=class_weight,
+        seed=seed,
         metric=metric,
-    )  # fmt: skip
+    )
     check_seed(seed)
     check_counts(threads=threads)
-    check_test_reading(test, sample=test_sample, min_chars=test_min_chars)
+    check_choice(RUN_LEVELS, level=level)
     if features == "tfidf" and view is not None:
         raise UsageError(f"view={view!r}: features='tfidf' are of texts, not of vectors.")
-    check_choice(RUN_LEVELS, level=level)
+    if out is None:
+        method = "tfidf" if features == "tfidf" else settings.estimator
+        out = default_out(dataset, method, *([view] if isinstance(view, str) else view or ()))
+    check_free(Path(out), overwrite=overwrite)
+    dataset = dataset_of(dataset, reading, level=level, progress=progress)
     data = load(dataset, view, level=level)
     target, shown = target_of(data, task), _features(data, settings)
     if metric is not None:
         check_metric(metric, classes=len(target.classes))
-    decision = _threshold(threshold, target)
-    chosen = _split(data, split, split_column, folds=folds, seed=seed)
+    decision = None if threshold is None else Threshold.parse(threshold)
+    if threshold is not None and len(target.classes) != 2:
+        raise UsageError(
+            f"threshold={threshold!r} needs two classes; there are "
+            f"{len(target.classes) or 'values'}."
+        )
+    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
-    _check_one_test_set(chosen, test)
-    reading = CorpusOptions(
-        sample=test_sample, min_chars=test_min_chars, seed=0 if test_sample is None else seed
-    )
-    test_set = None if test is None else load_test_set(
-        Path(test), data, target, texts_only=features == "tfidf", reading=reading
-    )  # fmt: skip
-    work = _Training(data, target, chosen, settings, decision, tune=tune)
+    test_set = TestSet.of_split(chosen, data.ids, target, take(shown, chosen.test))
+    if test is not None:
+        check_one_test_set(chosen, test)
+        test_set = load_test_set(test, data, target, texts_only=features == "tfidf")
     with new_run(Path(out), overwrite=overwrite) as folder:
-        found = cross_validate(
-            shown, target, chosen, settings, ids=data.ids, threshold=decision, tune=tune,
-            threads=threads, progress=progress,
-        )  # fmt: skip
-        content = work.finish(folder, found, test_set)
-    return TrainResult(Path(out), content)
-
-
-def _check_one_test_set(split: Split, test: str | Path | None) -> None:
-    if test is not None and len(split.test):
-        raise UsageError(
-            f"the split has a test set already; leave out test={str(test)!r}, or take a split "
-            "without one."
+        result = cross_validate(
+            shown,
+            target,
+            chosen,
+            settings,
+            ids=data.ids,
+            threshold=decision,
+            tune=tune,
+            threads=threads,
+            progress=progress,
         )
-
-
-def _split(
-    data: VectorData, split: str | Path | None, column: str | None, *, folds: int, seed: int
-) -> Split:
-    if column is None:
-        return split_for(data, split, folds=folds, seed=seed)
-    if split is None:
-        return _column_split(data, column, folds=folds, seed=seed)
-    raise UsageError("pass split= or split_column=, not both.")
+        predictions, pipeline, cut = result.predictions, result.final.pipeline, None
+        if decision is not None:
+            cut = decision.choose(predictions.y, predictions.proba[:, 1])
+        if test_set is not None:
+            proba = predict_proba(pipeline, test_set.features, target)
+            tested = test_set.predictions(proba, threshold=cut)
+            predictions = Predictions.joined([predictions, tested])
+        save_model(folder, pipeline)
+        of_estimator = asdict(settings)
+        fits = [*result.choices, result.final.choice]
+        content = write_results(
+            folder,
+            TrainRun,
+            predictions,
+            chosen,
+            test_set,
+            decision=decision,
+            seed=seed,
+            **{name: of_estimator.pop(name) for name in ("estimator", "features", "task")},
+            level=level,
+            settings=of_estimator,
+            choices=tuple(
+                replace(choice, repeat=repeat, fold=fold)
+                for (repeat, fold), choice in zip([*chosen.names, (None, None)], fits, strict=True)
+            ),
+            views=tuple(data.views) if features == "vectors" else (),
+            threshold=cut,
+            dataset=dataset_content(data, folder),
+            cost=Cost(
+                fit_seconds=result.fit_seconds,
+                predict_seconds=result.predict_seconds,
+                peak_memory_bytes=peak_memory_bytes(),
+                parameters=_parameters(pipeline[-1]),
+                device="cpu",
+            ),
+        )
+    return RunResult(Path(out), content)
 
 
 def target_of(data: VectorData, task: str) -> Target:
-    """Return the target of a dataset; errors as for :func:`~embedkit.runs.targets.target_from`.
-
-    Raises:
-        UsageError: of words also, the dataset was made without labels of words.
-    """
+    """Return the target of a dataset, of its records or words."""
     if data.level == "word" and "label" not in data.columns:
         raise UsageError(
             f"{data.path} has no labels of words. Extract it again with their column: embedkit "
             "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
         )
     return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
-
-
-def split_for(data: VectorData, split: str | Path | None, *, folds: int, seed: int) -> Split:
-    """Return the given split in the order of the dataset, or a new one; of words by their records.
-
-    Of vectors that were made by the models of a fine-tuned run it is that of the run.
-
-    Raises:
-        MismatchError: it was made for other data, or the models of a run had other folds.
-    """
-    records = records_of_words(data)
-    if split is None and data.manifest.job.folds is not None:
-        split = split_of_run(data)
-    if split is None:
-        return _of_level(make_split(records_of(records), folds=folds, seed=seed), data)
-    chosen = align_split(
-        read_split(Path(split)), source=source_of(data), row=records.row, name=str(data.path),
-        file=split,
-    )  # fmt: skip
-    check_fold_models(records, chosen, split=str(split))
-    return _of_level(chosen, data)
-
-
-def _of_level(chosen: Split, data: VectorData) -> Split:
-    return chosen if data.level == "sentence" else chosen.of_words(data.row, data.word)
-
-
-def _column_split(data: VectorData, column: str, *, folds: int, seed: int) -> Split:
-    records = records_of_words(data)
-    made = split_by_column(
-        records_of(records), records.column(column), column=column, folds=folds, seed=seed
-    )
-    check_fold_models(records, made, split=f"column {column!r}")
-    if leaking := leaking_records(made):
-        logger.warning(
-            "%s records have duplicates in another fold of column %r; scores may be inflated by "
-            "leakage", f"{leaking:,}", column,
-        )  # fmt: skip
-    return _of_level(made, data)
-
-
-def _threshold(text: str | None, target: Target) -> Threshold | None:
-    if text is None:
-        return None
-    if len(target.classes) != 2:
-        raise UsageError(
-            f"threshold={text!r} needs two classes; there are {len(target.classes) or 'values'}."
-        )
-    return Threshold.parse(text)
-
-
-class _Training:
-    """One run: the folds, the model fitted on all of them, and a test set where there is one."""
-
-    def __init__(
-        self,
-        data: VectorData,
-        target: Target,
-        split: Split,
-        settings: EstimatorSettings,
-        threshold: Threshold | None,
-        *,
-        tune: bool,
-    ) -> None:
-        self._data, self._target, self._split = data, target, split
-        self._settings, self._threshold, self._tune = settings, threshold, tune
-
-    def finish(self, folder: Path, found: CrossValidation, test_set: TestSet | None) -> TrainRun:
-        """Predict the test set, and write everything into the folder."""
-        from embedkit.runs.figures import draw_run
-
-        predictions, pipeline = found.predictions, found.final.pipeline
-        threshold = None
-        if self._threshold is not None:
-            threshold = self._threshold.choose(predictions.y, predictions.proba[:, 1])
-        tested = self._predict_test(pipeline, test_set, threshold)
-        if tested is not None:
-            predictions = Predictions.joined([predictions, tested])
-        write_predictions(folder, predictions)
-        save_model(folder, pipeline)
-        draw_run(folder, predictions)
-        content = self._content(folder, found, predictions, test_set, threshold)
-        write_run(folder, content)
-        return content
-
-    def _predict_test(
-        self, pipeline: Any, test_set: TestSet | None, threshold: float | None
-    ) -> Predictions | None:
-        """Predictions of the test set: one of its own, or that of the split."""
-        if test_set is not None:
-            proba = predict_proba(pipeline, test_set.features, self._target)
-            return Predictions.of_fold(
-                np.arange(len(proba)), proba, row=test_set.row, ids=test_set.ids,
-                target=test_set.target, fold=TEST, group=test_set.group, threshold=threshold,
-                word=test_set.word,
-            )  # fmt: skip
-        index = self._split.test
-        if not len(index):
-            return None
-        features = take(_features(self._data, self._settings), index)
-        proba = predict_proba(pipeline, features, self._target)
-        return Predictions.of_fold(
-            index, proba, row=self._data.row, ids=self._data.ids, target=self._target, fold=TEST,
-            group=self._split.group, threshold=threshold, word=self._split.word,
-        )  # fmt: skip
-
-    def _content(
-        self,
-        folder: Path,
-        found: CrossValidation,
-        predictions: Predictions,
-        test_set: TestSet | None,
-        threshold: float | None,
-    ) -> TrainRun:
-        settings = asdict(self._settings)
-        beta = self._threshold.beta if self._threshold else None
-        return TrainRun(
-            estimator=settings.pop("estimator"),
-            features=settings.pop("features"),
-            task=settings.pop("task"),
-            level=self._data.level,
-            settings=settings,
-            choices=self._choices(found),
-            views=tuple(self._data.views) if self._settings.features == "vectors" else (),
-            classes=self._target.classes,
-            threshold=threshold,
-            threshold_metric=self._threshold.metric if self._threshold else None,
-            dataset=dataset_content(self._data, folder),
-            split=SplitContent.of(self._split),
-            records=RecordCounts(folds=len(predictions.first_repeat), test=len(predictions.test)),
-            test_set=None if test_set is None else TestSetContent(
-                source=test_set.source, rejected=test_set.rejected, seen_texts=test_set.seen_texts
-            ),
-            scores=reported_scores(predictions, seed=self._settings.seed, beta=beta),
-            per_class=class_scores(predictions),
-            cost=Cost(
-                fit_seconds=found.fit_seconds,
-                predict_seconds=found.predict_seconds,
-                peak_memory_bytes=peak_memory_bytes(),
-                parameters=_parameters(found.final.pipeline),
-                device="cpu",
-            ),
-            versions=versions(),
-        )  # fmt: skip
-
-    def _choices(self, found: CrossValidation) -> tuple[EstimatorChoice, ...]:
-        folds = [(r, f) for r in range(self._split.repeats) for f in range(self._split.n_folds)]
-        named = zip([*folds, (None, None)], [*found.choices, found.final.choice], strict=True)
-        return tuple(
-            EstimatorChoice(
-                repeat=repeat, fold=fold, scaling=choice.scaling,
-                parameters={self._settings.row.parameter: choice.value}
-                | ({} if choice.rounds is None else {"n_estimators": choice.rounds}),
-                at_edge=choice.at_edge, slope=choice.slope,
-            )
-            for (repeat, fold), choice in named
-        )  # fmt: skip
 
 
 def _features(data: VectorData, settings: EstimatorSettings) -> Any:
@@ -370,11 +434,10 @@ def _features(data: VectorData, settings: EstimatorSettings) -> Any:
     return texts
 
 
-def _parameters(pipeline: Any) -> int | None:
-    """Number of fitted parameters in the last step of a linear model or network."""
-    last = pipeline.steps[-1][1]
-    if hasattr(last, "coef_"):
-        return int(np.size(last.coef_) + np.size(last.intercept_))
-    if hasattr(last, "coefs_"):
-        return sum(int(w.size) for w in [*last.coefs_, *last.intercepts_])
+def _parameters(estimator: Any) -> int | None:
+    """Number of fitted parameters of a linear model or network."""
+    if hasattr(estimator, "coef_"):
+        return int(np.size(estimator.coef_) + np.size(estimator.intercept_))
+    if hasattr(estimator, "coefs_"):
+        return sum(int(w.size) for w in [*estimator.coefs_, *estimator.intercepts_])
     return None

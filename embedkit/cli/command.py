@@ -1,91 +1,220 @@
-"""How a command is made: options in, one library call, text or JSON out."""
+"""The command class: help under headings, notes, errors in terms of options, ``--json``."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedkit.cli.messages import quiet_notes
-from embedkit.cli.text import json_text, say, say_finding
+from embedkit.cli.options import FIRST_HEADING, HEADINGS, progress_bar
+from embedkit.cli.text import json_text, say
+from embedkit.errors import EmbedkitError
+from embedkit.types import no_progress
 
-__all__ = ["Result", "command"]
+if TYPE_CHECKING:
+    from embedkit.corpus import CorpusOptions
+
+STARTED = time.monotonic()
+_LOGGER = logging.getLogger("embedkit")
+
+
+class _Notes(logging.Handler):
+    """Prints log messages of the library on standard error, each of them once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self._shown:  # every fold that loads a model repeats its messages
+            self._shown.add(message)
+            show_note(message)
+
+
+def show_note(message: str) -> None:
+    """Print a note of the library on standard error, in the terms of the command that runs."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        message = in_options(message, context.command.params)
+    say(f"note: {message}", err=True)
+
+
+class Commands(click.Group):
+    """A group whose commands stand under headings, show the library's notes and word its errors.
+
+    Parameters that an error names become options.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.headings: dict[str, str] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, each under its heading."""
+        for heading in dict.fromkeys(self.headings.values()):
+            names = [name for name, its in self.headings.items() if its == heading]
+            with formatter.section(heading):
+                formatter.write_dl([(n, self.commands[n].get_short_help_str(90)) for n in names])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the named command."""
+        for handler in [h for h in _LOGGER.handlers if isinstance(h, _Notes)]:
+            _LOGGER.removeHandler(handler)
+        _LOGGER.addHandler(_Notes())
+        _LOGGER.propagate = False
+        _LOGGER.setLevel(logging.INFO)
+        ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj
+        try:
+            return super().invoke(ctx)
+        except EmbedkitError as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            if command is not None and error.args:
+                others = [p for one in self.commands.values() for p in one.params]
+                message = in_options(str(error), [*others, *command.params])
+                error.args = (message, *error.args[1:])
+            raise
+
+
+def seconds_so_far() -> float:
+    """Wall time since the start of the command, imports and loading of models included."""
+    return time.monotonic() - float(click.get_current_context().obj)
+
+
+def quiet_notes(_context: click.Context, _option: click.Parameter, quiet: bool) -> bool:
+    """Callback of ``--quiet``: hides notes."""
+    if quiet:
+        _LOGGER.setLevel(logging.ERROR)
+    return quiet
+
+
+def in_options(message: str, params: Iterable[click.Parameter]) -> str:
+    """A message of the library with options for parameters: ``pooling='max'`` → ``--pooling max``.
+
+    ``True`` and ``False`` become the option itself or its negative form.
+    """
+    options = {p.name: p for p in params if isinstance(p, click.Option) and p.name}
+    if not options:
+        return message
+    names = "|".join(sorted(options, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w.-])({names})=('[^']*'|\"[^\"]*\"|[\w./+-]*\w)?")
+    return pattern.sub(lambda match: _as_option(options[match[1]], match[2] or ""), message)
+
+
+def _as_option(option: click.Option, value: str) -> str:
+    positive = max(option.opts, key=len)
+    if value == "False" and option.secondary_opts:
+        return option.secondary_opts[0]
+    if value in ("True", "") or (value == "False" and option.is_flag):
+        return positive
+    text = value[1:-1] if value[0] in "'\"" else value
+    return f'{positive} "{text}"' if " " in text or not text else f"{positive} {text}"
+
+
+class Command(click.Command):
+    """A command whose help shows its examples before its options, and these under headings."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write usage, description, examples and options."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+        self.format_options(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, each under its heading of :data:`HEADINGS`."""
+        sections: dict[str, list[tuple[str, str]]] = {h: [] for h in (FIRST_HEADING, *HEADINGS)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                named = (h for h, names in HEADINGS.items() if not names.isdisjoint(param.opts))
+                sections[next(named, FIRST_HEADING)].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command prints, and its exit code.
+    """What a command prints, and its exit code."""
 
-    Attributes:
-        data: what ``--json`` prints: a dataclass or plain data.
-        text: returns what is printed without ``--json``.
-        finding: whether its first line is what was found, which a terminal shows in bold.
-        code: exit code.
-        asked_for: whether ``--quiet`` prints the text too, because it is what the user asked for.
-        indent: of the JSON; ``None`` for one line.
-        check: called after the JSON, and before the text, which it replaces by raising an error.
-    """
-
-    data: Any
-    text: Callable[[], str]
-    finding: bool = False
+    data: Any  # of ``--json``: a dataclass or plain data
+    text: Callable[[], str]  # the answer is its first line
     code: int = 0
-    asked_for: bool = False
-    indent: int | None = 1
-    check: Callable[[], None] = lambda: None
+    asked_for: bool = False  # printed even with ``--quiet``
+    check: Callable[[], None] = lambda: None  # called before the text, after the JSON
 
 
 def command(
-    *examples: str, name: str | None = None, tables: bool = False
-) -> Callable[[Callable[..., Result | int | None]], click.Command]:
+    *examples: str, name: str | None = None, more: bool = False
+) -> Callable[[Callable[..., Result | int]], click.Command]:
     """Make a command with ``--json`` and ``--quiet`` of a function that returns its result.
 
-    A function that prints by itself names ``as_json`` or ``quiet`` among its parameters, and
-    returns its exit code.
-
-    Args:
-        examples: lines for the end of the help text.
-        name: by default that of the function.
-        tables: whether it prints tables whose columns may not fit a terminal.
+    A function with a parameter ``reading`` gets the options of a corpus as one
+    :class:`~embedkit.corpus.CorpusOptions`, except for its own parameters; ``progress`` is the
+    callback of a bar. A function that prints by itself has a parameter ``as_json`` or ``quiet``,
+    no bar, and returns its exit code. ``more`` adds ``--all``.
     """
 
-    def make(function: Callable[..., Result | int | None]) -> click.Command:
-        known = inspect.signature(function).parameters
+    def make(function: Callable[..., Result | int]) -> click.Command:
+        parameters = inspect.signature(function).parameters
+        prints = not parameters.keys().isdisjoint(("as_json", "quiet"))
 
         @wraps(function)
-        def run(
-            *, as_json: bool, quiet: bool, all_columns: bool = False, **values: Any
-        ) -> int:  # all_columns is read where tables are drawn
-            own = {n: v for n, v in (("as_json", as_json), ("quiet", quiet)) if n in known}
-            found = function(**values, **own)
-            if not isinstance(found, Result):
-                return found or 0
+        def run(*, as_json: bool, quiet: bool, everything: bool = False, **values: Any) -> int:
+            if "reading" in parameters:
+                reading, others = _reading_of(values, own=parameters)
+                values = {**others, "reading": reading}
+            values |= {n: v for n, v in (("as_json", as_json), ("quiet", quiet)) if n in parameters}
+            with nullcontext(no_progress) if prints else progress_bar() as progress:
+                result = function(**values, **{"progress": progress} if bar else {})
+            if not isinstance(result, Result):
+                return result
             if as_json:
-                say(json_text(found.data, indent=found.indent))
-            found.check()
-            if not as_json and (found.asked_for or not quiet):
-                (say_finding if found.finding else say)(found.text())
-            return found.code
+                click.echo(json_text(result.data))
+            result.check()
+            if not as_json and (result.asked_for or not quiet):
+                say(result.text(), finding=True)
+            return result.code
 
+        bar = "progress" in parameters
         lines = "".join(f"\n  {example}" for example in examples)
-        made = click.command(
-            name, epilog=f"\b\nExamples:{lines}\n",
-            context_settings={"help_option_names": ["-h", "--help"]},
-        )(run)  # fmt: skip
-        if tables:
-            made.params.append(click.Option(
-                ["--all", "all_columns"], is_flag=True,
-                help="Print all columns of tables, also those that do not fit the terminal.",
-            ))  # fmt: skip
+        epilog, names = f"\b\nExamples:{lines}\n", {"help_option_names": ["-h", "--help"]}
+        made = click.command(name, cls=Command, epilog=epilog, context_settings=names)(run)
+        flags = [
+            (["--all", "everything"], "Print all numbers, not only the most important ones.", None),
+            (["--json", "as_json"], "Print the result as JSON.", None),
+            (["-q", "--quiet"], "Print only results and errors.", quiet_notes),
+        ]
         made.params += [
-            click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
-            click.Option(["-q", "--quiet"], is_flag=True, callback=quiet_notes,
-                         help="Print only results and errors."),
-        ]  # fmt: skip
+            click.Option(option, is_flag=True, help=text, callback=callback)
+            for option, text, callback in flags[not more :]
+        ]
         return made
 
     return make
+
+
+def _reading_of(
+    values: Mapping[str, Any], own: Collection[str]
+) -> tuple[CorpusOptions, dict[str, Any]]:
+    """The options of a corpus, except for a command's own parameters, and all other values."""
+    from embedkit.corpus import CorpusOptions
+
+    names = {field.name for field in fields(CorpusOptions)} - set(own)
+    chosen = {name: value for name, value in values.items() if name in names}
+    for name in {"keep", "spans"} & chosen.keys():
+        chosen[name] = chosen[name].split(",") if chosen[name] else ()
+    if "no_header" in values:
+        chosen["header"] = not values["no_header"]
+    names.add("no_header")
+    return CorpusOptions(**chosen), {n: v for n, v in values.items() if n not in names}

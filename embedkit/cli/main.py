@@ -8,58 +8,44 @@ from __future__ import annotations
 
 import signal
 import sys
-from io import StringIO, TextIOWrapper
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
 
-from embedkit._version import __version__
-from embedkit.cli.compare import compare
-from embedkit.cli.doctor import doctor
-from embedkit.cli.experiment import fetch, run
-from embedkit.cli.explore import explore
-from embedkit.cli.export import export
-from embedkit.cli.extract import extract
-from embedkit.cli.finetune import finetune
-from embedkit.cli.info import info, repair, tokenize, verify
-from embedkit.cli.messages import Commands
-from embedkit.cli.predict import predict
-from embedkit.cli.search import index, search
+from embedkit.cli.command import STARTED, Commands
+from embedkit.cli.data import extract, info, tokenize, verify
+from embedkit.cli.learn import compare, export, finetune, predict, probe, split, train
+from embedkit.cli.look import explore, index, search, similarity, words
+from embedkit.cli.more import doctor, fetch, run
 from embedkit.cli.text import say
-from embedkit.cli.train import probe, split, train
-from embedkit.cli.words import similarity, words
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EmbedkitError, StorageError
-from embedkit.machine import set_wait_policy
-
-__all__ = ["cli", "main"]
+from embedkit.machine import __version__, set_wait_policy
 
 
-def main(started: float | None = None) -> NoReturn:
-    """Run the command line and exit with the code that the README lists.
-
-    Args:
-        started: when the process began, of ``time.monotonic()``; by default now.
-    """
+def main() -> NoReturn:
+    """Run the command line and exit with the code that the README lists."""
     set_wait_policy()  # before the libraries that read it are loaded
     signal.signal(signal.SIGTERM, _terminate)
     stdout = sys.stdout
-    if isinstance(stdout, TextIOWrapper):  # names of files may hold what cannot be printed
+    if isinstance(stdout, TextIOWrapper):  # file names may be unprintable
         stdout.reconfigure(errors="backslashreplace")
     try:
-        code = cli.main(standalone_mode=False, obj=started)
+        code = cli.main(standalone_mode=False, obj=STARTED)
     except EmbedkitError as error:
         _complain(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        shown = StringIO()
-        error.show(shown)
-        say(shown.getvalue().rstrip("\n"), err=True)
+        context = getattr(error, "ctx", None)
+        name = f" {context.info_name}" if context and context.parent else ""
+        message = error.format_message()
+        _complain(f"{message}{'.' * (message[-1] not in '.?')} See embedkit{name} --help.")
         code = error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the one into the other
+    except (KeyboardInterrupt, click.exceptions.Abort):  # click replaces the former
         _complain(_stopped("interrupted"))
         code = EXIT_INTERRUPTED
     except SystemExit as ended:
-        # where the reader of a pipe has gone, click replaces the stream and ends with 1
+        # if the reader of a pipe has closed it, click replaces the stream and exits with 1
         code = ended.code if sys.stdout is stdout else 0
         if code == EXIT_TERMINATED:
             _complain(_stopped("terminated"))
@@ -89,17 +75,23 @@ def _complain(message: str) -> None:
         "max_content_width": 100,
         "show_default": True,
     },
-    epilog="\b\nExamples:\n"
-    "  embedkit extract corpus.tsv      any TSV, CSV, JSONL, Parquet or Arrow file\n"
-    "  embedkit info corpus.vectors     what is in it, and how to open it\n",
+    epilog="\b\nBegin with a table of texts and labels (TSV, CSV, JSONL, Parquet, Arrow):\n"
+    "  embedkit extract corpus.tsv --out vectors\n"
+    "  embedkit train vectors --out runs/vectors\n"
+    "  embedkit train vectors --features tfidf --out runs/tfidf\n"
+    "  embedkit compare runs/vectors runs/tfidf\n",
 )
 @click.version_option(__version__, prog_name="embedkit")
 def cli() -> None:
-    """Hidden vectors of BERT-family encoders for whole corpora, and results from those vectors."""
+    """Hidden states of BERT-family encoders for a corpus; classifiers, search, comparison."""
 
 
-for _command in (
-    extract, info, verify, repair, tokenize, split, train, probe, finetune, predict, export,
-    compare, run, fetch, search, index, similarity, words, explore, doctor,
-):  # fmt: skip
-    cli.add_command(_command)
+for _heading, _commands in {
+    "Make vectors": (extract, info, verify, tokenize),
+    "Learn": (split, train, probe, finetune, predict, compare, export),
+    "Look": (search, index, similarity, words, explore),
+    "More": (run, fetch, doctor),
+}.items():
+    for _command in _commands:
+        cli.add_command(_command)
+        cli.headings[str(_command.name)] = _heading

@@ -1,11 +1,13 @@
-"""Options that several commands have: one definition for each, with one name and one meaning."""
+"""Options that several commands share, headings of the help, and the progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,21 +21,48 @@ from embedkit.choices import (
     QUOTINGS,
     RUN_LEVELS,
     TASKS,
-    UNICODE_FORMS,
+    WHITENINGS,
 )
-from embedkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from embedkit.corpus import CorpusOptions
-
-__all__ = ["FILE", "LAYERS", "names_of", "option", "options", "reading_of", "whitening_of"]
+from embedkit.cli.text import bar_shown
+from embedkit.display import visible
+from embedkit.types import Progress, ProgressCallback, no_progress
 
 Option = Callable[[Any], Any]
 
+FIRST_HEADING = "Options"
+HEADINGS: Mapping[str, frozenset[str]] = {
+    heading: frozenset(names.split())
+    for heading, names in (
+        (
+            "Reading the corpus",
+            "--text-pair --id --keep --word-label --spans --format --encoding --quoting "
+            "--no-header --min-chars --sample --limit",
+        ),
+        ("Encoding", "--revision --max-length --on-long --prefix --precision"),
+        (
+            "Training",
+            "--batch-size --dropout --class-weight --freeze-layers --lora "
+            "--validation --patience --select-by --threshold",
+        ),
+        ("Storage", "--storage --no-text"),
+        ("Running and printing", "--seed --overwrite --all --tsv --json --quiet --help"),
+    )
+}
+"""Headings of the help and their options; all others come first, under :data:`FIRST_HEADING`."""
+
 option = click.option
 FILE = click.Path(path_type=Path)
-LAYERS = ("all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding "
-          "output.")  # fmt: skip
+LAYERS = (
+    "all, -1, 0,6,12, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding output."
+)
+
+
+class KnownOrClass(click.Choice[str]):
+    """A known name, or ``module:Class``."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the name; an error for an unknown one."""
+        return value if ":" in str(value) else super().convert(value, param, ctx)
 
 
 _SHARED: Mapping[str, Option] = {
@@ -44,113 +73,200 @@ _SHARED: Mapping[str, Option] = {
         ("--text-pair", "Column of the second text of a pair.", {}),
         ("--id", "Column of the id. [inferred from the header; else row numbers]", {}),
         ("--label", "Column of the label. [inferred from the header]", {}),
-        ("--format", "Format of the corpus; auto: by the name of the file.",
-         {"default": "auto", "type": click.Choice(["auto", *FORMATS])}),
+        (
+            "--word-label",
+            "Column with a label for each word: upos, xpos or deprel of CoNLL-U, else a column of "
+            "labels separated by spaces.",
+            {},
+        ),
+        (
+            "--format",
+            "Format of the corpus; auto: by the name of the file.",
+            {"default": "auto", "type": click.Choice(["auto", *FORMATS])},
+        ),
         ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
-        ("--quoting", "Quoting of fields; auto: RFC 4180 in .csv files, none in .tsv and .txt "
-         "files.", {"default": "auto", "type": click.Choice(QUOTINGS)}),
-        ("--no-header", "The first line is a record; columns are named 0, 1, 2 …",
-         {"is_flag": True}),
-        ("--unicode", "Unicode normalization of the texts.",
-         {"default": "none", "type": click.Choice(UNICODE_FORMS)}),
+        (
+            "--quoting",
+            "Quoting of fields; auto: RFC 4180 in .csv files, none in .tsv and .txt files.",
+            {"default": "auto", "type": click.Choice(QUOTINGS)},
+        ),
+        (
+            "--no-header",
+            "The first line is a record; columns are named 0, 1, 2 …",
+            {"is_flag": True},
+        ),
         ("--min-chars", "Leave out shorter texts; they are counted.", {"default": 0}),
-        ("--sample", "Use only N randomly chosen records; the others are counted.",
-         {"type": int, "metavar": "N"}),
-        ("--limit", "Use only the first N records; the others are counted.",
-         {"type": int, "metavar": "N"}),
-        ("--seed", "Seed of everything that is random.",
-         {"default": 0, "type": click.IntRange(0, 2**31 - 1)}),
+        (
+            "--sample",
+            "Use only N randomly chosen records; the others are counted.",
+            {"type": int, "metavar": "N"},
+        ),
+        (
+            "--limit",
+            "Use only the first N records; the others are counted.",
+            {"type": int, "metavar": "N"},
+        ),
+        (
+            "--seed",
+            "Seed of everything that is random.",
+            {"default": 0, "type": click.IntRange(0, 2**31 - 1)},
+        ),
         # the encoder
-        ("--model", "Hub id or folder of a BERT-family checkpoint; multilingual is "
-         "multilingual-e5-small.", {"default": DEFAULT_MODEL}),
+        (
+            "--model",
+            "Hub id or folder of a BERT-family checkpoint; multilingual is multilingual-e5-small.",
+            {"default": DEFAULT_MODEL},
+        ),
         ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
-        ("--offline", "Use only local files, never the hub.", {"is_flag": True}),
         ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
-        ("--max-length", "Maximum number of tokens per text, special tokens included. [set by the "
-         "checkpoint]", {"type": int}),
-        ("--on-long", "How to treat texts of more than --max-length tokens.",
-         {"default": "truncate", "type": click.Choice(ON_LONG)}),
-        ("--stride", "Overlap of neighbouring windows in tokens. [a quarter of --max-length]",
-         {"type": int}),
-        ("--prefix", 'Text to put before every text; "" for none. ["query: " for --model '
-         "multilingual; else none]", {}),
-        ("--precision", "Precision of the computation; auto: on CPU bf16 where a short trial finds "
-         "it 1.2 × as fast. [fp32 on CPU; bf16 on CUDA, fp16 on older devices]",
-         {"type": click.Choice(PRECISIONS)}),
-        ("--special-tokens", "Whether mean, max and last_token use [CLS] and [SEP].",
-         {"default": "include", "type": click.Choice(["include", "exclude"])}),
+        (
+            "--max-length",
+            "Maximum number of tokens per text, special tokens included. [set by the checkpoint]",
+            {"type": int},
+        ),
+        (
+            "--on-long",
+            "How to treat texts of more than --max-length tokens.",
+            {"default": "truncate", "type": click.Choice(ON_LONG)},
+        ),
+        (
+            "--prefix",
+            'Text to put before every text; "" for none. ["query: " for --model '
+            "multilingual; else none]",
+            {},
+        ),
+        (
+            "--precision",
+            "Precision of the computation; auto: on CPU bf16 where a short trial finds "
+            "it 1.2 × as fast; int8: on CPU, about 0.1 from fp32. [fp32 on CPU; bf16 on CUDA, fp16 "
+            "on older devices]",
+            {"type": click.Choice(PRECISIONS)},
+        ),
         # datasets and runs
-        ("--out", "Folder of the run to write.", {"type": FILE, "required": True}),
+        ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
         ("--overwrite", "Replace existing output.", {"is_flag": True}),
-        ("--progress/--no-progress", "Show progress. [on a terminal]", {"default": None}),
+        (
+            "--whitening",
+            "center: subtract the mean of the dataset, as raw BERT vectors all point in similar "
+            "directions; whiten: also decorrelate the dimensions.",
+            {"type": click.Choice(WHITENINGS)},
+        ),
         ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
-        ("--level", "What is labelled: sentence (the records) or word (their words, as extracted "
-         "with --words --word-label).", {"default": "sentence", "type": click.Choice(RUN_LEVELS)}),
+        (
+            "--level",
+            "What is labelled: sentence (the records) or word (their words; extract them with "
+            "--words --word-label).",
+            {"default": "sentence", "type": click.Choice(RUN_LEVELS)},
+        ),
         ("--split", "Split file written by embedkit split.", {"type": FILE}),
-        ("--test-sample", "Use only N randomly chosen records of the file given with --test.",
-         {"type": int, "metavar": "N"}),
-        ("--test-min-chars", "Leave out shorter texts of the file given with --test.",
-         {"default": 0}),
-        ("--folds", "Number of folds, if there is no --split; 1: a single training, a fifth of the "
-         "records held out.", {"default": 5}),
-        ("--task", "classification: labels are classes; regression: labels are numbers.",
-         {"default": "classification", "type": click.Choice(TASKS)}),
-        ("--estimator", "Classifier, or its counterpart for regression. [logreg; for regression "
-         "ridge]", {"type": click.Choice(ESTIMATORS)}),
-        ("--class-weight", "balanced: weight classes inversely to their frequency.",
-         {"type": click.Choice(CLASS_WEIGHTS)}),
-        ("--submission", "Write two columns under these names, the id and the label or value, of "
-         "test records only.", {"metavar": "ID,LABEL"}),
-        ("--threads", "Number of threads. [number of cores]", {"type": click.IntRange(min=1)}),
+        (
+            "--test-sample",
+            "Use only N randomly chosen records of the file given with --test.",
+            {"type": int, "metavar": "N"},
+        ),
+        (
+            "--test-min-chars",
+            "Leave out shorter texts of the file given with --test.",
+            {"default": 0},
+        ),
+        (
+            "--folds",
+            "Number of folds, if there is no --split; 1: a single training, a fifth of the "
+            "records held out.",
+            {"default": 5},
+        ),
+        (
+            "--task",
+            "classification: labels are classes; regression: labels are numbers.",
+            {"default": "classification", "type": click.Choice(TASKS)},
+        ),
+        (
+            "--estimator",
+            "Classifier or regressor, or module:Class of scikit-learn, such as "
+            "sklearn.svm:LinearSVC. [logreg; for regression ridge]",
+            {"type": KnownOrClass(ESTIMATORS)},
+        ),
+        (
+            "--class-weight",
+            "balanced: weight classes inversely to their frequency.",
+            {"type": click.Choice(CLASS_WEIGHTS)},
+        ),
+        (
+            "--submission",
+            "Write two columns under these names, the id and the label or value, of "
+            "test records only.",
+            {"metavar": "ID,LABEL"},
+        ),
     )
-}  # fmt: skip
-_DIALECT = ("--format", "--encoding", "--quoting", "--no-header", "--unicode")
-_GROUPS = {
-    "dialect": _DIALECT,
-    "corpus": ("--text", "--text-pair", "--id", "--label", *_DIALECT, "--min-chars", "--sample",
-               "--seed", "--limit"),
-    "checkpoint": ("--model", "--revision", "--offline"),
-    "model": ("--model", "--revision", "--offline", "--device"),
-}  # fmt: skip
+}
 
 
 def options(*given: str | Option) -> Option:
-    """Give a command options in this order: names of shared ones, of groups, or its own."""
-    found: list[Option] = []
-    for one in given:
-        if isinstance(one, str):
-            found += [_SHARED[name] for name in _GROUPS.get(one, (one,))]
-        else:
-            found.append(one)
+    """Give a command options in this order: names of shared options, or its own."""
 
     def decorate(function: Any) -> Any:
-        for each in reversed(found):
-            function = each(function)
+        for item in reversed(given):
+            function = (_SHARED[item] if isinstance(item, str) else item)(function)
         return function
 
     return decorate
 
 
-def reading_of(settings: dict[str, Any]) -> CorpusOptions:
-    """How the corpus is read; takes the options of a corpus out of the settings of a command."""
-    from embedkit.corpus import CorpusOptions
-
-    names = [field.name for field in fields(CorpusOptions) if field.name in settings]
-    values = {name: settings.pop(name) for name in names}
-    if "keep" in values:
-        values["keep"] = values["keep"].split(",") if values["keep"] else ()
-    if "no_header" in settings:
-        values["header"] = not settings.pop("no_header")
-    return CorpusOptions(**values)
-
-
 def names_of(text: str | None) -> list[str] | None:
-    """Names that are separated by commas."""
+    """Names separated by commas, as a list."""
     return [name.strip() for name in text.split(",")] if text else None
 
 
-def whitening_of(center: bool, whiten: bool) -> str | None:
-    """The value of the parameter ``whitening`` for ``--center`` and ``--whiten``."""
-    if center and whiten:
-        raise UsageError("give --center or --whiten: whitening centers too.")
-    return "center" if center else "whiten" if whiten else None
+_PATIENCE = 1.0
+"""Seconds after which a command that still computes shows a bar."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[ProgressCallback]:
+    """Show a bar with the time left, on a terminal and without ``--quiet``, after a second."""
+    if click.get_current_context().params["quiet"] or not sys.stderr.isatty():
+        yield no_progress
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    bar = Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(min(40, max(console.width - 55, 5))),
+        TextColumn("{task.fields[count]}", markup=False),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stderr=False,  # click bypasses rich's replacement of standard error
+    )
+    task = bar.add_task("working", total=None, count="")
+    stage: list[str] = []
+
+    def report(state: Progress) -> None:
+        if stage != [state.stage, state.unit]:  # the time left is that of a stage
+            stage[:] = state.stage, state.unit
+            bar.reset(task, total=state.total, completed=state.done)
+        total = "" if state.total is None else f"/{state.total:,}"
+        count = f"{state.done:,}{total} {state.unit}" if state.total or state.done else ""
+        bar.update(
+            task,
+            description=visible(state.stage),
+            completed=state.done,
+            total=state.total,
+            count=count,
+        )
+
+    def print_above(text: str) -> None:
+        console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    timer = threading.Timer(_PATIENCE, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        with bar_shown(print_above):
+            yield report
+    finally:
+        timer.cancel()
+        bar.stop()

@@ -1,138 +1,126 @@
-"""Runs as text for people: one that was just made, and one in a folder."""
+"""Runs as text for people: the answer first, everything else with ``--all``."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from embedkit import fsio
+from embedkit import storage
 from embedkit.cli.text import (
     asked_for_all,
     count_text,
     interval_text,
     metric_heading,
-    number_text,
     reasons_text,
     score_text,
     table_text,
-    terminal_width,
-    wrapped,
 )
-from embedkit.display import bytes_text, duration_text, is_percent, metric_text, visible
-from embedkit.encoding.views import view_ranges
-from embedkit.runs.content import (
+from embedkit.display import bytes_text, duration_text
+from embedkit.encoding.views import split_view, view_ranges
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
+from embedkit.runs.predictions import headline_metric
+from embedkit.runs.run import (
     Agreement,
-    ClassScore,
     FinetuneRun,
     PredictionRun,
     ProbeRun,
     Run,
     SimilarityRun,
-    TrainRun,
     as_json,
 )
-from embedkit.runs.metrics import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
-    from embedkit.classifiers.probe import ProbeResult
-    from embedkit.classifiers.train import TrainResult
-    from embedkit.finetuning.folds import FinetuneResult
-    from embedkit.runs.resampling import Score
+    from embedkit.runs.folder import RunResult
+    from embedkit.runs.intervals import Score
 
-__all__ = ["agreement_finding", "run_data", "run_info_text", "run_text"]
+_FIRST = ("accuracy", "entity_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
+"""Scores that are printed without ``--all``."""
 
-_SUBSETS = {"cross_validation": "folds", "folds": "in folds", "test": "test"}
-_ORDER = ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error", "roc_auc",
-          "average_precision", "precision", "recall", "f1", "balanced_accuracy", "mcc",
-          "rmse", "mae", "r2", "pearson", "spearman")  # fmt: skip
-_OF_VALUES = ("rmse", "mae", "r2", "pearson", "spearman")
-_INDENT = 13
-_MOST_CLASSES, _MOST_COLUMNS = 20, 1_000
+_SUBSETS = {"cross_validation": "held-out", "test": "test"}
+_CLASSES = 6
 
 
-def run_data(result: TrainResult | ProbeResult | FinetuneResult) -> dict[str, Any]:
+def run_data(result: RunResult[Any]) -> dict[str, Any]:
     """Return the content of a new run with its folder, as plain data."""
     return {"out": str(result.out), **as_json(result.content)}
 
 
-def run_text(result: TrainResult | ProbeResult | FinetuneResult) -> str:
-    """Return the finding, the results of a new run, its cost, and where it is."""
-    content, out = result.content, visible(str(result.out))
-    made = "figures/layers.png" if isinstance(content, ProbeRun) else "predictions.parquet"
-    return "\n".join([
-        finding_text(content),
-        f"wrote {out}: {visible(_method(content))}",
-        *_results(content),
-        f"cost: {_cost(content)}",
-        f"{'figure' if isinstance(content, ProbeRun) else 'held-out predictions'}: {out}/{made}",
-    ])  # fmt: skip
+def run_text(result: RunResult[Any]) -> str:
+    """Return the finding, main scores, cost and folder of a new run."""
+    content, out = result.content, result.out
+    finding, results = _KINDS[content.kind]
+    more = "" if asked_for_all() else f" (everything: embedkit info {shlex.quote(str(out))} --all)"
+    lines = [finding(content), *results(content), f"{_method(content)}: {_cost(content)}"]
+    return "\n".join([*lines, f"wrote {out}{more}"])
 
 
 def run_info_text(path: Path, content: Run) -> str:
-    """Return what a finished run found, what it is, its results, and how to open it.
-
-    Args:
-        path: its folder.
-        content: the content of its ``run.json``.
-    """
-    lines = [
-        finding_text(content),
-        f"{path}: a {content.kind} run of embedkit {content.versions.get('embedkit', '(unknown)')}",
-    ]
-    lines += [f"  {name:9}  {line}" for name, text in _facts(path, content) if text
-              for line in [_fitted(visible(text))]]  # fmt: skip
-    lines += [*_results(content), "open it:"]
+    """Return the finding, settings and results of a run, and how to open it."""
+    finding, results = _KINDS[content.kind]
+    folder = shlex.quote(str(path))
+    lines = [finding(content), *results(content)]
+    lines += [f"  {name:9}  {text}" for name, text in _facts(path, content)]
+    if (path / "model").is_dir():
+        lines.append(f"use it: embedkit predict {folder} new.tsv --out labels.tsv")
     for name in ("predictions.parquet", "pairs.parquet"):
         if (path / name).is_file():
-            lines.append(f"  import pandas as pd; df = pd.read_parquet({str(path / name)!r})")
-    if (path / "model").is_dir():
-        lines.append(f"  embedkit predict {shlex.quote(str(path))} new.tsv --out new.labels.tsv")
-    if figures := sorted(p.name for p in (path / "figures").glob("*.png")):
-        lines.append(f"  figures: {visible(', '.join(figures))} in {visible(str(path))}/figures")
-    return "\n".join(lines)
+            lines.append(f"open it: df = pandas.read_parquet({str(path / name)!r})")
+    last = [f"figures: {path}/figures"] if (path / "figures").is_dir() else []
+    last += [] if asked_for_all() else ["everything: --all"]
+    return "\n".join([*lines, "; ".join(last)])
 
 
-def _fitted(text: str) -> str:
-    """A text in the width of the terminal, below itself."""
-    return "\n".join(wrapped(text, max(terminal_width() - _INDENT, 20), others=" " * _INDENT))
-
-
-def finding_text(content: Run) -> str:
-    """Return what a run found, in one sentence."""
-    if isinstance(content, ProbeRun):
-        return _probe_finding(content)
-    if isinstance(content, SimilarityRun):
-        return agreement_finding(content.agreement)
-    assert isinstance(content, PredictionRun)
+def _prediction_finding(content: PredictionRun) -> str:
     subset = "test" if "test" in content.scores else "cross_validation"
-    count = content.records.test if subset == "test" else content.records.folds
-    main = "accuracy" if content.classes else "r2"
-    held_out = f"{count:,} {'test' if subset == 'test' else 'held-out'} {content.rows_text}"
-    if main not in content.scores.get(subset, {}):
-        return f"{held_out} have one label only: there is no {main}"
-    score = content.scores[subset][main]
-    against = _against(main, score, score.majority)
-    return f"{_found(main, score)} on {held_out}: {against}"
+    count = content.records["test"] if subset == "test" else content.records["folds"]
+    support = [one.support for one in content.per_class.get(subset, ())]
+    metric = "accuracy" if content.classes else "r2"
+    if support:
+        metric = headline_metric([content], support)
+    if metric not in content.scores.get(subset, {}):
+        return f"{count:,} {_rows(content)} with one label only: there is no {metric}"
+    score = content.scores[subset][metric]
+    baseline = _against(content, metric, score.majority, score)
+    return f"{_score(metric, score)}: {baseline}"
 
 
-def agreement_finding(found: Sequence[Agreement]) -> str:
+def agreement_finding(agreement: Sequence[Agreement]) -> str:
     """Return which view agrees best with human scores."""
-    known = [one for one in found if math.isfinite(one.spearman.value)]
-    if not known:
+    finite = [a for a in agreement if math.isfinite(a.spearman.value)]
+    if not finite:
         return "no human scores to compare the cosines with"
-    best = max(known, key=lambda one: one.spearman.value)
+    best = max(finite, key=lambda a: a.spearman.value)
+    near = [a.view for a in finite if a.spearman.high >= best.spearman.value and a is not best]
     score = score_text(best.spearman, "spearman")
-    level = [one.view for one in known if one.spearman.high >= best.spearman.value
-             and one is not best]  # fmt: skip
     text = f"{best.view} agrees best with the scores: Spearman {score}"
-    return text + (f"; as high within their intervals: {view_ranges(level)}" if level else "")
+    return text + (f"; as high within their intervals: {view_ranges(near)}" if near else "")
 
 
-def _found(metric: str, score: Score) -> str:
+def _probe_finding(content: ProbeRun) -> str:
+    if not content.view_scores:
+        return "no view was scored"
+    select = min if content.metric in LOWER_IS_BETTER else max
+    best = select(content.view_scores, key=lambda view: view.score.value)
+    near = [
+        view.name
+        for view in content.view_scores
+        if view is not best and view.score.low <= best.score.value <= view.score.high
+    ]
+    text = f"{best.name} is best: {_score(content.metric, best.score)}"
+    if near:
+        text += f"; {view_ranges(near)} {'are' if len(near) > 1 else 'is'} about as good"
+    nested = content.nested
+    return (
+        f"{text}\nchosen without the test records: {_score(content.metric, nested)}, "
+        f"{_against(content, content.metric, nested.majority, nested)}"
+    )
+
+
+def _score(metric: str, score: Score) -> str:
     if math.isnan(score.value):
         return f"{metric} undefined"
     unit = " %" if is_percent(metric) else ""
@@ -140,219 +128,199 @@ def _found(metric: str, score: Score) -> str:
     return text + (f" ({interval_text(score, metric)})" if math.isfinite(score.low) else "")
 
 
-def _against(metric: str, score: Score, majority: float) -> str:
-    """Where a score lies beside that of the majority class."""
+def _against(content: PredictionRun, metric: str, majority: float, score: Score) -> str:
+    """Comparison of a score with the baseline that knows only the labels."""
     points = " points" if is_percent(metric) else ""
-    name = "the majority class" if metric not in _OF_VALUES else "predicting the mean"
-    ahead = majority - score.value if metric in LOWER_IS_BETTER else score.value - majority
-    known = f"{metric_text(majority, metric)}{' %' if points else ''}"
+    name = "the mean" if content.task == "regression" else "the majority class"
+    baseline = f"{name} ({metric_text(majority, metric)}{' %' if points else ''})"
     if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
-        return f"not told apart from {name} ({known})"
-    side = "better than" if ahead > 0 else "worse than"
-    return f"{metric_text(abs(ahead), metric)}{points} {side} {name} ({known})"
+        return f"no proven gain over {baseline}"
+    better = (score.value < majority) == (metric in LOWER_IS_BETTER)
+    distance = metric_text(abs(score.value - majority), metric)
+    return f"{distance}{points} {'better' if better else 'worse'} than {baseline}"
 
 
-def _probe_finding(content: ProbeRun) -> str:
-    if not content.views:
-        return "no view was scored"
-    best = (min if content.metric in LOWER_IS_BETTER else max)(
-        content.views, key=lambda view: view.score.value
-    )
-    level = [view.name for view in content.views if view.is_level]
-    first = f"{best.name} is the best view"
-    if len(level) > 1:
-        first = f"{view_ranges(level)} are not told apart from the best view"
-    nested = content.nested
-    return (
-        f"{first}; views chosen in inner folds: {_found(content.metric, nested)}, "
-        f"{_against(content.metric, nested, content.majority)}"
-    )
-
-
-def _results(content: Run) -> Iterator[str]:
-    """The tables of a run, and remarks on them."""
-    if isinstance(content, ProbeRun):
-        yield from _probe_results(content)
-    elif isinstance(content, SimilarityRun):
-        yield table_text([
-            {"view": one.view, "spearman": score_text(one.spearman, "spearman"),
-             "pearson": score_text(one.pearson, "pearson")}
-            for one in content.agreement
-        ])  # fmt: skip
-    elif isinstance(content, PredictionRun):
-        yield from _scores(content)
-    if isinstance(content, FinetuneRun):
-        yield from _seeds(content)
-        yield from _calibration(content)
-        cut, rejected = content.truncated, content.dataset.rejected or {}
-        epochs = sorted({round(epoch) for epoch in content.epochs})
-        yield f"{count_text(len(content.models), 'model')}; best epochs: {str(epochs)[1:-1]}"
-        yield (f"{cut.records:,} texts were cut at {cut.limit} tokens: {cut.tokens:,} of "
-               f"{cut.tokens_all:,} tokens left out")  # fmt: skip
-        if rejected:
-            yield f"{sum(rejected.values()):,} records rejected{reasons_text(rejected)}"
-
-
-def _seeds(content: FinetuneRun) -> Iterator[str]:
-    """The main score of each of several seeds."""
-    main = "accuracy" if content.classes else "r2"
-    for subset in content.scores if content.seeds else ():
-        values = [one.scores[subset][main] for one in content.seeds]
-        yield (
-            f"{metric_heading(main)} of each seed ({_SUBSETS[subset]}): "
-            f"{', '.join(metric_text(value, main) for value in values)}; standard deviation "
-            f"{metric_text(stdev(values), main)}; predictions are the mean of all"
+def _agreement_table(content: SimilarityRun) -> Iterator[str]:
+    if asked_for_all():
+        cells = ("spearman", "pearson")
+        yield table_text(
+            [
+                {"view": a.view} | {name: score_text(getattr(a, name), name) for name in cells}
+                for a in content.agreement
+            ]
         )
 
 
-def _calibration(content: FinetuneRun) -> Iterator[str]:
-    found = content.calibration
-    if found is None:
-        return
-    shown = ", ".join(f"{one:.2f}" for one in found.temperatures)
-    for subset, before in found.before.items():
-        old, new = (found_in["calibration_error"] for found_in in (before, found.after[subset]))
-        yield (
-            f"calibration_error ({_SUBSETS[subset]}): {number_text(old)} without temperature "
-            f"scaling, {number_text(new)} with it (temperatures {shown})"
-        )
+def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
+    yield from _scores(content)
+    cut, rejected = content.truncated, content.dataset.rejected or {}
+    epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))
+    yield f"{count_text(len(content.models), 'model')}; best epochs: {epochs}"
+    if cut.records:
+        lost = f"{cut.tokens:,} of {cut.tokens_all:,} tokens"
+        yield f"{count_text(cut.records, 'text')} cut at {cut.limit} tokens: {lost} left out"
+    if rejected:
+        yield f"{count_text(sum(rejected.values()), 'record')} rejected{reasons_text(rejected)}"
 
 
 def _scores(content: PredictionRun) -> Iterator[str]:
-    yield table_text([
-        {
-            "score": metric_heading(name),
-            "held out": _SUBSETS[subset],
-            "value": metric_text(score.value, name),
-            "95 % interval": interval_text(score, name),
-            # the frequencies of the classes are right on average by construction
-            "majority": "–" if name == "calibration_error" else metric_text(score.majority, name),
-        }
-        for subset, found in content.scores.items()
-        for name, score in sorted(found.items(), key=lambda one: _place(one[0]))
-    ])  # fmt: skip
-    for subset, classes in content.per_class.items():
-        shown = _worst(classes)
-        yield table_text([
-            {"class": visible(one.label), "held out": _SUBSETS[subset],
-             "f1, %": metric_text(one.f1, "f1"), "precision, %": metric_text(one.precision, "f1"),
-             "recall, %": metric_text(one.recall, "f1"), content.rows_text: f"{one.support:,}"}
-            for one in shown
-        ])  # fmt: skip
-        if len(shown) < len(classes):
-            yield f"  the {len(shown)} worst of {len(classes)} classes (--all shows all)"
-    yield from _warnings(content)
+    if asked_for_all():
+        yield from _score_tables(content)
+    else:
+        finding = _prediction_finding(content)
+        for subset, scores in reversed(content.scores.items()):
+            shown = [_score(name, scores[name]) for name in _FIRST if name in scores]
+            shown = [text for text in shown if not finding.startswith(text)]
+            size = content.records[subset.replace("cross_validation", "folds")]
+            yield f"  {size:,} {_SUBSETS[subset]} {_rows(content)}: {', '.join(shown) or finding}"
+    loss = "log_loss" if content.classes else "rmse"
+    for subset, scores in content.scores.items():
+        if loss in scores and scores[loss].value > scores[loss].majority:
+            pair = (metric_text(x, loss) for x in (scores[loss].value, scores[loss].majority))
+            yield (
+                f"warning: {loss} is worse than a constant guess ({' against '.join(pair)}, "
+                f"{_SUBSETS[subset]})"
+            )
     if content.threshold is not None:
-        yield f"decision threshold for {visible(content.classes[1])}: {content.threshold:.3g}"
-    test, count = content.test_set, content.records.test
+        yield f"decision threshold for {content.classes[1]}: {content.threshold:.3g}"
+    test, count = content.test_set, content.records["test"]
     if test and test.rejected:
         yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
     if test and test.seen_texts:
         yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
 
 
-def _place(metric: str) -> tuple[int, str]:
-    """The order of metrics: as they are computed, those with a beta at the end."""
-    return (_ORDER.index(metric) if metric in _ORDER else len(_ORDER)), metric
-
-
-def _worst(classes: Sequence[ClassScore]) -> Sequence[ClassScore]:
-    """All classes of few; of many on a terminal those with the lowest F1."""
-    if len(classes) <= _MOST_CLASSES or asked_for_all() or terminal_width() > _MOST_COLUMNS:
-        return classes
-    return sorted(classes, key=lambda one: one.f1)[:_MOST_CLASSES]
-
-
-def _warnings(content: PredictionRun) -> Iterator[str]:
-    """Scores that are worse than those of knowing nothing."""
-    for subset, scores in content.scores.items():
-        loss = "log_loss" if content.classes else "rmse"
-        if loss in scores and scores[loss].value > scores[loss].majority:
-            name = "the frequencies of the labels" if content.classes else "the mean"
-            yield (
-                f"warning: {loss} is worse than that of guessing by {name} "
-                f"({metric_text(scores[loss].value, loss)} against "
-                f"{metric_text(scores[loss].majority, loss)}, held-out records: "
-                f"{_SUBSETS[subset]})"
-            )
+def _score_tables(content: PredictionRun) -> Iterator[str]:
+    yield table_text(
+        [
+            {
+                "score": metric_heading(name),
+                "held out": _SUBSETS[subset],
+                "value": metric_text(scores[name].value, name),
+                "95 % interval": interval_text(scores[name], name),
+                # the frequencies of the classes are right on average by construction
+                "majority": "–"
+                if name == "calibration_error"
+                else metric_text(scores[name].majority, name),
+            }
+            for subset, scores in content.scores.items()
+            for name in sorted(scores, key=lambda name: (name not in _FIRST, name))
+        ]
+    )
+    for subset, classes in content.per_class.items():
+        yield table_text(
+            [
+                {
+                    "class": row.label,
+                    "held out": _SUBSETS[subset],
+                    "f1, %": metric_text(row.f1, "f1"),
+                    "precision, %": metric_text(row.precision, "f1"),
+                    "recall, %": metric_text(row.recall, "f1"),
+                    _rows(content): f"{row.support:,}",
+                }
+                for row in sorted(classes, key=lambda row: row.f1)
+            ]
+        )
 
 
 def _probe_results(content: ProbeRun) -> Iterator[str]:
-    random, metric = content.random_weights, content.metric
-    yield table_text([
-        {
+    if not content.view_scores:
+        return
+    random, metric, views = content.random_weights, content.metric, content.view_scores
+    rows: list[dict[str, str]] = []
+    for view in views if asked_for_all() else ():
+        row = {
             "view": view.name,
             metric_heading(metric): metric_text(view.score.value, metric),
             "95 % interval": interval_text(view.score, metric),
             "chosen": str(view.chosen),
-            "control": _spread(view.control, view.control_sd, metric),
-            **({"never trained": _mean_of(random.get(view.name), metric)} if random else {}),
-            **({"bits": f"{view.codelength:,.0f}", "compression": f"{view.compression:.2f}"}
-               if view.codelength is not None and view.compression is not None else {}),
+            "control": metric_text(view.control, metric),
         }
-        for view in content.views
-    ])  # fmt: skip
-    yield ("chosen: number of folds whose inner folds chose the view; the score of these choices "
-           "is the one to report, not the highest row")  # fmt: skip
+        if untrained := random.get(view.name):
+            sd = stdev(untrained) if len(untrained) > 1 else math.nan
+            row["never trained"] = _spread(untrained, sd, metric)
+        rows.append(row)
+    if not rows:  # a line for each pooling, a column for each layer
+        layers = dict.fromkeys(split_view(view.name)[1] or "–" for view in views)
+        grid: dict[str, dict[str, str]] = {}
+        for view in views:
+            pooling, layer = split_view(view.name)
+            cells = grid.setdefault(pooling, {"layer": pooling} | dict.fromkeys(layers, ""))
+            cells[layer or "–"] = metric_text(view.score.value, metric)
+        rows = list(grid.values())
+    yield table_text(rows, gap=2 if asked_for_all() else 1)
+    controls = [view.control for view in views]
+    low, high = (metric_text(end(controls), metric) for end in (min, max))
+    guess = metric_text(content.nested.majority, metric)
+    yield f"with shuffled labels {low} to {high}; guessing {guess}"
+    chosen = [f"{v.name} in {count_text(v.chosen, 'fold')}" for v in views if v.chosen]
+    if len(chosen) > 3 and not asked_for_all():
+        chosen = [*chosen[:3], "…"]
+    yield f"chosen: {', '.join(chosen)}"
 
 
-def _spread(mean: float, sd: float, metric: str) -> str:
-    """A mean with its standard deviation, where there is one."""
-    return metric_text(mean, metric) + ("" if math.isnan(sd) else f" ±{metric_text(sd, metric)}")
-
-
-def _mean_of(values: Sequence[float] | None, metric: str) -> str:
-    if not values:
-        return number_text(None)
-    return _spread(mean(values), stdev(values) if len(values) > 1 else math.nan, metric)
+def _spread(values: Sequence[float], sd: float, metric: str) -> str:
+    """A mean with its standard deviation, if it is known."""
+    text = metric_text(mean(values), metric)
+    return text if math.isnan(sd) else f"{text} ±{metric_text(sd, metric)}"
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
-    """Names and values of what a run was made from, as far as its kind has them."""
-    yield "command", content.command or ""
-    if isinstance(content, PredictionRun | ProbeRun):
-        yield "estimator", _method(content)
-        names = content.dataset.names
-        if not (isinstance(content, TrainRun) and content.features == "tfidf"):
-            yield "model", names.model + (f" at {names.revision}" if names.revision else "")
-        yield "input", ", ".join(names.inputs)
-        split = content.split
-        kinds = [f"{name}," for name in ("stratified", "grouped") if getattr(split, name)]
-        yield (
-            "split",
-            f"{split.folds} folds, {count_text(split.repeats, 'repeat')}, "
-            f"{' '.join([*kinds, 'seed'])} {split.seed} ({split.fingerprint[:12]})",
-        )
-    if isinstance(content, SimilarityRun):
-        yield "model", content.model.name
-        pairs = content.records
-        yield "records", f"{pairs.pairs:,} pairs, {pairs.rejected:,} rejected"
+    if content.command and asked_for_all():
+        yield "command", content.command
     if isinstance(content, PredictionRun):
-        yield "labels", ", ".join(content.classes) or "values"
-        counts = {"in folds": content.records.folds, "test": content.records.test}
-        yield (
-            content.rows_text,
-            ", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
-        )
+        names, split = content.dataset.names, content.split
+        yield "method", _method(content)
+        if content.dataset.vectors is not None and asked_for_all():
+            yield "model", names.model + (f" at {names.revision}" if names.revision else "")
+            yield "input", ", ".join(names.inputs)
+        kinds = [f"{name}, " for name in ("stratified", "grouped") if getattr(split, name)]
+        times = f", {split.repeats} times" if split.repeats > 1 else ""
+        folds = f"{count_text(split.folds, 'fold')}{times}, {''.join(kinds)}seed {split.seed}"
+        yield "split", f"{folds} ({split.fingerprint[:12]})"
+    if isinstance(content, PredictionRun):
+        test = f" and {content.records['test']:,} to test" if content.records["test"] else ""
+        shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
+        more = ", …" if len(shown) < len(content.classes) else ""
+        labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{more}"
+        data = f"{content.records['folds']:,} {_rows(content)}{test}"
+        yield "data", data + (labels if content.classes else "")
+    if isinstance(content, SimilarityRun):
+        yield "model", content.model
+        yield "records", "{pairs:,} pairs, {rejected:,} rejected".format(**content.records)
     yield "cost", _cost(content)
-    yield "on disk", bytes_text(fsio.tree_bytes(path))
-    yield "versions", ", ".join(f"{n} {v}" for n, v in content.versions.items())
+    if asked_for_all():
+        yield "on disk", bytes_text(storage.tree_bytes(path))
+        yield "versions", ", ".join(f"{name} {v}" for name, v in content.versions.items())
 
 
-def _method(content: PredictionRun | ProbeRun) -> str:
-    if isinstance(content, ProbeRun):
-        return f"{content.estimator} on every view"
+def _method(content: PredictionRun) -> str:
     if isinstance(content, FinetuneRun):
         return f"{content.estimator}, {content.head} head, on {content.dataset.names.model}"
-    return f"{content.estimator} on {' + '.join(content.views) or content.features}"
+    views = ("every view",) if isinstance(content, ProbeRun) else content.views
+    return f"{content.estimator} on {' + '.join(views) or 'TF-IDF'}"
+
+
+_KINDS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Iterator[str]]]] = {
+    "frozen": (_prediction_finding, _scores),
+    "finetuned": (_prediction_finding, _finetuned_scores),
+    "probe": (_probe_finding, _probe_results),
+    "similarity": (lambda run: agreement_finding(run.agreement), _agreement_table),
+}
+
+
+def _rows(content: PredictionRun) -> str:
+    return "words" if content.level == "word" else "records"
 
 
 def _cost(content: Run) -> str:
     cost = content.cost
-    seconds = {"to fit all folds": cost.fit_seconds, "to predict": cost.predict_seconds,
-               "in all": cost.seconds}  # fmt: skip
-    known = [f"{duration_text(value)} {name}" for name, value in seconds.items()
-             if value is not None]  # fmt: skip
+    if cost.seconds is not None:
+        known = [duration_text(cost.seconds)]
+    else:  # folds are fitted side by side, so that it adds up to more than has passed
+        known = (
+            [] if cost.fit_seconds is None else [f"{duration_text(cost.fit_seconds)} of fitting"]
+        )
     if cost.parameters is not None:
         known.append(f"{cost.parameters:,} parameters")
     if cost.peak_memory_bytes is not None:

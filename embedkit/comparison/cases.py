@@ -1,41 +1,64 @@
-"""Every held-out record with what the methods predict for it, and lists of those worth reading."""
+"""Held-out records: their texts, what the methods predict, lists worth reading, and neighbours.
+
+A corpus is used only if its bytes have the hashes that the split names; otherwise texts are left
+out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.comparison.compare import Compared
-from embedkit.comparison.texts import Dataset
-from embedkit.dataset.store import load
-from embedkit.errors import UsageError
-from embedkit.runs.predictions import Predictions, keys_of
+from embedkit.comparison.load import Dataset, LoadedRun
+from embedkit.comparison.table import Compared
+from embedkit.dataset.format import is_dataset, read_manifest
+from embedkit.dataset.read import load, source_of
+from embedkit.errors import MismatchError, UsageError
+from embedkit.runs.predictions import Predictions, keys_of, scores_by_class
+from embedkit.runs.run import ClassScore
 from embedkit.search.exact import nearest
+from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float32, Float64, Int64
 
-__all__ = ["Cases", "Nearest", "cases_of", "label_issues", "nearest_records"]
-
-LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
-"""Names of the lists, in the order of the page."""
-
-_UNSURE = 0.1
+_LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
+MOST_SUSPICIONS = 20
+_UNSURE, _SURE = 0.1, 0.9
 _RIGHT_OFTEN = 0.5
 _MOST_METHODS, _MOST_QUERIES = 12, 5_000
 _NEAREST = 3
+_AROUND = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts of records by row, of a pair in two lines; and where they are from, as a sentence."""
+
+    by_row: dict[int, str] = field(default_factory=dict)
+    note: str = (
+        "The texts are left out: no dataset of these runs that holds texts is where it was, "
+        "unchanged."
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Lengths of texts in tokens, ``(n,)``, and which were cut."""
+
+    values: Int64
+    cut: Bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nearest:
-    """Nearest other records by cosine.
+    """Nearest other records by cosine in views joined by ``+``.
 
-    Attributes:
-        view: the vectors they were found by; several joined by ``+``.
-        indices: ``(n, 3)`` positions among the cases, ``-1`` where none was looked for.
-        cosines: ``(n, 3)`` float32.
+    ``indices`` ``(n, 3)`` are positions among the cases, ``-1`` where none was looked for;
+    ``cosines`` have the same shape.
     """
 
     view: str
@@ -48,9 +71,9 @@ class Cases:
     """Held-out records of the first repeat, in the order of the input.
 
     Attributes:
-        records: their predictions by the chosen method.
-        methods: names of the methods whose predictions are shown, the chosen one first.
-        said: ``(methods, n)`` predicted class numbers or values.
+        records: their predictions by the method shown.
+        methods: names of the methods whose predictions are shown, that one first.
+        predicted: ``(methods, n)`` predicted class numbers or values.
         confidence: ``(methods, n)`` probability of the predicted class; empty for values.
         right: ``(methods, n)`` bool; of values whether the error is at most the standard
             deviation of the true values.
@@ -60,7 +83,7 @@ class Cases:
 
     records: Predictions
     methods: tuple[str, ...]
-    said: Float64
+    predicted: Float64
     confidence: Float64
     right: Bool
     lists: dict[str, Int64]
@@ -70,37 +93,52 @@ class Cases:
         return len(self.records.row)
 
 
-def cases_of(compared: Compared, chosen: str, *, voting: Sequence[str], cut: Bool) -> Cases:
-    """Return all held-out records, without neighbours.
+def cases_of(
+    compared: Compared, shown: str, *, cut: Bool | None = None, views: Sequence[str] = ()
+) -> Cases:
+    """Return all held-out records, with lists about the method ``shown``.
 
-    Args:
-        compared: the comparison.
-        chosen: name of the method that the lists are about.
-        voting: names of the methods that ``all_wrong`` and ``relabel`` ask.
-        cut: ``(n,)`` whether the text of each record was cut.
+    ``cut`` ``(n,)`` says whether the text of each record was cut; neighbours are looked for in
+    ``views`` of the first dataset.
     """
     table = compared.table
     known = [row.name for row in table.rows if row.kind != "majority"]
-    names = list(dict.fromkeys([chosen, table.baseline, *voting, *known]))
-    names = [name for name in names if name in known][:_MOST_METHODS]
+    runs = [run.name for run in compared.runs.runs]
+    names = [n for n in dict.fromkeys([shown, table.baseline, *runs, *known]) if n in known]
+    names = names[:_MOST_METHODS]
     index = compared.runs.records.first_repeat
-    found = {name: compared.predictions[name].take(index) for name in {*names, *voting}}
-    records, asked = found[chosen], [found[name] for name in voting]
-    has_other = table.baseline in found and table.baseline != chosen
-    other = found[table.baseline] if has_other else None
+    by_name = {name: compared.predictions[name].take(index) for name in {*names, *runs}}
+    records, asked = by_name[shown], [by_name[name] for name in runs]
+    other = by_name.get(table.baseline) if table.baseline != shown else None
     make = _label_lists if records.classes else _value_lists
     lists = make(records, other, asked)
-    right = np.stack([_right(found[name]) for name in names])
+    right = np.stack([_right(by_name[name]) for name in names])
     if len(asked) < 2:
         del lists["all_wrong"]  # of a single run it is the list of its own errors
-    lists["cut"] = _first(cut, right[0].astype(np.float64))
+    if cut is not None:
+        lists["cut"] = _first(cut, right[0].astype(np.float64))
+    listed = [i for name, one in lists.items() if name != "cut" for i in one.tolist()]
+    near = None
+    if compared.datasets:
+        near = _nearest(records, compared.datasets[0], views, listed)
+    if "relabel" in lists:
+        index = lists["relabel"]
+        if near is not None:  # most of the nearest records have the predicted label
+            around = near.indices[index]
+            votes = (asked[0].y[around] == asked[0].y_pred[index][:, None]) & (around >= 0)
+            index = index[votes.sum(1) >= 2]
+        lists["relabel"] = index[:MOST_SUSPICIONS]
     return Cases(
-        records, tuple(names),
-        np.stack([found[name].y_pred for name in names]).astype(np.float64),
-        np.stack([_confidence(found[name]) for name in names]) if records.classes
-        else np.empty((0, len(index))),
-        right, {name: lists[name] for name in LISTS if name in lists and len(lists[name])}, None,
-    )  # fmt: skip
+        records,
+        tuple(names),
+        np.stack([by_name[name].y_pred for name in names]).astype(np.float64),
+        np.stack([_confidence(by_name[name]) for name in names])
+        if records.classes
+        else np.empty((0, len(records.row))),
+        right,
+        {name: lists[name] for name in _LISTS if name in lists and len(lists[name])},
+        near,
+    )
 
 
 def _label_lists(
@@ -108,12 +146,12 @@ def _label_lists(
 ) -> dict[str, Int64]:
     wrong = ~_right(p)
     all_wrong = np.logical_and.reduce([~_right(one) for one in asked])
-    said = np.mean([_confidence(one) for one in asked], axis=0)
+    confidence = np.mean([_confidence(one) for one in asked], axis=0)
     top = np.sort(p.proba, axis=1)
     margin = top[:, -1] - top[:, -2]
     lists = {
-        "all_wrong": _first(all_wrong, -said),
-        "relabel": _first(label_issues(asked) & all_wrong & _can_judge(asked), -said),
+        "all_wrong": _first(all_wrong, -confidence),
+        "relabel": _first(label_suspicions(asked) & all_wrong, -confidence),
         "wrong": _first(wrong, -_confidence(p)),
         "unsure": _first(margin < _UNSURE, margin),
     }
@@ -138,12 +176,6 @@ def _value_lists(
     return lists
 
 
-def _can_judge(asked: Sequence[Predictions]) -> bool:
-    """Whether several methods are right often enough together to doubt a label."""
-    proba = np.mean([one.proba for one in asked], axis=0)
-    return len(asked) > 1 and float(np.mean(proba.argmax(1) == asked[0].y)) > _RIGHT_OFTEN
-
-
 def _right(p: Predictions) -> Bool:
     if p.classes:
         return np.asarray(p.y_pred == p.y)
@@ -160,59 +192,177 @@ def _first(chosen: Bool, order: NDArray[Any]) -> Int64:
     return np.asarray(index[np.argsort(order[index], kind="stable")], np.int64)
 
 
-def label_issues(predictions: Sequence[Predictions]) -> Bool:
-    """Return which records may have a wrong label, by confident learning.
+def label_suspicions(predictions: Sequence[Predictions]) -> Bool:
+    """Return which records may have a wrong label: several methods contradict it with confidence.
 
-    The probabilities are the mean of several methods, all of them out of fold. A record is counted
-    for the likeliest class whose probability reaches the mean probability of that class among the
-    records labelled so; one counted for another class than its own is an issue (Northcutt, Jiang
-    & Chuang 2021, "Confident Learning", *JAIR* 70).
-
-    Args:
-        predictions: of the methods, for the same records.
-
-    Returns:
-        ``(n,)`` bool.
+    The probabilities are the mean of the methods, all of them out of fold. A record is counted for
+    the likeliest class whose probability reaches the mean probability of that class among the
+    records labelled so (Northcutt, Jiang & Chuang 2021, "Confident Learning", *JAIR* 70); it is
+    suspicious if that is another class than its own, with a probability of 0.9 or more, and if all
+    methods predict it. Methods that are wrong half of the time cannot judge.
     """
     proba = np.mean([one.proba for one in predictions], axis=0)
     y = predictions[0].y
+    if len(predictions) < 2 or float(np.mean(proba.argmax(1) == y)) <= _RIGHT_OFTEN:
+        return np.zeros(len(y), np.bool_)
     counts = np.bincount(y, minlength=proba.shape[1])
     own = np.bincount(y, proba[np.arange(len(y)), y], minlength=proba.shape[1])
     limit = np.full(proba.shape[1], np.inf)
     np.divide(own, counts, out=limit, where=counts > 0)
     reached = np.where(proba >= limit, proba, -1.0)
-    return np.asarray((reached.max(1) >= 0) & (reached.argmax(1) != y))
+    likeliest = reached.argmax(1)
+    agreed = np.logical_and.reduce([one.y_pred == likeliest for one in predictions])
+    return np.asarray((reached.max(1) >= _SURE) & (likeliest != y) & agreed)
 
 
-def nearest_records(
-    cases: Cases, dataset: Dataset, views: Sequence[str], *, keys: Mapping[int, int]
+def _nearest(
+    records: Predictions, dataset: Dataset, views: Sequence[str], listed: Sequence[int]
 ) -> Nearest | None:
-    """Return the three nearest other records of every record in a list.
-
-    Args:
-        cases: the records.
-        dataset: whose vectors are used.
-        views: the views to use; the default view where it has not all of them.
-        keys: positions among the cases by the key of a record or word.
-    """
-    level = "word" if cases.records.of_words else "sentence"
+    """Return the three nearest other records of every record in a list."""
+    level = "word" if records.of_words else "sentence"
     try:
         data = load(dataset.path, list(views) or None, level=level)
-    except UsageError:
+    except UsageError:  # a view of another dataset
         data = load(dataset.path, level=level)
+    keys = {int(key): i for i, key in enumerate(records.keys)}
     stored = keys_of(data.row, data.word if level == "word" else None)
     place = np.array([keys.get(int(key), -1) for key in stored], np.int64)
-    listed = [i for name, index in cases.lists.items() if name != "cut" for i in index.tolist()]
-    wanted = list(dict.fromkeys(listed))[:_MOST_QUERIES]
-    here = np.flatnonzero(np.isin(place, wanted))
+    here = np.flatnonzero(np.isin(place, list(dict.fromkeys(listed))[:_MOST_QUERIES]))
     if not len(here) or len(data) < 2:
         return None
-    found = nearest(data, data.X[here], k=_NEAREST + 1, chosen=place >= 0)
-    indices = np.full((len(cases), _NEAREST), -1, np.int64)
-    cosines = np.zeros((len(cases), _NEAREST), np.float32)
-    for query, near, scores in zip(here, found.indices, found.scores, strict=True):
-        kept = [(place[i], s) for i, s in zip(near, scores, strict=True)
-                if i >= 0 and i != query][:_NEAREST]  # fmt: skip
-        for rank, (position, score) in enumerate(kept):
-            indices[place[query], rank], cosines[place[query], rank] = position, score
+    near = nearest(data, data.X[here], k=_NEAREST + 1, chosen=place >= 0)
+    indices = np.full((len(keys), _NEAREST), -1, np.int64)
+    cosines = np.zeros((len(keys), _NEAREST), np.float32)
+    for query, around, scores in zip(here, near.indices, near.scores, strict=True):
+        kept = [(i, s) for i, s in zip(around, scores, strict=True) if i >= 0 and i != query]
+        for rank, (i, score) in enumerate(kept[:_NEAREST]):
+            indices[place[query], rank], cosines[place[query], rank] = place[i], score
     return Nearest("+".join(data.views), indices, cosines)
+
+
+def by_class(
+    p: Predictions, other: Predictions | None
+) -> list[tuple[int, ClassScore, float | None]]:
+    """Return number, scores, and recall by the other method of each class, the worst F1 first."""
+    theirs = [None if other is None else one.recall for one in scores_by_class(other or p)]
+    rows = [(c, one, theirs[c]) for c, one in enumerate(scores_by_class(p))]
+    return sorted(rows, key=lambda row: (row[1].f1, -row[1].support))
+
+
+def confused_pairs(p: Predictions, *, limit: int = 15) -> list[tuple[int, int, int]]:
+    """Return true class, predicted class and count of wrong predictions, most frequent first."""
+    wrong, classes = p.y != p.y_pred, len(p.classes)
+    counts = np.bincount(p.y[wrong] * classes + p.y_pred[wrong], minlength=classes**2)
+    cells = np.argsort(-counts, kind="stable")[:limit].tolist()
+    return [(*divmod(cell, classes), int(counts[cell])) for cell in cells if counts[cell]]
+
+
+# texts
+
+
+def find_lengths(rows: Int64, datasets: Sequence[Dataset]) -> Lengths | None:
+    """Return the lengths of records ``rows`` ``(n,)``, from the first dataset that has them all."""
+    for dataset in datasets:
+        data = load(dataset.path)
+        place = np.searchsorted(data.row, rows)
+        if len(data) and np.array_equal(data.row[np.minimum(place, len(data) - 1)], rows):
+            values = np.array(data.column("n_tokens"), np.int64)[place]
+            return Lengths(values, np.array(data.column("truncated"), np.bool_)[place])
+    return None
+
+
+def find_texts(
+    rows: Collection[int],
+    runs: Sequence[LoadedRun],
+    datasets: Sequence[Dataset],
+    given: str | Path | None = None,
+) -> Texts:
+    """Return the texts of records ``rows``, from a dataset or corpus file if one is ``given``."""
+    source = runs[0].content.split.source
+    inputs = [asdict(dataset.manifest.job.input) for dataset in datasets]
+    inputs += [r | r["dialect"] for run in runs if (r := run.content.dataset.reading)]
+    names = ("text", "text_pair", "format", "encoding", "quoting", "header")
+    reading = {name: inputs[0][name] for name in names} if inputs else {}
+    if given is not None:
+        return _given(Path(given), rows, source, reading)
+    for dataset in datasets:
+        if dataset.manifest.job.storage.text:
+            return _stored(dataset.path, rows)
+    for path in (run.path / run.content.dataset.path for run in runs):
+        if path.is_file() and (file_sha256(path),) == source:
+            return _of_corpus(path, rows, reading)
+    return Texts()
+
+
+def shown_texts(
+    records: Predictions, texts: Texts, datasets: Sequence[Dataset]
+) -> list[str | None]:
+    """Return the text of each record; of each word what is around it, the word in brackets."""
+    by_record = [texts.by_row.get(int(row)) for row in records.row]
+    for dataset in datasets if records.of_words else ():
+        data = load(dataset.path, level="word")
+        keys = keys_of(data.row, data.word)
+        place = np.minimum(np.searchsorted(keys, records.keys), len(keys) - 1)
+        if np.array_equal(keys[place], records.keys):
+            spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
+            return [
+                None if text is None else _marked(text, *span)
+                for text, span in zip(by_record, spans, strict=True)
+            ]
+    return by_record
+
+
+def _marked(text: str, start: int, end: int) -> str:
+    first, last = max(start - _AROUND, 0), min(end + _AROUND, len(text))
+    before, after = text[first:start], text[end:last]
+    return (
+        f"{'…' if first else ''}{before}[{text[start:end]}]{after}{'…' if last < len(text) else ''}"
+    )
+
+
+def _given(
+    path: Path, rows: Collection[int], source: tuple[str, ...], reading: Mapping[str, Any]
+) -> Texts:
+    if is_dataset(path):
+        if source_of(load(path)) != source:
+            raise MismatchError(f"texts={str(path)!r} was made from other files than these runs.")
+        if not read_manifest(path).job.storage.text:
+            raise UsageError(f"texts={str(path)!r}: that dataset stores no texts.")
+        return _stored(path, rows)
+    if not path.is_file():
+        raise UsageError(
+            f"texts={str(path)!r} does not exist. Give the dataset or the corpus file."
+        )
+    if (file_sha256(path),) != source:
+        raise MismatchError(
+            f"texts={str(path)!r} is not the corpus of these runs: its bytes differ."
+        )
+    return _of_corpus(path, rows, reading)
+
+
+def _stored(path: Path, rows: Collection[int]) -> Texts:
+    data = load(path)
+    chosen = frozenset(rows)
+    columns = ["text", *(["text_pair"] if data.manifest.job.input.text_pair else [])]
+    parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
+    texts = {int(row): _joined(text) for row, *text in parts if row in chosen}
+    names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
+    return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
+
+
+def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
+    from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+
+    chosen = frozenset(rows)
+    plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
+    texts = {
+        item.row: _joined([item.text, item.text_pair])
+        for item in CorpusReader(plan)
+        if isinstance(item, Record) and item.row in chosen
+    }
+    columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
+    return Texts(texts, f"Texts from column {columns} of {path.name}.")
+
+
+def _joined(parts: Sequence[Any]) -> str:
+    return "\n".join(str(part) for part in parts if part is not None)

@@ -1,39 +1,33 @@
-"""Load runs on one split side by side: the same held-out records in the same order."""
+"""Runs on one split side by side: the same held-out records in the same order."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.errors import MismatchError, UsageError
-from embedkit.runs.content import PredictionRun, ProbeRun
 from embedkit.runs.folder import read_run
-from embedkit.runs.metrics import LOWER_IS_BETTER
 from embedkit.runs.predictions import Predictions, read_predictions
-from embedkit.types import ProgressCallback, no_progress, steps
-
-__all__ = ["LoadedProbe", "LoadedRun", "RunSet", "read_runs"]
-
+from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun
+from embedkit.runs.split import TEST
+from embedkit.types import Int64, ProgressCallback, no_progress, steps
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """A run folder with predictions.
-
-    Attributes:
-        name: its name in tables; the folder's name where that is unique.
-        path: the folder.
-        content: the content of ``run.json``.
-        predictions: its predictions.
-    """
+    """A run folder with predictions; its name in tables is the folder's where that is unique."""
 
     name: str
     path: Path
@@ -42,177 +36,130 @@ class LoadedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedProbe:
-    """A probe folder; its attributes are those of :class:`LoadedRun`."""
-
-    name: str
-    path: Path
-    content: ProbeRun
-
-
-@dataclass(frozen=True, slots=True)
 class RunSet:
-    """Runs that can be compared.
-
-    Attributes:
-        runs: those with predictions, as they were given.
-        probes: those that score every layer, which have no predictions; best first, by the score
-            of views chosen in inner folds, in the metric of the one that was given first.
-    """
+    """Runs that can be compared, in the given order, with those of probes after the others."""
 
     runs: tuple[LoadedRun, ...]
-    probes: tuple[LoadedProbe, ...]
-
-    @property
-    def all(self) -> tuple[LoadedRun | LoadedProbe, ...]:
-        """Runs and probes."""
-        return (*self.runs, *self.probes)
 
     @property
     def records(self) -> Predictions:
-        """The predictions of the first run; all have the same records, folds and true labels."""
+        """Predictions of the first run; all have the same records, folds and true labels."""
         return self.runs[0].predictions
 
     @property
-    def has_own_test_set(self) -> bool:
-        """Whether the test set is a corpus of its own."""
-        return self.runs[0].content.test_set is not None
+    def models(self) -> tuple[LoadedRun, ...]:
+        """The runs that hold a model, which those of probes do not."""
+        return tuple(run for run in self.runs if not isinstance(run.content, ProbeRun))
+
+    @property
+    def probes(self) -> tuple[tuple[str, ProbeRun], ...]:
+        """Names and contents of the probes."""
+        return tuple((r.name, r.content) for r in self.runs if isinstance(r.content, ProbeRun))
 
 
 def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_progress) -> RunSet:
-    """Read runs that were made under the same split; ``progress`` is called after every run.
-
-    Raises:
-        TypeError: ``paths`` is a single string.
-        UsageError: a folder is no run, is given twice, or none has predictions.
-        MismatchError: splits, labels or true values differ.
-        DamagedError: a file of a run cannot be read.
-    """
+    """Read runs that were made under the same split; ``progress`` is called after every run."""
     if isinstance(paths, str):
         raise TypeError(f"runs={paths!r} is a string; pass a list of folders.")
     folders = [Path(path) for path in paths]
-    twice = [p for p, n in Counter(p.resolve() for p in folders).items() if n > 1]
-    if twice:
-        raise UsageError(f"{twice[0].name} is given twice. Give every run once.")
+    repeated = [p for p, n in Counter(p.resolve() for p in folders).items() if n > 1]
+    if repeated:
+        raise UsageError(f"{repeated[0].name} is given twice. Give every run once.")
+    if not folders:
+        raise UsageError("runs= is empty. Give folders of embedkit train, finetune or probe.")
     runs: list[LoadedRun] = []
-    probes: list[LoadedProbe] = []
-    fingerprints: dict[str, Path] = {}
     step = steps(progress, "reading", len(folders), "runs")
-    for name, path in zip(_names(folders), folders, strict=True):
-        content = read_run(path)
-        if not isinstance(content, PredictionRun | ProbeRun):
+    count = Counter(path.resolve().name for path in folders)
+    for path in folders:
+        content, name = read_run(path), path.resolve().name
+        name = name if count[name] == 1 else str(path)
+        if not isinstance(content, PredictionRun):
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
-        fingerprints.setdefault(content.split.fingerprint, path)
-        if isinstance(content, ProbeRun):
-            probes.append(LoadedProbe(name, path, content))
-        else:
-            predictions = read_predictions(path, content.classes)
-            runs.append(LoadedRun(name, path, content, predictions))
+        views = content.views if isinstance(content, ProbeRun) else ()
+        predictions = read_predictions(path, content.classes, views)
+        runs.append(LoadedRun(name, path, content, predictions))
         step()
-    _check_level((*runs, *probes))
-    if len(fingerprints) > 1:
-        first, other = list(fingerprints.values())[:2]
+    runs.sort(key=lambda run: isinstance(run.content, ProbeRun))
+    by_level = {run.content.level: run for run in runs}
+    if len(by_level) > 1:
         raise MismatchError(
-            f"{other} was made under another split than {first}, so that their scores are of other "
+            f"{by_level['word'].path} labels words, {by_level['sentence'].path} labels records. "
+            "Compare runs of one level."
+        )
+    by_split = {run.content.split.fingerprint: run.path for run in reversed(runs)}
+    if len(by_split) > 1:
+        other, first = list(by_split.values())[-2:]
+        raise MismatchError(
+            f"{other} was made under another split than {first}: their scores are of different "
             "records. Make one split (embedkit split) and give it to both with --split."
         )
-    if not runs:
-        raise UsageError(
-            "none of the runs has predictions (a probe has none). "
-            "Give runs of embedkit train or finetune."
+    tests = {r.content.test_set and r.content.test_set.source for r in RunSet(tuple(runs)).models}
+    if len(tests) > 1:
+        logger.warning(
+            "the runs have different test sets, or only some of them have one: they are compared "
+            "on the records of the folds alone"
         )
-    runs = _with_shared_words(_with_shared_records(runs))
+        runs = [_without_test_set(run) for run in runs]
+    runs = _with_shared_words(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
-    return RunSet(tuple(runs), tuple(_best_first(probes)))
+    return RunSet(tuple(runs))
 
 
-def _best_first(probes: list[LoadedProbe]) -> list[LoadedProbe]:
-    if not probes:
-        return []
-    metric = probes[0].content.metric
-    sign = 1 if metric in LOWER_IS_BETTER else -1
-    return sorted(
-        probes, key=lambda one: (one.content.metric != metric, sign * one.content.nested.value)
+def _without_test_set(run: LoadedRun) -> LoadedRun:
+    p = run.predictions
+    return replace(
+        run,
+        content=replace(run.content, test_set=None),
+        predictions=replace(p.take(p.out_of_fold), inner=p.inner),
     )
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    short = [folder.resolve().name for folder in folders]
-    count = Counter(short)
-    return [
-        name if count[name] == 1 else str(folder)
-        for name, folder in zip(short, folders, strict=True)
-    ]
-
-
-def _with_shared_records(runs: list[LoadedRun]) -> list[LoadedRun]:
-    """Runs without their test sets, if these differ: what all have in common is compared."""
-    sources = {one.content.test_set and one.content.test_set.source for one in runs}
-    if len(sources) == 1:
-        return runs
-    logger.warning(
-        "the runs have different test sets, or only some of them have one: they are compared on "
-        "the records of the folds alone"
-    )
-    return [
-        replace(
-            run,
-            content=replace(run.content, test_set=None),
-            predictions=replace(
-                run.predictions.take(run.predictions.out_of_fold), inner=run.predictions.inner
-            ),
-        )
-        for run in runs
-    ]
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
-    """Runs on the words that all of them predict: models cut long sentences at different words."""
-    keys = [np.unique(run.predictions.keys) for run in runs]
-    common = reduce(np.intersect1d, keys)
-    if not runs[0].predictions.of_words or all(len(one) == len(common) for one in keys):
+    """Runs on the words that all predict, since models cut long sentences at different words."""
+    if not runs[0].predictions.of_words:
         return runs
-    logger.warning(
-        "%s words are left out, which not all runs predict",
-        f"{len(reduce(np.union1d, keys)) - len(common):,}",
-    )
+    common: dict[bool, Int64] = {}
+    left_out = 0
+    for tested in (False, True):  # a probe has no test set
+        subsets = [(run.predictions.fold == TEST) == tested for run in runs]
+        every = zip(runs, subsets, strict=True)
+        keys = [np.unique(run.predictions.keys[subset]) for run, subset in every if subset.any()]
+        if keys:
+            common[tested] = reduce(np.intersect1d, keys)
+            left_out += len(reduce(np.union1d, keys)) - len(common[tested])
+    if not left_out:
+        return runs
+    logger.warning("%s words are left out, since not all runs predict them", f"{left_out:,}")
 
     def some(p: Predictions) -> Predictions:
-        return p.take(np.flatnonzero(np.isin(p.keys, common)))
+        kept = np.isin(p.keys, common[False]) & (p.fold != TEST)
+        if True in common:
+            kept |= np.isin(p.keys, common[True]) & (p.fold == TEST)
+        return p.take(np.flatnonzero(kept))
 
+    with_inner = [(run, run.predictions, run.predictions.inner) for run in runs]
     return [
-        replace(run, predictions=replace(
-            some(run.predictions),
-            inner=None if run.predictions.inner is None else some(run.predictions.inner),
-        ))
-        for run in runs
-    ]  # fmt: skip
-
-
-def _check_level(runs: Sequence[LoadedRun | LoadedProbe]) -> None:
-    """Raise a :class:`MismatchError` if some runs label words and others records."""
-    by_level = {run.content.level: run for run in runs}
-    if len(by_level) > 1:
-        words, records = by_level["word"], by_level["sentence"]
-        raise MismatchError(
-            f"{words.path} labels words, {records.path} labels records. Compare runs of one level."
-        )
+        replace(run, predictions=replace(some(p), inner=None if inner is None else some(inner)))
+        for run, p, inner in with_inner
+    ]
 
 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
-    expected, found = first.predictions, run.predictions
-    if found.classes != expected.classes:
+    expected, predictions = first.predictions, run.predictions
+    if isinstance(run.content, ProbeRun):  # of the first repeat, without a test set
+        expected = expected.take(expected.first_repeat)
+    if predictions.classes != expected.classes:
         raise MismatchError(
-            f"{run.path} predicts {_labels(found)}, {first.path} {_labels(expected)}. "
+            f"{run.path} predicts {_labels(predictions)}, {first.path} {_labels(expected)}. "
             "Compare runs on the same label column."
         )
     for name in ("keys", "fold", "repeat", "y"):
-        one, other = getattr(found, name), getattr(expected, name)
-        if not np.array_equal(one, other, equal_nan=one.dtype.kind == "f"):
-            what = "other true labels" if name == "y" else "other records"
+        values = getattr(predictions, name)
+        if not np.array_equal(values, getattr(expected, name), equal_nan=values.dtype.kind == "f"):
+            different = "other true labels" if name == "y" else "other records"
             raise MismatchError(
-                f"{run.path} has predictions for {what} than {first.path}. "
+                f"{run.path} has predictions for {different} than {first.path}. "
                 "Make both on the same corpus, label column and split."
             )
 
@@ -222,3 +169,87 @@ def _labels(records: Predictions) -> str:
         return "values"
     names = ", ".join(records.classes[:5])
     return f"the labels {names}{' …' if len(records.classes) > 5 else ''}"
+
+
+def input_differences(runs: Sequence[LoadedRun]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the settings of the input in which runs differ, with names of runs by value.
+
+    Frozen vectors and a fine-tuned encoder are compared fairly only if both read the same tokens.
+    """
+    by_setting: dict[str, dict[str, tuple[str, ...]]] = {}
+    for run in runs:
+        for setting, value in _input_settings(run.content).items():
+            names = by_setting.setdefault(setting, {})
+            names[value] = (*names.get(value, ()), run.name)
+    return {setting: names for setting, names in by_setting.items() if len(names) > 1}
+
+
+def _input_settings(content: PredictionRun) -> dict[str, str]:
+    """Name and value of each setting that shaped the input of a run."""
+    dataset = content.dataset
+    if content.features == "tfidf":
+        return {}  # the whole text, without an encoder
+    files = json.dumps(sorted(dataset.model.sha256.items())).encode()
+    digest = hashlib.sha256(files).hexdigest()
+    settings = {"model": f"{dataset.names.model} (files {digest[:8]})"}
+    tokens: Any = content.tokens if isinstance(content, FinetuneRun) else dataset.vectors
+    if tokens is None:
+        return settings
+    settings |= {
+        "prefix": repr(tokens.prefix),
+        "max_length": str(tokens.max_length),
+        "on_long": tokens.on_long,
+    }
+    if tokens.on_long == "window":
+        settings["stride"] = str(tokens.stride)
+    special = getattr(tokens, "special_tokens", True)  # fine-tuning always uses them
+    return settings | {"special_tokens": "include" if special else "exclude"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset that runs were made from, with their names, and that is still what it was.
+
+    ``encode_seconds`` are per 1,000 records; ``None`` if it was made in more than one go.
+    """
+
+    path: Path
+    manifest: Manifest
+    encode_seconds: float | None
+    runs: tuple[str, ...]
+
+    def encode_seconds_of(self, level: str) -> float | None:
+        """Seconds per 1,000 records, or of level ``word`` per 1,000 words."""
+        if level == "sentence" or self.encode_seconds is None:
+            return self.encode_seconds
+        files = self.manifest.files.items()
+        words = sum(file.rows for name, file in files if name.startswith("words/"))
+        return self.encode_seconds * self.manifest.totals.accepted / max(words, 1)
+
+
+def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
+    """The datasets of runs that are still where they were, unchanged."""
+    found: dict[str, tuple[Path, Manifest, list[str]]] = {}
+    for run in runs:
+        named = run.content.dataset
+        path = run.path / named.path
+        if not named.path or not is_dataset(path):
+            continue
+        manifest = read_manifest(path)
+        if manifest.fingerprint == named.fingerprint:
+            found.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
+    return tuple(
+        Dataset(path, manifest, _encode_seconds(path, manifest), tuple(names))
+        for path, manifest, names in found.values()
+    )
+
+
+def _encode_seconds(path: Path, manifest: Manifest) -> float | None:
+    rows = manifest.totals.accepted
+    try:
+        lines = Layout(path).log.read_text("utf-8").splitlines()
+        finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]
+        whole = [float(e["seconds"]) for e in finished if not e["shards_found"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return whole[-1] / rows * 1_000 if whole and rows else None

@@ -1,50 +1,157 @@
-"""A comparison as one HTML page that needs nothing else, and its pictures as files."""
+"""A comparison as one HTML page that needs nothing else, and its charts as files."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from embedkit._version import __version__
-from embedkit.artefacts import write_files
 from embedkit.choices import FIGURE_FORMATS, check_choice
-from embedkit.comparison.charts import Chart, charts_of
-from embedkit.comparison.compare import MAJORITY, Compared
-from embedkit.comparison.content import ReportContent, content_of
-from embedkit.comparison.drawing import Scene, as_file, as_svg
-from embedkit.comparison.layers import (
-    curve,
-    curves_of,
-    frames_inverted,
-    heat_map,
-    random_means,
+from embedkit.comparison import table
+from embedkit.comparison.cases import (
+    Cases,
+    Lengths,
+    by_class,
+    cases_of,
+    confused_pairs,
+    find_lengths,
+    find_texts,
+    shown_texts,
 )
-from embedkit.comparison.payload import payload_of
-from embedkit.comparison.phrases import Phrases, p_text
-from embedkit.comparison.sentences import Sentences
-from embedkit.comparison.settings import ledger_text, settings_table
-from embedkit.comparison.training import training_chart
-from embedkit.display import bytes_text
+from embedkit.comparison.load import Dataset, LoadedRun
+from embedkit.comparison.recommendation import (
+    Recommendation,
+    cost_text,
+    duration,
+    fit_text,
+    interval_text,
+    notices,
+    p_text,
+    portable,
+    recommend,
+    score_text,
+)
+from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
+from embedkit.display import MINUS, bytes_text, shorten
+from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.pages import for_script, lang_attribute, render_page, shown
-from embedkit.runs.content import FinetuneRun
-from embedkit.runs.metrics import LOWER_IS_BETTER
-from embedkit.types import ProgressCallback, no_progress, steps
+from embedkit.machine import __version__
+from embedkit.pages import cut_texts, packed_json, render_page, shown, with_names
+from embedkit.runs.figures import (
+    LARGEST_MATRIX,
+    ReliabilityBin,
+    answered,
+    layers,
+    learning,
+    reliability,
+    reliability_bins,
+    training,
+    values,
+)
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metric_text
+from embedkit.runs.predictions import Predictions, fold_names
+from embedkit.runs.run import FinetuneRun, ProbeRun
+from embedkit.storage import write_files
+from embedkit.types import Bool, ProgressCallback, no_progress, steps
 
-__all__ = ["write_report"]
+_MOST_BYTES = 5_000_000
+_FIRST_CLASSES, _FIRST_METHODS = 15, 8
+_LISTS = {
+    "all_wrong": "wrong in all",
+    "relabel": "labels to check",
+    "wrong": "{chosen} wrong",
+    "lost": "lost against {baseline}",
+    "gained": "gained against {baseline}",
+    "unsure": "unsure",
+    "cut": "cut",
+    "all": "all",
+}
+_UNITS = {
+    "record": "records",
+    "text": "distinct texts",
+    "group": "groups",
+    "group and text": "groups of records, equal texts together",
+}
 
-_LARGEST_MATRIX = 20
-_FIRST_CLASSES = 15
-_NARROW_CLASSES = 2
-_HALF, _WHOLE, _PHONE = 510.0, 1_060.0, 330.0
-_FILE_WIDTH = {"layers": 900.0}
+
+class CompareResult(Compared):
+    """A comparison that shows itself: one line, a table in a notebook, and a page."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        winner, metric = self.winner, self.table.metric
+        score = score_text(winner.scores[metric].value, metric)
+        advice = recommend(self)
+        return f"{advice.title} ({winner.name}): {metric_name(metric)} {score}"
+
+    def _repr_html_(self) -> str:
+        advice = escape(recommend(self).reason)
+        return f"<p><b>{escape(repr(self))}</b><br>{advice}</p>{self.to_frame().to_html()}"
+
+    def report(
+        self,
+        out: str | Path,
+        *,
+        texts: str | Path | None = None,
+        label_names: Mapping[str, str] | None = None,
+        figures: str | None = None,
+        overwrite: bool = False,
+    ) -> Path | None:
+        """Write the page; arguments as for :func:`write_report`."""
+        names: dict[str, Any] = {"label_names": label_names, "figures": figures}
+        return write_report(self, out, texts=texts, overwrite=overwrite, **names)
+
+
+def compare(
+    runs: Sequence[str | Path],
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    min_difference: float | None = None,
+    progress: ProgressCallback = no_progress,
+) -> CompareResult:
+    """Compare runs that were made under one split.
+
+    The method to use is the cheapest of those that are not proven worse than the best. Candidates
+    are the runs, their blends, and the view that each probe chooses inside the folds, if they are
+    proven better than the majority; all of them if none is. Where there is a test set, a method
+    that is proven worse on it than another candidate or the majority is none. Cheaper is what
+    predicts faster, then what trains faster, both to two digits.
+
+    Args:
+        runs: folders that ``train``, ``finetune`` or ``probe`` wrote.
+        baseline: name of a run, or ``majority``; by default the first run on TF-IDF, else
+            ``majority``.
+        metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
+            all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
+            than 80 % of the records or classes were weighted; of values the root mean squared
+            error.
+        min_difference: smallest difference that matters, in points of metrics in per cent, else in
+            the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
+            1 % of the baseline's.
+        progress: called after every run and method.
+
+    Raises:
+        UsageError: a run, name or metric does not exist.
+        MismatchError: the runs are not of one split, corpus and label.
+
+    Example:
+        >>> result = embedkit.compare(["runs/logreg"], metric="macro_f1")
+        >>> result.winner.name, list(result.to_frame().index)
+        ('logreg', ['logreg', 'majority'])
+    """
+    found = table.compare(
+        runs, baseline=baseline, metric=metric, min_difference=min_difference, progress=progress
+    )
+    return CompareResult(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def write_report(
@@ -52,37 +159,23 @@ def write_report(
     out: str | Path,
     *,
     texts: str | Path | None = None,
-    worth: float | None = None,
     label_names: Mapping[str, str] | None = None,
-    report_lang: str = "en",
     figures: str | None = None,
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> Path | None:
-    """Write the page.
+    """Write the page; return the folder of the charts, if ``figures`` is given.
 
     Args:
-        compared: what :func:`~embedkit.comparison.compare.compare` gave.
+        compared: what :func:`~embedkit.comparison.table.compare` returned.
         out: ``.html`` file.
         texts: dataset or corpus file to take the texts of records from, instead of the dataset of
             the runs.
-        worth: smallest difference that matters: in points of a fraction, else in the metric's
-            units; by default 1 point, or 1 % of the baseline's error.
         label_names: names to show beside labels.
-        report_lang: language of the page, one of :data:`~embedkit.choices.REPORT_LANGUAGES`.
-        figures: also write the pictures in this format, one of
+        figures: also write the charts in this format, one of
             :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.
         overwrite: replace an earlier report.
         progress: called after every step.
-
-    Returns:
-        The folder of the pictures; ``None`` if none were asked for.
-
-    Raises:
-        UsageError: the file has another ending, an option has an unknown value, or ``texts``
-            cannot be read.
-        MismatchError: ``texts`` is not what the runs were made from.
-        OutputExistsError: the file exists.
     """
     page = Path(out)
     if page.suffix not in (".html", ".htm"):
@@ -91,188 +184,277 @@ def write_report(
         raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    content = content_of(compared, texts=texts, worth=worth, label_names=label_names,
-                         progress=progress)  # fmt: skip
-    words = Phrases(report_lang, compared, content.scale)
-    charts = list(_charts(compared, content, words))
-    step = steps(progress, "drawing", len(charts) + 1, "pictures")
-    pictures = {}
-    for chart in charts:
-        pictures[chart.name] = _drawn(chart)
-        step()
-    html = _render(compared, content, words, pictures)
+    classes = with_names(compared.runs.records.classes, label_names or {})
+    step = steps(progress, "report", 3, "steps")
+    advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
+    records, runs = compared.runs.records, compared.runs
+    rows = records.row[records.first_repeat]
+    found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
+    lengths = find_lengths(rows, compared.datasets)
+    step()
+    run = next((run for run in runs.runs if run.name == shown_name), None)
+    views = () if run is None or isinstance(run.content, ProbeRun) else run.content.views
+    if not views and runs.probes:
+        views = (runs.probes[0][1].chosen.name,)
+    cases = cases_of(compared, shown_name, cut=_cut(run, lengths), views=views)
+    step()
+    names = [shown_name, compared.table.baseline]
+    methods = {
+        name: compared.predictions[name].take(records.first_repeat)
+        for name in dict.fromkeys(name for name in names if name != MAJORITY)
+    }
+    charts = dict(charts_of(compared, cases, methods))
+    bins = reliability_bins(cases.records) if classes else ()
+    other = methods.get(compared.table.baseline) if len(methods) > 1 else None
+    # the reliability curve says more than the calibration error
+    metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
+    metrics = list(dict.fromkeys([scale.metric, *metrics]))
+    html = render_page(
+        "report",
+        filters={
+            "p": p_text,
+            "bytes": bytes_text,
+            "breaks": _breaks,
+            "metric": metric_name,
+            "duration": lambda seconds: duration(seconds) or "–",
+            "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
+        },
+        score=score_text,
+        interval=interval_text,
+        number=metric_text,
+        advice=advice,
+        scale=scale,
+        table=compared.table,
+        differences=compared.differences,
+        facts=_facts(compared),
+        tiles=list(_tiles(compared, advice, bins)),
+        notices=notices(compared, cases, found),
+        charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
+        legend=list(_legend(compared, methods)),
+        classes=classes,
+        per_class=by_class(cases.records, other) if classes else (),
+        pairs=confused_pairs(cases.records) if classes else (),
+        matrix=_matrix(cases.records),
+        cases=cases,
+        repeats=runs.runs[0].content.split.repeats,
+        texts_note=found.note,
+        metrics=metrics,
+        lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
+        unit=_UNITS[runs.runs[0].content.split.unit],
+        probes=runs.probes,
+        trained=[name for name, _ in trained(compared)],
+        first_classes=_FIRST_CLASSES,
+        settings=_settings(compared),
+        commands=[(one.name, _command(one.content.command or "")) for one in runs.runs],
+        ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
+        version=__version__,
+        data=_payload(
+            compared, cases, classes, shown_texts(cases.records, found, compared.datasets), lengths
+        ),
+    )
     step()
     folder = page.with_suffix(".figures")
-    files = {}
-    for chart in charts if figures is not None else ():
-        scene = chart.scene(_FILE_WIDTH.get(chart.name.split("-")[0], 640.0))
-        files[folder / f"{chart.name}.{figures}"] = as_file(scene, str(figures))
+    files = {
+        folder / f"{name}.{figures}": as_file(scene, figures)
+        for name, scene in charts.items()
+        if figures is not None
+    }
     write_files(files | {page: html.encode()}, overwrite=overwrite)
     return folder if files else None
 
 
-def _charts(compared: Compared, content: ReportContent, words: Phrases) -> Iterator[Chart]:
-    yield from charts_of(content, words)
-    for number, probe in enumerate(compared.runs.probes, 1):
-        yield Chart(f"layers-{number}", partial(heat_map, probe, words))
-    for probe in [one for one in compared.runs.probes if curves_of(one)][:1]:
-        yield Chart("curve", partial(curve, probe, _styles(compared, content), words))
-    for number, (name, run) in enumerate(_trained(compared), 1):
-        style = content.method(name).style
-        yield Chart(f"training-{number}", partial(training_chart, name, style, run, words))
+def _cut(run: LoadedRun | None, lengths: Lengths | None) -> Bool | None:
+    """Which texts the method shown read in part: a fine-tuned run has a limit of its own."""
+    if lengths is None:
+        return None
+    if run is not None and isinstance(run.content, FinetuneRun):
+        return np.asarray(lengths.values > run.content.truncated.limit)
+    return lengths.cut
 
 
-def _trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
-    """Fine-tuned runs whose epochs are known, which those of earlier versions do not say."""
-    for run in compared.runs.runs:
-        if isinstance(run.content, FinetuneRun) and run.content.history:
-            yield run.name, run.content
+def _facts(compared: Compared) -> str:
+    table, runs = compared.table, compared.runs
+    datasets = [run.content.dataset for run in runs.runs]
+    inputs = [Path(name).name for d in compared.datasets for name in d.manifest.names.inputs]
+    inputs = inputs or [Path(name).name for d in datasets for name in d.names.inputs]
+    what = "words" if table.level == "word" else "records"
+    counts = f"{table.records['folds']:,} {what}"
+    labels = [f"{len(runs.records.classes)} labels"] if runs.records.classes else []
+    folds = f"{runs.runs[0].content.split.folds} folds"
+    models = dict.fromkeys(Path(d.names.model).name for d in datasets)
+    parts = [
+        ", ".join(dict.fromkeys(inputs)),
+        ", ".join([counts, *labels]),
+        ", ".join(models),
+        folds,
+    ]
+    return " · ".join(filter(None, parts))
 
 
-def _styles(compared: Compared, content: ReportContent) -> dict[str, int]:
-    """Colours of what learning curves show: those of the best run on a view, or on TF-IDF.
-
-    Those of all other methods stand beside them, so that they are not used for a view.
-    """
-    found = {f"method {method.name}": method.style for method in content.methods}
-    runs = {run.name: run.content for run in compared.runs.runs}
-    for method in content.methods:  # the best first
-        run = runs.get(method.name)
-        if run is not None and run.kind == "frozen" and len(run.views) < 2:
-            found.setdefault(run.views[0] if run.views else "", method.style)
-    return found
-
-
-def _render(
-    compared: Compared, content: ReportContent, words: Phrases, pictures: Mapping[str, Any]
-) -> str:
-    filters: dict[str, Callable[..., Any]] = {
-        "signed": _signed, "p": p_text, "bytes": bytes_text, "seconds": _seconds, "symbol": _symbol,
-        "breaks": _breaks,
-    }  # fmt: skip
-    return render_page(
-        "report", filters=filters,
-        **_findings(compared, content, words),
-        **_details(compared, content, words),
-        words=words, content=content, scale=content.scale, verdict=content.verdict,
-        alerts=content.alerts, table=compared.table, classes=content.classes,
-        pictures=pictures, wide=_wide(set(pictures), content),
-        pair_text=partial(_pair_text, content, words),
-        first_classes=_FIRST_CLASSES, nan=math.nan, version=__version__,
-        page_words=Markup(for_script(_page_words(words))),
-        data=payload_of(content, words),
-    )  # fmt: skip
-
-
-def _findings(compared: Compared, content: ReportContent, words: Phrases) -> dict[str, Any]:
-    """What the first lines and captions say."""
-    table, split = compared.table, compared.runs.runs[0].content.split
-    names = [Path(name).name for d in compared.datasets for name in d.manifest.names.inputs]
-    if not names:
-        names = [Path(name).name for run in compared.runs.all
-                 for name in run.content.dataset.names.inputs]  # fmt: skip
-    data = ", ".join(dict.fromkeys(names))
-    models = dict.fromkeys(Path(run.content.dataset.names.model).name for run in compared.runs.all)
-    facts = words("facts", data=data, records=table.records["folds"], folds=split.folds,
-                  model=", ".join(models))  # fmt: skip
-    caption = words("cases.caption", count=len(content.cases),
-                    repeat=words("cases.repeat") if split.repeats > 1 else "")  # fmt: skip
-    if not content.classes:
-        limit = f"{float(np.std(content.cases.records.y)):.3g}"
-        caption += words("gap") + words("cases.off", limit=limit)
-    said = Sentences(words, compared, content.scale)
-    return {
-        "sentences": said, "title": said.title(content.verdict), "facts": facts.lstrip(" ·"),
-        "texts_note": words(f"texts.{content.texts.source}", **content.texts.values),
-        "cases_caption": caption,
-        "lead": said.lead(content.verdict), "answers": said.answers(content.verdict),
-        "legend_methods": [m for m in content.methods if m.name == content.verdict.chosen
-                           or (content.has_other and m.name == table.baseline)],
-        "unknown_cost": [words.method(m.name) for m in content.methods
-                         if m.milliseconds is None and m.kind != "majority"],
-    }  # fmt: skip
+def _tiles(
+    compared: Compared, advice: Recommendation, bins: Sequence[ReliabilityBin]
+) -> Iterator[tuple[str, str, str, str]]:
+    """Label, large text, small text and verdict of the four tiles."""
+    table, metric = compared.table, compared.table.metric
+    method = advice.method
+    guess = score_text(compared.row(MAJORITY).scores[metric].value, metric)
+    yield (
+        "correct" if metric == "accuracy" else metric_name(metric),
+        score_text(method.scores[metric].value, metric),
+        " · ".join(
+            filter(None, [interval_text(method.scores[metric], metric), f"guessing {guess}"])
+        ),
+        "",
+    )
+    ends = interval_text(advice.gain, metric, signed=True)
+    yield (
+        f"against {advice.against}",
+        metric_text(advice.gain.value, metric, signed=True),
+        f"{ends} points" if ends and is_percent(metric) else ends,
+        advice.verdict,
+    )
+    fit = fit_text(method)
+    what = "cost of a word" if table.level == "word" else "cost of a text"
+    yield what, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""
+    if bins:
+        count = sum(b.count for b in bins)
+        error = sum(b.count * abs(b.confidence - b.right) for b in bins) / count
+        trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
+        off = f"off by {error * 100:.1f} points on average"
+        yield "trust its probabilities?", trust, off, ""
+    else:
+        scores, y = method.scores, compared.runs.records.y
+        name = next((m for m in ("pearson", "spearman", "r2") if m in scores), metric)
+        label = f"{metric_name(name)} with the truth"
+        reach = f"true values {y.min():.4g} to {y.max():.4g}".replace("-", MINUS)
+        yield label, metric_text(scores[name].value, name), reach, ""
 
 
-def _details(compared: Compared, content: ReportContent, words: Phrases) -> dict[str, Any]:
-    """What is folded: all numbers and settings."""
-    table = compared.table
-    metrics = [content.scale.metric]
-    metrics += [name for name in table.rows[0].scores if name != content.scale.metric]
-    return {
-        "metrics": metrics,
-        "lower_names": ", ".join(words.metric(m) for m in metrics if m in LOWER_IS_BETTER) or "–",
-        "unit": words(f"unit.{compared.runs.runs[0].content.split.unit}"),
-        "probes": [
-            {"name": probe.name, "metric": probe.content.metric, "views": probe.content.views,
-             "tested": any(v.p_best is not None for v in probe.content.views),
-             "inverted": frames_inverted(probe), "random": random_means(probe)}
-            for probe in compared.runs.probes
-        ],
-        "matrices": list(_matrices(compared, content)),
-        "agreement": _agreement(table.agreement),
-        "trained": [name for name, _ in _trained(compared)],
-        "runs": compared.runs.all,
-        "settings": settings_table(compared),
-        "ledgers": [{"path": d.path.resolve().name, "text": ledger_text(d)}
-                    for d in compared.datasets],
-    }  # fmt: skip
+def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[tuple[Markup, str]]:
+    """Symbol and name of the methods that charts show."""
+    styles = styles_of(compared)
+    for name in methods:
+        scene = Scene(14, 14, title="")
+        scene.mark(7, 7, styles[name], radius=5)
+        drawn = str(as_svg(scene, name="x"))
+        body = Markup(drawn[drawn.index("</title>") + len("</title>") :])
+        yield Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + body, name
 
 
-def _agreement(found: Sequence[Sequence[float]]) -> list[str]:
-    """The least and largest agreement of two runs; empty where there is none."""
-    values = [found[i][j] for i in range(len(found)) for j in range(i)]
-    return [f"{end(values) * 100:.0f} %" for end in (min, max)] if values else []
-
-
-def _matrices(compared: Compared, content: ReportContent) -> Iterator[dict[str, Any]]:
-    """Counts of predicted against true classes of the chosen method and the baseline."""
+def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
+    """Counts of true against predicted classes, and fractions of the true class."""
     from sklearn.metrics import confusion_matrix
 
-    count = len(content.classes)
-    if not count or count > _LARGEST_MATRIX:
-        return
-    names = [content.verdict.chosen, compared.table.baseline]
-    for name in dict.fromkeys(name for name in names if name != MAJORITY):
-        p = compared.predictions[name].take(compared.runs.records.first_repeat)
-        counts = confusion_matrix(p.y, p.y_pred, labels=range(count))
-        fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        yield {"name": name, "counts": counts.tolist(), "fractions": fractions.tolist()}
+    count = len(p.classes)
+    if not count or count > LARGEST_MATRIX:
+        return []
+    counts = confusion_matrix(p.y, p.y_pred, labels=range(count))
+    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    pairs = zip(counts.tolist(), fractions.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in pairs]
 
 
-def _wide(names: set[str], content: ReportContent) -> set[str]:
-    """Sections over the whole width: tables of many classes, and what would stand beside nothing.
+def _payload(
+    compared: Compared,
+    cases: Cases,
+    classes: Sequence[str],
+    texts: Sequence[str | None],
+    lengths: Lengths | None,
+) -> str:
+    """The records as base64 of gzipped JSON; the same records give the same bytes."""
 
-    Others stand in twos. Where there is a heat map, it divides them.
-    """
-    many = len(content.classes) > _NARROW_CLASSES
-    order = ["forest", "cost", *(["|"] if "layers-1" in names else []), "curve", "length",
-             "values", "calibration",
-             *(["classes"] if content.classes and not many else [])]  # fmt: skip
-    wide = {"classes"} if many else set()
-    row: list[str] = []
-    for name in [*order, "|"]:
-        if name == "|":
-            wide |= set(row)
-            row = []
-        elif name in names or name == "classes":
-            row = [] if row else [name]
-    return wide
+    def numbers(values: Any) -> list[Any]:
+        return [int(v) if classes else float(f"{v:.4g}") for v in values]
+
+    records, near = cases.records, cases.nearest
+    named = {"chosen": compared.selection.name, "baseline": compared.table.baseline}
+    neighbours = (
+        {}
+        if near is None
+        else {
+            str(i): [
+                [int(j), round(float(c) * 1_000)] for j, c in zip(*pair, strict=True) if j >= 0
+            ]
+            for i, pair in enumerate(zip(near.indices, near.cosines, strict=True))
+            if near.indices[i, 0] >= 0
+        }
+    )
+    return packed_json(
+        {
+            "labels": classes,
+            "methods": cases.methods,
+            "rows": records.row.tolist(),
+            "ids": records.ids,
+            "fold": fold_names(records.fold),
+            "y": numbers(records.y),
+            "predicted": [numbers(one) for one in cases.predicted],
+            "confidence": np.rint(cases.confidence * 1_000).astype(int).tolist(),
+            "right": [] if classes else [one.astype(int).tolist() for one in cases.right],
+            "texts": cut_texts(texts, most_bytes=_MOST_BYTES),
+            "lengths": None if lengths is None else lengths.values.tolist(),
+            "lists": {name: index.tolist() for name, index in cases.lists.items()},
+            "order": [*cases.lists, "all"],
+            "names": {name: text.format(**named) for name, text in _LISTS.items()},
+            "near": {"view": near.view, "of": neighbours} if near else None,
+            "views": [
+                {view: numbers(one) for view, one in run.predictions.views.items()}
+                for run in compared.runs.runs
+                if run.predictions.views
+            ],
+            "limit": None if classes else float(np.std(records.y)),
+        }
+    )
 
 
-def _drawn(chart: Chart) -> tuple[Any, Any]:
-    """A picture in two widths: for screens, and for phones."""
-    whole = chart.name.startswith("layers")
-    wide: Scene = chart.scene(_WHOLE if whole else _HALF)
-    return (as_svg(wide, name=chart.name),
-            as_svg(chart.scene(_PHONE), name=f"{chart.name}-narrow"))  # fmt: skip
+def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
+    """What the runs differ in: model, views, split, versions; of a single run all of it."""
+    rows: dict[str, list[str]] = {}
+    for run in compared.runs.runs:
+        content = run.content
+        found = {
+            "model": portable(content.dataset.names.model),
+            "views": ", ".join(content.views) or "–",
+            "split": f"{content.split.folds} folds, seed {content.split.seed}",
+            "versions": ", ".join(f"{name} {one}" for name, one in content.versions.items()),
+        }
+        for name, value in found.items():
+            rows.setdefault(name, []).append(value)
+    return [(k, cells) for k, cells in rows.items() if len(cells) == 1 or len(set(cells)) > 1]
 
 
-def _symbol(style: int) -> Any:
-    scene = Scene(14, 14, title="")
-    scene.mark(7, 7, style, radius=5)
-    drawn = str(as_svg(scene, name="x"))
-    start = drawn.index("</title>") + len("</title>")
-    return Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + Markup(drawn[start:])
+def _command(command: str) -> str:
+    """A command as it was typed, without the folders of this machine."""
+    parts = re.split(r"(\s+|=)", command)
+    return "".join(
+        shlex.quote(portable(part.strip("'\""))) if Path(part.strip("'\"")).is_absolute() else part
+        for part in parts
+    )
+
+
+def _ledger(dataset: Dataset) -> str:
+    """How a dataset was made, and what became of its records and tokens."""
+    manifest = dataset.manifest
+    totals, limit = manifest.totals, manifest.job.vectors.max_length
+    ledger = totals.ledger
+    if cut := ledger.get("records_truncated", 0):
+        lost = f"{ledger.get('tokens_cut', 0):,} tokens left out"
+        tokens = f"{cut:,} texts were cut at {limit}, {lost}"
+    elif longer := ledger.get("records_longer_than_limit", 0):
+        tokens = f"{longer:,} texts of more than {limit} were read in windows"
+    else:
+        tokens = f"no text was cut (limit {limit})"
+    left_out = f" + {totals.left_out:,} left out" if totals.left_out else ""
+    rejected = sum(totals.rejected_by_reason.values())
+    return "\n".join(
+        [
+            f"made for: {', '.join(dataset.runs)}",
+            f"model: {portable(manifest.names.checkpoint)}",
+            f"records: {totals.records:,} = {totals.accepted:,} embedded + {rejected:,} rejected"
+            f"{left_out}",
+            f"tokens: {ledger.get('tokens', 0):,}; {tokens}",
+            f"fingerprint: {manifest.fingerprint}",
+        ]
+    )
 
 
 def _breaks(text: str) -> Any:
@@ -280,22 +462,151 @@ def _breaks(text: str) -> Any:
     return Markup(re.sub(r"(?<=\w)[_/](?=\w)", r"\g<0><wbr>", str(escape(shown(text)))))
 
 
-def _pair_text(content: ReportContent, words: Phrases, pair: Any) -> Any:
-    names = {key: Markup("<span{}>{}</span>").format(lang_attribute(name), _breaks(name))
-             for key, name in (("true", content.classes[pair.true]),
-                               ("said", content.classes[pair.said]))}  # fmt: skip
-    return Markup(words.template("classes.pair")).format(**names)
+# charts
 
 
-def _page_words(words: Phrases) -> dict[str, str]:
-    return {"percent": words.template("percent")} | {
-        f"cases.{key}": text for key, text in words.all_of("cases.").items()
-    }
+def charts_of(
+    compared: Compared, cases: Cases, methods: Mapping[str, Predictions]
+) -> Iterator[tuple[str, Scene]]:
+    """Yield the charts that the runs allow, by name, in the order of the page."""
+    styles, scale, chosen = styles_of(compared), compared.scale, compared.selection.name
+    rows = [row for row in compared.table.rows if row.kind != "majority"]
+    gains = {row.name: gap for row in rows if (gap := row.to_baseline) and math.isfinite(gap.low)}
+    first = list(gains)[:_FIRST_METHODS]
+    if first and chosen in gains and chosen not in first:
+        first[-1] = chosen
+    if gains:
+        gains = {name: gains[name] for name in first}
+        yield "forest", forest(gains, compared.table.baseline, scale, styles, chosen)
+    timed = [row for row in rows if row.cost and row.cost.milliseconds]
+    timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
+    if len(timed) > 1:
+        yield "cost", cost(timed, scale, styles, chosen)
+    probes = [content for _, content in compared.runs.probes]
+    for number, probe in enumerate(probes, 1):
+        yield f"layers-{number}", layers(probe)
+    for probe in [one for one in probes if one.view_scores[0].curve][:1]:
+        yield "curve", learning(probe)
+    if cases.records.classes:
+        yield "sure", answered({name: (styles[name], p) for name, p in methods.items()})
+        bins = {name: (styles[name], reliability_bins(p)) for name, p in methods.items()}
+        yield "calibration", reliability(bins)
+    else:
+        yield "values", values(cases.records)
+    for number, (_, run) in enumerate(trained(compared), 1):
+        epochs = list(run.history.values())
+        losses = {
+            "training loss": [[(e.epoch, e.train_loss) for e in one] for one in epochs],
+            "validation loss": [
+                [(e.epoch, e.valid_loss) for e in one if e.valid_loss is not None] for one in epochs
+            ],
+        }
+        known = {name: list(filter(None, lines)) for name, lines in losses.items()}
+        yield f"training-{number}", training(known)
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
+def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
+    """Yield the fine-tuned runs with their names."""
+    for run in compared.runs.runs:
+        if isinstance(run.content, FinetuneRun) and run.content.history:
+            yield run.name, run.content
 
 
-def _seconds(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f} s"
+def styles_of(compared: Compared) -> dict[str, int]:
+    """Return the style of each method: 0 is what the page is about, 1 the baseline."""
+    rows = (row.name for row in compared.table.rows)
+    order = [compared.selection.name, compared.table.baseline, *rows]
+    return {name: style for style, name in enumerate(dict.fromkeys(order))}
+
+
+def forest(
+    gains: Mapping[str, Difference],
+    baseline: str,
+    scale: Scale,
+    styles: Mapping[str, int],
+    chosen: str,
+) -> Scene:
+    """Gains over the baseline with their intervals; the band is too small to matter."""
+    numbers = [metric_text(gain.value, scale.metric, signed=True) for gain in gains.values()]
+    names = [shorten(name, 22) for name in gains]
+    left = max(text_width(name) for name in names) * 1.06 + 12  # one of them is bold
+    right, row, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
+    bottom = top + row * len(gains)
+    ends = [0.0, scale.min_difference, -scale.min_difference]
+    ends += [end for gain in gains.values() for end in (gain.low, gain.high)]
+    low, high = (max(ends), min(ends)) if scale.lower else (min(ends), max(ends))
+    title = f"Gain in {metric_name(scale.metric)} over {baseline}"
+    told = "; ".join(f"{name} {number}" for name, number in zip(names, numbers, strict=True))
+    scene = Scene(WIDTH, bottom + 24, title=title, description=told)
+
+    def x(value: float) -> float:
+        return left + (value - low) / ((high - low) or 1) * (right - left)
+
+    edges = sorted((x(-scale.min_difference), x(scale.min_difference)))
+    scene.box(edges[0], top, edges[1] - edges[0], bottom - top, colour="band")
+    scene.line((x(0), top), (x(0), bottom), colour="soft")
+    for tick in ticks(min(low, high), max(low, high), 4):
+        label = metric_text(tick, scale.metric, signed=True) if tick else shorten(baseline, 10)
+        if not tick or abs(x(tick) - x(0)) > 60:
+            scene.note(x(tick), bottom + 18, label.removesuffix(".0"))
+    for number, (method, gain) in enumerate(gains.items()):
+        y, style = top + row * (number + 0.5), styles[method]
+        scene.text(0, y + 4, names[number], bold=method == chosen)
+        span = ((x(gain.low), y), (x(gain.high), y))
+        scene.line(*span, colour=colour_of(style), width=3, opacity=0.55)
+        scene.mark(x(gain.value), y, style)
+        scene.text(WIDTH, y + 4, numbers[number], colour="soft", anchor="end")
+    return scene
+
+
+def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: str) -> Scene:
+    """Score against time per text; dashed: nothing is both quicker and better."""
+    times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
+    scores = [row.scores[scale.metric] for row in rows]
+    ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
+    ends = ends or [one.value for one in scores]
+    pad = (max(ends) - min(ends)) * 0.06 or 0.01
+    low, high = min(ends) - pad, max(ends) + pad
+    names = [shorten(one.name, 16) for one in rows]
+    plot = Plot(
+        (min(times) / 1.6, max(times) * 1.6),
+        (high, low) if scale.lower else (low, high),
+        title="Score against time",
+        x_name="milliseconds a text",
+        y_name=metric_name(scale.metric),
+        description="; ".join(
+            f"{row.name}: {score_text(one.value, scale.metric)}, {cost_text(row)}"
+            for row, one in zip(rows, scores, strict=True)
+        ),
+        x_ticks=_round_times(min(times) / 1.6, max(times) * 1.6),
+        y_text=lambda value: metric_text(value, scale.metric),
+        height=max(290.0, 19.0 * len(rows) + 80),
+        room=max(text_width(name, 12) for name in names),
+        log=True,
+    )
+    front: list[tuple[float, float]] = []
+    points = [(time, one.value) for time, one in zip(times, scores, strict=True)]
+    for time, value in sorted(points, key=lambda point: (point[0], -scale.gain(point[1]))):
+        here = plot.at(time, value)
+        if not front or here[1] < front[-1][1]:
+            front += [(here[0], front[-1][1]), here] if front else [here]
+    plot.line(*front, (plot.right, front[-1][1]), colour="soft", dashed=True)
+    each = [styles[row.name] for row in rows]
+    for time, one, style in reversed(list(zip(times, scores, each, strict=True))):
+        span = [plot.at(time, end) for end in (one.low, one.high) if math.isfinite(end)]
+        if len(span) == 2:
+            plot.line(*span, width=2, colour=colour_of(style), opacity=0.5)
+        plot.mark(*plot.at(time, one.value), style)
+    plot.names([(n, one.value, style) for n, one, style in zip(names, scores, each, strict=True)])
+    return plot
+
+
+def _round_times(low: float, high: float) -> list[float]:
+    """Round values on a logarithmic axis: decades, and more where these are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        found = [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high]
+        if len(found) > 2:
+            break
+    return found

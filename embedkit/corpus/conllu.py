@@ -1,25 +1,33 @@
-"""Reader of CoNLL-U: sentences of words with lemmas, tags and relations.
+"""Reader of CoNLL-U: a record is a sentence.
 
-One record is a sentence. Its text is ``# text`` where the comment is there, else the forms with the
-spaces between them that ``SpaceAfter=No`` leaves; its words are spans of that text. The words of a
-multiword token (``1-2 don't``) are spans of it where their forms put together are its form
-(``do``, ``n't``); otherwise (``du``: ``de``, ``le``) the token is one word, and the values of its
-words are joined by ``+``. Empty nodes (``1.1``) are no words.
+Its text is the comment ``# text``, else the forms, separated by spaces unless ``SpaceAfter=No``;
+its words are spans of that text. The words of a multiword token (``1-2 don't``) are spans of their
+own if their forms concatenate to its form (``do``, ``n't``); otherwise (``du``: ``de``, ``le``) the
+token is one word, and the values of its words are joined by ``+``. Empty nodes (``1.1``) are
+skipped.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from embedkit.corpus.rows import BadRow, Row, TextTable, bad_row
-from embedkit.corpus.source import MAX_RECORD_BYTES, Line
-from embedkit.corpus.words import BadWordsError, Span
+from embedkit.corpus.sources import (
+    MAX_RECORD_BYTES,
+    BadRecordError,
+    BadRow,
+    Cell,
+    Line,
+    NotText,
+    Place,
+    Row,
+    TextTable,
+    bad_row,
+)
 from embedkit.errors import CorpusError
-
-__all__ = ["ConlluTable"]
 
 _COLUMNS = 10
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
@@ -33,7 +41,7 @@ _PEEK = 1_000
 
 @dataclass(slots=True)
 class _Token:
-    """What stands in the text as one: a word, or a multiword token with the words it stands for."""
+    """A word, or a multiword token with its words."""
 
     line: int
     form: str
@@ -50,8 +58,12 @@ class ConlluTable(TextTable):
 
     word_columns = tuple(_OF_WORDS)
 
-    def rows(self, wanted: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the wanted columns of every sentence."""
+    def seek(self, place: Place) -> bool:
+        """The name of a document stands before its first sentence."""
+        return False
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen columns of every sentence."""
         doc: str | None = None
         for lines in self._sentences():
             length = sum(line.length for line in lines)
@@ -64,23 +76,33 @@ class ConlluTable(TextTable):
             except UnicodeDecodeError as error:
                 yield bad_row(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
                 continue
-            comments = _comments(decoded)
+            comments: dict[str, str] = {}  # in front of the words
+            for _, line in decoded:
+                if not line.startswith("#"):
+                    break
+                if match := _COMMENT.fullmatch(line.strip()):
+                    comments[match[1]] = (match[2] or "").strip()
             if "newdoc" in comments or "newdoc id" in comments:
                 doc = comments.get("newdoc id")
             try:
                 text, spans, words = _sentence(decoded, comments.get("text"))
-            except BadWordsError as error:
+            except BadRecordError as error:
                 yield bad_row(lines, error.reason, error.detail)
                 continue
             cells: dict[str, str | None] = {
                 name: "\t".join(word[place] for word in words) for name, place in _OF_WORDS.items()
             }
             cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
-            yield Row(lines[0].number, lines[0].offset, length,
-                      tuple(cells[name] for name in wanted), spans)  # fmt: skip
+            yield Row(
+                lines[0].number,
+                lines[0].offset,
+                length,
+                tuple(cells[name] for name in names),
+                spans,
+            )
 
     def _sentences(self) -> Iterator[list[Line]]:
-        """Lines between blank lines; of a sentence that is too long no more than the limit."""
+        """Yield the lines between blank lines; of sentences over the limit only the first ones."""
         lines: list[Line] = []
         length = 0
         for line in self._lines:
@@ -108,25 +130,9 @@ class ConlluTable(TextTable):
         return list(_OF_SENTENCES)
 
 
-def _comments(lines: Sequence[tuple[int, str]]) -> dict[str, str]:
-    """Values of the comments in front of the words, by name."""
-    found: dict[str, str] = {}
-    for _, line in lines:
-        if not line.startswith("#"):
-            break
-        if match := _COMMENT.fullmatch(line.strip()):
-            found[match[1]] = (match[2] or "").strip()
-    return found
-
-
 def _sentence(
     lines: Sequence[tuple[int, str]], text: str | None
 ) -> tuple[str, tuple[Span, ...], list[list[str]]]:
-    """Text of a sentence, and the spans and columns of its words.
-
-    Raises:
-        BadWordsError: the sentence is broken.
-    """
     tokens = _tokens([(n, line) for n, line in lines if not line.startswith("#")])
     if not text:
         text = "".join(token.form + token.space for token in tokens).rstrip(" ")
@@ -137,7 +143,7 @@ def _sentence(
         while text[place : place + 1].isspace():
             place += 1
         if not text.startswith(token.form, place):
-            raise BadWordsError(
+            raise BadRecordError(
                 "form_not_in_text",
                 f"line {token.line}: the form {token.form[:60]!r} is not at character {place} of "
                 "the text",
@@ -151,23 +157,17 @@ def _sentence(
             words.append(word)
             place += len(word[1])
     if rest := text[place:].strip():
-        raise BadWordsError("text_without_words", f"no word is {rest[:60]!r} at the end of # text")
+        raise BadRecordError("text_without_words", f"no word is {rest[:60]!r} at the end of # text")
     return text, tuple(spans), words
 
 
 def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
-    """The tokens of a sentence, in order.
-
-    Raises:
-        BadWordsError: a line has other columns, the numbers of the words do not go on, or there is
-            no word.
-    """
     tokens: list[_Token] = []
     count = 0
     for number, line in lines:
         columns = line.split("\t")
         if len(columns) != _COLUMNS:
-            raise BadWordsError(
+            raise BadRecordError(
                 "wrong_columns",
                 f"line {number}: expected {_COLUMNS} columns separated by tabs, got {len(columns)}",
             )
@@ -176,23 +176,56 @@ def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
         match = _ID.fullmatch(columns[0])
         inside = bool(tokens) and count < tokens[-1].last
         if match is None or int(match[1]) != count + 1 or (match[2] and inside):
-            raise BadWordsError(
+            raise BadRecordError(
                 "wrong_word_number",
                 f"line {number}: expected the number {count + 1}, got {columns[0][:60]!r}",
             )
         if not columns[1].strip():
-            raise BadWordsError("empty_form", f"line {number}: the form is empty")
+            raise BadRecordError("empty_form", f"line {number}: the form is empty")
         if not inside:
             no_space = "SpaceAfter=No" in columns[_MISC].split("|")
-            tokens.append(_Token(number, columns[1], int(match[2] or match[1]),
-                                 "" if no_space else " "))  # fmt: skip
+            tokens.append(
+                _Token(number, columns[1], int(match[2] or match[1]), "" if no_space else " ")
+            )
         if not match[2]:
             tokens[-1].words.append(columns)
             count += 1
     if not count:
-        raise BadWordsError("no_words", "the sentence has no words")
+        raise BadRecordError("no_words", "the sentence has no words")
     if count < tokens[-1].last:
-        raise BadWordsError(
+        raise BadRecordError(
             "wrong_word_number", f"line {tokens[-1].line}: words of the token are missing"
         )
     return tokens
+
+
+Span = tuple[int, int]
+"""First character of a word in its text, and the one after its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of one text: their spans (``None``: split at whitespace) and their labels."""
+
+    spans: tuple[Span, ...] | None
+    labels: tuple[str, ...] | None
+
+
+def words_of(row: Row, cell: Cell, text: str, *, labelled: bool) -> Words:
+    """The words of a row that marks or labels them."""
+    spans = row.spans
+    if not labelled:
+        return Words(spans, None)
+    if cell is None:
+        raise BadRecordError("null_word_label", "the labels of the words are null or absent")
+    labels: tuple[str, ...]
+    if spans is not None:
+        labels = tuple(cell.split("\t"))
+    elif isinstance(cell, NotText) and cell.startswith("["):
+        labels = tuple(map(str, json.loads(cell, parse_int=str, parse_float=str)))
+    else:
+        labels = tuple(cell.split())
+    count = len(text.split()) if spans is None else len(spans)
+    if len(labels) != count:
+        raise BadRecordError("word_label_count", f"{len(labels)} labels for {count} words")
+    return Words(spans, labels)

@@ -1,34 +1,40 @@
-"""Corpora in memory, written to a temporary file that the readers of files read.
+"""The inputs of a corpus: files, standard input, and objects in memory.
 
-Texts and records become JSON Lines, tables become Parquet, so that rejects, counts and vectors are
-those of the equal file. The bytes of the file follow from the records alone, and not from how a
-table is divided into batches: its hash identifies the corpus, and an interrupted job can be
-resumed with an equal object, also with an iterator that yields the same records again.
+The bytes of the temporary file that an object in memory is written to depend on its records alone:
+its hash identifies the corpus.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.columnar import is_bytes, is_string, without_dictionary
-from embedkit.corpus.readers import format_of_name
-from embedkit.errors import UsageError, first_line
-from embedkit.fsio import storage_errors
+from embedkit.corpus.readers import format_of_name, is_bytes, is_string, without_dictionary
+from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
+from embedkit.storage import storage_errors
 
-__all__ = ["spool"]
+logger = logging.getLogger(__name__)
 
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _ROW_GROUP = 16_384
 _CHECKED = 1_000
 _EXPECTED = (
@@ -37,13 +43,133 @@ _EXPECTED = (
 )
 
 
-def spool(corpus: Any, folder: Path) -> Path:
-    """Write a corpus in memory to a file in ``folder``, and return its path.
+class ArrowStream(Protocol):
+    """A table of any library with Arrow's C stream interface."""
 
-    Raises:
-        UsageError: the object is no corpus, or one of its records cannot be written as text.
-        StorageError: the file cannot be written.
-    """
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+CorpusLike = (
+    str
+    | os.PathLike[str]
+    | Sequence[os.PathLike[str]]
+    | Iterable[str | None]
+    | Iterable[Mapping[str, Any]]
+    | ArrowStream
+)
+"""A corpus, see :func:`embedkit.extract`."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One input file at the start of the job."""
+
+    path: Path
+    name: str  # as the user named it; "-" for standard input, "<DataFrame>" for one in memory
+    size: int
+    mtime_ns: int
+    sha256: str = ""  # of the bytes on disk; empty until hash_inputs
+
+    @classmethod
+    def of(cls, path: Path, *, name: str | None = None) -> InputFile:
+        """Describe an existing file; a :class:`CorpusError` for folders, pipes and devices."""
+        try:
+            status = path.stat()
+        except OSError as error:
+            if not path.parent.is_dir():
+                near = f" The folder {path.parent} does not exist."
+            else:
+                near = did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
+            raise CorpusError(f"{path} cannot be opened: {error.strerror}.{near}") from error
+        if stat.S_ISDIR(status.st_mode):
+            raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
+        if not stat.S_ISREG(status.st_mode):
+            raise CorpusError(
+                f"{path} is a pipe or a device, which cannot be read twice. Give a file, or "
+                "'-' and pipe into standard input."
+            )
+        return cls(path, name or str(path), status.st_size, status.st_mtime_ns)
+
+    @property
+    def key(self) -> str:
+        """Path, size and time of the last change: what tells an unchanged file."""
+        return f"{self.path.resolve()} {self.size} {self.mtime_ns}"
+
+    def check_unchanged(self) -> None:
+        """Raise a :class:`CorpusError` if the file has changed."""
+        now = InputFile.of(self.path, name=self.name)
+        if (now.size, now.mtime_ns) != (self.size, self.mtime_ns):
+            raise CorpusError(
+                f"{self.name} changed while it was being read. Let it settle and start again: the "
+                "finished shards will be compared with the new content."
+            )
+
+
+def paths_of(corpus: CorpusLike) -> list[Path] | None:
+    """The files of a corpus; ``None`` if it is in memory, as a list of ``str`` always is."""
+    if isinstance(corpus, str | os.PathLike):
+        return [Path(corpus)]
+    if not isinstance(corpus, list | tuple):
+        return None
+    if not corpus:
+        raise UsageError("the corpus is an empty list. Example: embedkit extract corpus.tsv")
+    n_paths = sum(isinstance(entry, os.PathLike) for entry in corpus)
+    if n_paths and n_paths < len(corpus):
+        raise UsageError(
+            f"{n_paths} of the {len(corpus)} entries of the corpus are pathlib.Path objects. Pass "
+            "a list of paths (files), or a list without any (texts or records)."
+        )
+    return [Path(entry) for entry in corpus] if n_paths else None
+
+
+@contextmanager
+def input_files(corpus: CorpusLike) -> Iterator[list[InputFile]]:
+    """Describe the inputs of a corpus; copies of them last as long as the context."""
+    paths = paths_of(corpus)
+    if paths is not None and [str(path) for path in paths].count("-") > 1:
+        raise UsageError("standard input (-) can be read once only; it was given twice.")
+    with tempfile.TemporaryDirectory(prefix="embedkit-") as temporary:
+        if paths is None:
+            file = _spool(corpus, Path(temporary))
+            yield [InputFile.of(file, name=f"<{type(corpus).__name__}>")]
+        else:
+            yield [_described(path, Path(temporary, str(i))) for i, path in enumerate(paths)]
+
+
+def _described(path: Path, folder: Path) -> InputFile:
+    """The description of a file; of standard input or a URL that of a copy in ``folder``."""
+    url = _URL.fullmatch(str(path))  # of which pathlib has removed a slash
+    if str(path) != "-" and url is None:
+        return InputFile.of(path)
+    name, copy = "-", folder / "stdin"
+    if url is not None:
+        name = f"{url[1]}:{'///' if url[1] == 'file' else '//'}{url[2]}"
+        copy = folder / PurePosixPath(url[2].partition("?")[0]).name
+    folder.mkdir()
+    with storage_errors(copy), copy.open("wb") as target:
+        if url is None:
+            shutil.copyfileobj(sys.stdin.buffer, target)
+        else:
+            _fetch(name, target)
+    return InputFile.of(copy, name=name)
+
+
+def _fetch(url: str, target: BinaryIO) -> None:
+    import fsspec
+
+    logger.info(f"fetching {url}")
+    try:
+        with fsspec.open(url, "rb") as source:
+            shutil.copyfileobj(source, target)
+    except ImportError as error:  # its message says what to install
+        raise CorpusError(f"{url}: {first_line(error)}.") from error
+    except Exception as error:  # every file system has errors of its own
+        reason = first_line(error) or type(error).__name__
+        raise CorpusError(f"{url} cannot be fetched: {reason}.") from error
+
+
+def _spool(corpus: Any, folder: Path) -> Path:
+    """Write a corpus in memory to a file in ``folder``, and return its path."""
     kind = type(corpus).__name__
     if kind == "Series":  # of pandas and of Polars; a column without a table
         corpus = corpus.to_list()
@@ -64,15 +190,10 @@ def spool(corpus: Any, folder: Path) -> Path:
             "str, or drop it."
         ) from error
     file = folder / f"{kind}.jsonl"
-    _write_records(corpus, file)
-    return file
-
-
-def _write_records(records: Iterable[Any], file: Path) -> None:
     with storage_errors(file):
         sink = file.open("wb")
     with sink:
-        for number, record in enumerate(records):
+        for number, record in enumerate(corpus):
             if number < _CHECKED and isinstance(record, str):
                 _check_no_path(record, number)
             line = _json_line(record, number)
@@ -80,10 +201,11 @@ def _write_records(records: Iterable[Any], file: Path) -> None:
                 sink.write(line)
         with storage_errors(file):
             sink.flush()
+    return file
 
 
 def _check_no_path(text: str, number: int) -> None:
-    """Refuse what is meant as a file: its name would be embedded as a text."""
+    """Refuse the name of a file, which would be embedded as a text."""
     named = len(text) < 256 and text.split() == [text]
     if named and (text == "-" or format_of_name(Path(text)) or os.path.isfile(text)):  # noqa: PTH113 - NUL is false
         raise UsageError(
@@ -116,7 +238,6 @@ def _json_line(record: Any, number: int) -> bytes:
 
 
 def _is_nan(value: object) -> bool:
-    """Whether a value is what pandas writes for a missing one."""
     return isinstance(value, float) and value != value
 
 
@@ -129,7 +250,6 @@ def _literal(value: object) -> object:
 
 
 def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
-    """Schema and batches of a table; ``None`` if the object is no table."""
     library = type(corpus).__module__.partition(".")[0]
     if library == "pandas":
         table = pa.Table.from_pandas(corpus, preserve_index=False)
@@ -145,45 +265,40 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
 
 
 def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Path) -> None:
-    """Write the columns that a corpus can have: strings, numbers and dates."""
-    fields = [
-        (place, pa.field(field.name, kind))
-        for place, field in enumerate(schema)
-        if (kind := _plain_type(field.type)) is not None
-    ]
-    target = pa.schema([field for _, field in fields])
-    plain = (
-        pa.RecordBatch.from_arrays(
-            [without_dictionary(batch.column(place)).cast(field.type) for place, field in fields],
-            schema=target,
-        )
-        for batch in batches
-    )
+    """Write the columns of strings, numbers and dates; those in a struct have dotted names."""
+    kinds = [(field.name, _plain_type(field.type)) for field in _flat(schema.empty_table()).schema]
+    target = pa.schema([(name, kind) for name, kind in kinds if kind is not None])
+
+    def plain(batch: pa.RecordBatch) -> pa.Table:
+        columns = _flat(pa.Table.from_batches([batch])).select(target.names).combine_chunks()
+        chunks = [pa.concat_arrays(column.chunks) for column in columns.columns]
+        arrays = [without_dictionary(a).cast(f.type) for a, f in zip(chunks, target, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=target)
+
     with storage_errors(file), pq.ParquetWriter(file, target, compression="zstd") as writer:
-        for table in _row_groups(plain):
+        for table in _row_groups(map(plain, batches), target):
             writer.write_table(table)
 
 
-def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of the same number of rows, however the batches are divided."""
-    held: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        rest = batch
-        while rest.num_rows:
-            piece = rest.slice(0, _ROW_GROUP - count)
-            rest = rest.slice(piece.num_rows)
-            held.append(piece)
-            count += piece.num_rows
-            if count == _ROW_GROUP:
-                yield pa.Table.from_batches(held).combine_chunks()
-                held, count = [], 0
-    if held:
-        yield pa.Table.from_batches(held).combine_chunks()
+def _flat(table: pa.Table) -> pa.Table:
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table
+
+
+def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    held = schema.empty_table()
+    for table in tables:
+        held = pa.concat_tables([held, table])
+        while held.num_rows >= _ROW_GROUP:
+            yield held.slice(0, _ROW_GROUP).combine_chunks()
+            held = held.slice(_ROW_GROUP)
+    if held.num_rows:
+        yield held.combine_chunks()
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type that a column is written as; ``None`` if no corpus can have such a column."""
+    """The type in which a column is written; ``None`` if it is left out."""
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     if pa.types.is_nested(inner) or is_bytes(inner) or isinstance(inner, pa.BaseExtensionType):
         return None

@@ -1,14 +1,15 @@
-"""What to read and how: files, dialect and columns, settled before anything expensive starts."""
+"""Options of a corpus, and the plan made of them: files, dialect and columns."""
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from embedkit.corpus.inputs import InputFile
-from embedkit.corpus.options import CorpusOptions, CorpusSettings, Dialect
+from embedkit.choices import FORMATS, QUOTINGS, check_choice
+from embedkit.corpus.memory import InputFile
 from embedkit.corpus.readers import (
     READERS,
     format_of_content,
@@ -16,13 +17,11 @@ from embedkit.corpus.readers import (
     open_table,
     suffix_of,
 )
-from embedkit.corpus.rows import Table
-from embedkit.corpus.source import Source, compression_of, first_bytes
-from embedkit.errors import CorpusError, UsageError, did_you_mean
-from embedkit.fsio import file_sha256
+from embedkit.corpus.sources import Dialect, Source, Table, compression_of, first_bytes, is_wide
+from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
+from embedkit.storage import file_sha256
 
-__all__ = ["CorpusPlan", "hash_inputs", "plan_corpus"]
-
+_MARKS = '\t\r\n",;|'
 _SHOWN = 500
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
@@ -30,49 +29,137 @@ _LABEL_NAMES = ("label", "labels", "target", "class", "category", "y")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusPlan(CorpusSettings):
-    """Everything that decides which records a corpus holds.
+class CorpusOptions:
+    """How a corpus is read: its columns, how its files are written, which records are used.
 
     Attributes:
-        files: the inputs in reading order.
-        columns: names found in the header.
-        notices: sentences for the user about what was guessed.
+        text: column of the text; this, ``id`` and ``label`` are guessed by name if not given.
+        text_pair: column of the second text of a pair.
+        id: column of the id; without one the row number is the id.
+        label: column of the label.
+        keep: further columns to carry along.
+        word_label: column with a label for each word: a column of words of a format that marks
+            words, such as ``upos``; else of labels separated by white space, one for each
+            whitespace word (of JSON also a list).
+        spans: columns with the first character of a span of each text and the one after its last;
+            it is the only word of the text, and ``word_label`` its label.
+        format: ``auto`` or one of :data:`embedkit.choices.FORMATS`.
+        encoding: encoding of text files, any Python codec.
+        quoting: ``auto`` (CSV files follow RFC 4180, others have no quoting), ``none`` or ``csv``.
+        header: whether the first line names the columns; otherwise they are ``0``, ``1``, ….
+        min_chars: leave shorter texts out, and count them.
+        sample: use only so many records, sampled at random by ``seed``.
+        seed: seed of the sample.
+        limit: use only the first so many records.
+
+    Raises:
+        UsageError: a value cannot be used.
+
+    >>> CorpusOptions(text="review", quoting="csv").given
+    ('text', 'quoting')
     """
 
-    files: tuple[InputFile, ...]
+    text: str | None = None
+    text_pair: str | None = None
+    id: str | None = None
+    label: str | None = None
+    keep: Sequence[str] = ()
+    word_label: str | None = None
+    spans: Sequence[str] = ()
+    format: str = "auto"
+    encoding: str = "utf-8"
+    quoting: str = "auto"
+    header: bool = True
+    min_chars: int = 0
+    sample: int | None = None
+    seed: int = 0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, str):
+            raise TypeError(
+                f"keep={self.keep!r}: expected a list of columns, such as [{self.keep!r}]"
+            )
+        object.__setattr__(self, "keep", tuple(self.keep))
+        object.__setattr__(self, "spans", tuple(self.spans))
+        if isinstance(self.spans, str) or len(self.spans) not in (0, 2):
+            raise UsageError(f"spans={self.spans!r}: expected two columns, of start and end.")
+        if self.spans and self.text_pair is not None:
+            raise UsageError("spans= are of single texts, not of pairs; leave out text_pair=.")
+        check_choice(("auto", *FORMATS), format=self.format)
+        check_choice(QUOTINGS, quoting=self.quoting)
+        check_counts(min_chars=self.min_chars, limit=self.limit, sample=self.sample, seed=self.seed)
+        object.__setattr__(self, "encoding", _settled_encoding(self.encoding))
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the options that differ from their defaults."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusSettings(Dialect):
+    """:class:`CorpusOptions`, settled: columns by their names; no seed without a sample."""
+
+    text: str
+    text_pair: str | None
+    id: str | None
+    label: str | None
+    keep: tuple[str, ...]
+    word_label: str | None = None
+    spans: tuple[str, ...] = ()
+    min_chars: int
+    limit: int | None
+    sample: int | None
+    seed: int | None
+
+
+def _settled_encoding(encoding: str) -> str:
+    """The encoding, if lines and cells can be found in its bytes."""
+    try:
+        if codecs.lookup(encoding).name == "utf-8-sig":
+            return "utf-8"  # a byte order mark is dropped at the start of every file anyway
+        if is_wide(encoding) or _MARKS.encode(encoding, "surrogateescape") == _MARKS.encode():
+            return encoding
+    except (LookupError, UnicodeError):
+        pass
+    raise UsageError(
+        f"encoding={encoding!r}: not an encoding of text that can be read. "
+        "Usual ones: utf-8, cp949, euc-kr, shift_jis, utf-16."
+    )
+
+
+def check_test_reading(test: object, *, sample: int | None, min_chars: int) -> None:
+    """Raise a :class:`UsageError` for options of a test set that is not given."""
+    for name, value in (("test_sample", sample), ("test_min_chars", min_chars or None)):
+        if test is None and value is not None:
+            raise UsageError(f"{name}={value}: there is no test set; name one with test=.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusPlan(CorpusSettings):
+    """Everything that determines the records of a corpus."""
+
+    files: tuple[InputFile, ...]  # in reading order
     columns: tuple[str, ...]
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()  # about guesses, for the user
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Columns to read: text first, then pair, id, label, word label and kept ones."""
+        """Columns to read: text, pair, id, label, word label and kept ones."""
         optional = (self.text_pair, self.id, self.label, self.word_label)
         return (self.text, *(name for name in optional if name is not None), *self.keep)
 
     @property
-    def word_label_place(self) -> int:
-        """Position of the word labels among the columns to read."""
-        return len(self.wanted) - len(self.keep) - 1
-
-    @property
     def marks_words(self) -> bool:
-        """Whether the format marks words in its texts."""
-        return READERS[self.format].marks_words
-
-    def open_tables(self) -> Iterator[tuple[int, Table]]:
-        """Yield (file number, open table) for every input, closing each afterwards."""
-        for number, file in enumerate(self.files):
-            with closing(open_table(file.path, self)) as table:
-                yield number, table
+        """Whether words are marked, by the format or as spans."""
+        return bool(self.spans) or READERS[self.format].marks_words
 
 
 def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None) -> CorpusPlan:
-    """Settle format, dialect and columns by the options and the first lines of the files.
+    """Determine format, dialect and columns from the options and the first lines of the files.
 
-    Columns that are not named are guessed by their names; the plan's ``notices`` say which.
-
-    Raises:
-        CorpusError: a file is missing, of another format or encoding, or lacks a column.
+    Text, id and label are guessed by their names if they are not given; see ``notices``.
     """
     options = options or CorpusOptions()
     if not files:
@@ -84,14 +171,11 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
             tables.append(table)
     columns = _common_columns(files, tables, dialect)
     if not columns and not READERS[dialect.format].same_columns:
-        # JSON Lines without a record: nothing contradicts the names that were given
-        named = (options.text or "text", options.text_pair, options.id, options.label,
-                 options.word_label, *options.keep)  # fmt: skip
-        columns = tuple(dict.fromkeys(name for name in named if name is not None))
+        raise CorpusError(f"{files[0].name} has no records.")
     guess = _Guess(columns, files[0].name, notices, tables[0].word_columns)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
-    used = {text, text_pair}
+    used, kept = {text, text_pair}, (*options.keep, *options.spans)
     plan = CorpusPlan(
         **dataclasses.asdict(dialect),
         files=tuple(files),
@@ -100,9 +184,9 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
         text_pair=text_pair,
         id=guess.found("id", options.id, _ID_NAMES, used),
         label=guess.found("label", options.label, _LABEL_NAMES, used),
-        keep=tuple(str(guess.given("keep", name)) for name in options.keep),
+        keep=tuple(dict.fromkeys(str(guess.given("keep", name)) for name in kept)),
+        spans=tuple(str(guess.given("spans", name)) for name in options.spans),
         word_label=guess.word_label(options.word_label, paired=text_pair is not None),
-        unicode=options.unicode,
         min_chars=options.min_chars,
         limit=options.limit,
         sample=options.sample,
@@ -116,14 +200,17 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     return plan
 
 
-def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
-    """The same plan with the SHA-256 of every input, so that a changed corpus is noticed."""
-    files = tuple(dataclasses.replace(f, sha256=file_sha256(f.path)) for f in plan.files)
+def hash_inputs(plan: CorpusPlan, known: Mapping[str, str] | None = None) -> CorpusPlan:
+    """The same plan with the SHA-256 of every input, computed unless ``known`` by its key."""
+    known = known or {}
+    files = tuple(
+        dataclasses.replace(f, sha256=known.get(f.key) or file_sha256(f.path)) for f in plan.files
+    )
     return dataclasses.replace(plan, files=files)
 
 
 class _Guess:
-    """Finds columns by name and says what it chose."""
+    """Chooses columns by name, and notes its guesses."""
 
     def __init__(
         self, columns: Sequence[str], file: str, notices: list[str], word_columns: Sequence[str]
@@ -132,37 +219,40 @@ class _Guess:
         self._word_columns = word_columns
 
     def given(self, option: str, name: str | None) -> str | None:
-        """The named column, which must exist; spaces after the commas of a list do not count."""
-        if name is not None and name not in self._columns and name.strip() in self._columns:
-            name = name.strip()
-        if name is not None and name in self._word_columns:
+        """The named column, which must exist; spaces around its name are ignored."""
+        if name is None or name in self._columns:
+            return name
+        if name.strip() in self._columns:
+            return name.strip()
+        if name in self._word_columns:
             raise CorpusError(
                 f"{option}={name!r}: this column of {self._file} has a value for each word, not "
                 f"for each text. Labels of words are read with word_label={name!r}."
             )
-        if name is not None and name not in self._columns:
-            raise CorpusError(
-                f"{option}={name!r}: {self._file} has no such column; it has "
-                f"{_listed(self._columns)}.{_quoted(self._columns)}"
-                f"{did_you_mean(name, self._columns)}"
-            )
-        return name
+        raise CorpusError(
+            f"{option}={name!r}: {self._file} has no such column; it has "
+            f"{_listed(self._columns)}.{_quoted(self._columns)}"
+            f"{did_you_mean(name, self._columns)}"
+        )
 
     def found(
         self, option: str, name: str | None, usual: Sequence[str], used: Collection[str | None] = ()
     ) -> str | None:
-        """The named column, or one with a usual name that is not used, or none."""
+        """The named column, else an unused one with a usual name, else ``None``."""
         if name is not None:
             return self.given(option, name)
         by_lower = {column.lower(): column for column in reversed(self._columns)}
-        found = next((by_lower[known] for known in usual if known in by_lower), None)
-        if found is None or found in used:
+        if option == "label":  # whose fields are not meant together
+            for name in self._columns:
+                by_lower.pop(name.rpartition(".")[0].lower(), None)
+        column = next((by_lower[known] for known in usual if known in by_lower), None)
+        if column is None or column in used:
             return None
-        self._notices.append(f"{option} column: {found} (choose another with {option}=)")
-        return found
+        self._notices.append(f"{option} column: {column} (choose another with {option}=)")
+        return column
 
     def word_label(self, name: str | None, *, paired: bool) -> str | None:
-        """The named column of word labels; of a format that marks words, a column of words."""
+        """The named column of word labels."""
         if name is not None and paired:
             raise UsageError(f"word_label={name!r}: words of pairs of texts have no labels.")
         if name is None or name in self._word_columns:
@@ -175,17 +265,17 @@ class _Guess:
         return self.given("word_label", name)
 
     def text(self, name: str | None) -> str:
-        """The text column: named, the only one, or one with a usual name."""
+        """The text column: named, the only one, or with a usual name."""
         if name is None and len(self._columns) == 1:
             return self._columns[0]
-        found = self.found("text", name, _TEXT_NAMES)
-        if found is None:
+        column = self.found("text", name, _TEXT_NAMES)
+        if column is None:
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}."
                 f"{_quoted(self._columns)} Name one with text=, and the second text of a pair "
                 "with text_pair=."
             )
-        return found
+        return column
 
 
 def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str]]:
@@ -198,14 +288,16 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
         notices.append(f"format: {name} (recognised by its first bytes; set it with format=)")
     kind = READERS[name]
     if not kind.text:
-        if compression_of(first_bytes(file.path), file.path):
+        if name != "sheet" and compression_of(first_bytes(file.path), file.path):
             raise CorpusError(
                 f"{file.name}: a compressed {name.capitalize()} file must be unpacked first."
             )
         return Dialect(name), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
-    first = _first_line(file, encoding)
+    with Source(file.path, encoding=encoding) as source:
+        line = next((line for line in source if line.data), None)
+        first = line.data.decode(source.encoding, "replace") if line else ""
     if options.format == "auto" and suffix_of(file.path) == ".txt" and header and "\t" not in first:
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
         notices.append("one text per line (the first line has no tab; set it with format=)")
@@ -219,12 +311,6 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     return Dialect(name, encoding, delimiter, quoting, header), notices
 
 
-def _first_line(file: InputFile, encoding: str) -> str:
-    with Source(file.path, encoding=encoding) as source:
-        line = next((line for line in source if line.data), None)
-        return line.data.decode(source.encoding, "replace") if line else ""
-
-
 def _common_columns(
     files: Sequence[InputFile], tables: Sequence[Table], dialect: Dialect
 ) -> tuple[str, ...]:
@@ -232,27 +318,30 @@ def _common_columns(
     same = READERS[dialect.format].same_columns
     first = files[0]
     for file, table in zip(files, tables, strict=True):
-        found = tuple(table.columns)
-        if not same and not found:
-            continue  # without a record it has no columns, and contradicts none
+        names = tuple(table.columns)
+        if not same and not names:
+            continue  # a file without records has no columns
         if columns is None:
-            columns, first = found, file
-        elif found != columns and (same or set(found) != set(columns)):
+            columns, first = names, file
+        elif names != columns and (same or _top(names) != _top(columns)):
             raise CorpusError(
-                f"{file.name} has the columns {_listed(found)}, but {first.name} has "
+                f"{file.name} has the columns {_listed(names)}, but {first.name} has "
                 f"{_listed(columns)}. Extract them one by one, or give files of one kind."
             )
     return columns or ()
 
 
+def _top(names: Sequence[str]) -> set[str]:
+    return {name for name in names if "." not in name}  # fields of objects may be absent
+
+
 def _listed(names: Sequence[str]) -> str:
-    """The names for a message; the first line of a file that is no table may be very long."""
     text = ", ".join(names)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """What to do about names that a CSV writer put in quotes and that were read literally."""
+    # a CSV writer's quotes were read literally
     if any(len(name) > 1 and name[0] == name[-1] == '"' for name in names):
         return " The header is quoted as CSV: use quoting='csv'."
     return ""

@@ -1,97 +1,683 @@
 """The table of corpus formats: one row each, and how a file's format is recognised.
 
-To add a format: a subclass of :class:`~embedkit.corpus.rows.Table`, a row in :data:`READERS`, and
-its name in :data:`embedkit.choices.FORMATS`.
+To add a format: a subclass of :class:`Table`, a row in :data:`READERS`, and its name in
+:data:`embedkit.choices.FORMATS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from embedkit.choices import FORMATS, check_choice
-from embedkit.corpus.columnar import ArrowTable, ParquetTable
 from embedkit.corpus.conllu import ConlluTable
-from embedkit.corpus.delimited import DelimitedTable, LinesTable
-from embedkit.corpus.json_lines import JsonLinesTable
-from embedkit.corpus.options import Dialect
-from embedkit.corpus.rows import Table
-from embedkit.corpus.source import PACKED_SUFFIXES, Source, first_bytes
+from embedkit.corpus.sources import (
+    MAX_RECORD_BYTES,
+    PACKED_SUFFIXES,
+    BadRecordError,
+    BadRow,
+    Cell,
+    Dialect,
+    Line,
+    NotText,
+    Place,
+    Row,
+    Source,
+    Table,
+    TextTable,
+    bad_row,
+    check_encoding,
+    first_bytes,
+    has_surrogate,
+    too_long,
+)
+from embedkit.errors import CorpusError
 
-__all__ = ["READERS", "Format", "format_of_content", "format_of_name", "open_table", "suffix_of"]
+_BATCH = 4_096
+_ARROW_FILE = b"ARROW1"
+_BYTES_OF = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+# the last two are raised for column names that are not UTF-8 and dates beyond Python's
+_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+def _check_names(
+    names: Sequence[str],
+    path: Path,
+    advice: str = "Rename one, or skip the header line: header=False, with column numbers.",
+) -> None:
+    seen: dict[str, int] = {}
+    for position, name in enumerate(names, 1):
+        if name in seen:
+            raise CorpusError(
+                f"{path}: columns {seen[name]} and {position} are both named {name[:100]!r}. "
+                f"{advice}"
+            )
+        seen[name] = position
+
+
+class ColumnarTable(Table):
+    """A file of typed columns, read in batches; strings are checked row by row."""
+
+    title: str
+    _file: Any
+
+    def __init__(self, path: Path, _dialect: Dialect) -> None:
+        self.path = path
+        self._done = self._skipped = 0
+        try:
+            schema = self._open()
+            self._top = frozenset(schema.names)
+            self.columns = [name for name, _ in _nested(schema)]
+            self._types = dict(_nested(schema))
+        except _ERRORS as error:
+            raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
+        _check_names(self.columns, path, advice="Rename one.")
+
+    @abstractmethod
+    def _open(self) -> pa.Schema:
+        """Open the file."""
+
+    @abstractmethod
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """Batches with these columns."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def seek(self, place: Place) -> bool:
+        """Continue with the row at a place."""
+        self._done = self._skipped = place.file_row
+        return True
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen columns of every row."""
+        unique = list(dict.fromkeys(names))
+        try:
+            for whole in self._batches(list(dict.fromkeys(map(self._stored, unique)))):
+                batch = whole.slice(min(self._skipped, whole.num_rows))
+                self._skipped -= whole.num_rows - batch.num_rows
+                columns = {name: _cells(self._column(batch, name)) for name in unique}
+                for values in zip(*(columns[name] for name in names), strict=True):
+                    self._done += 1
+                    yield _row(values)
+        except _ERRORS as error:
+            raise CorpusError(f"{self.path} cannot be read to its end: {error}.") from error
+
+    def _stored(self, name: str) -> str:
+        """The column of the file that a name is in: ``labels`` for ``labels.label``."""
+        while name not in self._top:
+            name = name.rpartition(".")[0]
+        return name
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        column = batch.column(top := self._stored(name))
+        for part in name.removeprefix(top).split(".")[1:]:
+            column = pc.struct_field(column, part)
+        return column
+
+    def check_column(self, name: str, *, role: str) -> None:
+        """Raise a :class:`CorpusError` for a nested or binary column, and for a text of numbers."""
+        kind = self._types[name]
+        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if role in ("text", "text_pair") and not (is_string(inner) or pa.types.is_null(inner)):
+            raise CorpusError(
+                f"{self.path}: column {name!r} is {kind}; a text must be a string. Name another "
+                f"column with {role}=, or convert it first."
+            )
+        if pa.types.is_nested(inner) or is_bytes(inner):
+            raise CorpusError(
+                f"{self.path}: column {name!r} is {kind}; a string, a number or a date is needed."
+            )
+
+
+class ParquetTable(ColumnarTable):
+    """Parquet; page checksums are verified."""
+
+    title = "Parquet"
+
+    def _open(self) -> pa.Schema:
+        self._file = pq.ParquetFile(self.path, page_checksum_verification=True)
+        return self._file.schema_arrow
+
+    @property
+    def fraction(self) -> float:
+        """Progress by rows."""
+        total = self._file.metadata.num_rows
+        return self._done / total if total else 1.0
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        metadata = self._file.metadata
+        groups = list(range(metadata.num_row_groups))
+        while groups and self._skipped >= (rows := metadata.row_group(groups[0]).num_rows):
+            del groups[0]
+            self._skipped -= rows
+        yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=names)
+
+
+class ArrowTable(ColumnarTable):
+    """Arrow IPC, as a file (also Feather version 2) or as a stream; one batch is in memory.
+
+    The format has no checksums: only structural damage is noticed, such as offsets out of bounds.
+    """
+
+    title = "Arrow"
+
+    def _open(self) -> pa.Schema:
+        self._file = pa.OSFile(str(self.path))
+        try:
+            return self._reader().schema
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _reader(self, columns: Sequence[int] = ()) -> Any:
+        self._file.seek(0)
+        is_file = self._file.read(len(_ARROW_FILE)) == _ARROW_FILE
+        self._file.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=list(columns))
+        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(self._file, options=options)
+
+    @property
+    def fraction(self) -> float:
+        """Progress by bytes."""
+        return float(self._file.tell() / self._file.size())
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        reader = self._reader([self.columns.index(name) for name in names])
+        is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            for column in batch.columns:
+                _check_bounds(column)
+            for start in range(0, batch.num_rows, _BATCH):
+                yield batch.slice(start, _BATCH)
+
+
+def _nested(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    """Names and types of columns, and of the fields in them by dotted names."""
+    for field in fields:
+        yield prefix + field.name, field.type
+        if pa.types.is_struct(field.type):
+            yield from _nested(field.type, f"{prefix}{field.name}.")
+
+
+class SheetTable(Table):
+    """The first sheet of a workbook, which is in memory; its first row names the columns."""
+
+    def __init__(self, path: Path, _dialect: Dialect) -> None:
+        try:
+            import python_calamine
+        except ImportError as error:
+            raise CorpusError(
+                f"{path} is a workbook. Read it with pip install python-calamine, or save the "
+                "sheet as CSV (UTF-8)."
+            ) from error
+        self.path, self._done = path, 0
+        try:
+            with python_calamine.load_workbook(path) as book:
+                sheet = book.get_sheet_by_index(0)
+                self._rows = sheet.to_python(skip_empty_area=False)
+        except (python_calamine.CalamineError, OSError) as error:
+            raise CorpusError(f"{path} is not a readable workbook: {error}.") from error
+        self._first = next((i for i, row in enumerate(self._rows) if any(map(_sheet_cell, row))), 0)
+        names = [str(_sheet_cell(cell) or "") for cell in (self._rows or [[]])[self._first]]
+        self.columns = names[: len(names) - next((i for i, n in enumerate(names[::-1]) if n), 0)]
+        if not self.columns:
+            raise CorpusError(f"{path}: its first sheet is empty.")
+        _check_names(self.columns, path, advice="Rename one.")
+
+    @property
+    def fraction(self) -> float:
+        """Progress by rows."""
+        return self._done / len(self._rows)
+
+    def close(self) -> None:
+        """The file is closed already."""
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen columns of every row that is not empty."""
+        places = [self.columns.index(name) for name in names]
+        for number, row in enumerate(self._rows[self._first + 1 :], self._first + 2):
+            self._done = number
+            cells = [_sheet_cell(cell) for cell in row]
+            if not any(cells):
+                self.blank += 1
+                continue
+            yield Row(number, None, 0, tuple(cells[place] for place in places))
+
+
+def _sheet_cell(value: Any) -> Cell:
+    """Text as it is, whole numbers without a decimal point, an empty cell as null."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return (value or None) if isinstance(value, str) else NotText(value)
+
+
+def _check_bounds(column: pa.Array) -> None:
+    """Raise ``ArrowInvalid`` for offsets beyond the data; strings may be any bytes."""
+    if pa.types.is_dictionary(column.type):
+        _check_bounds(column.dictionary)  # its indices are checked when it is decoded
+    else:
+        as_bytes = _BYTES_OF.get(column.type)
+        (column.view(as_bytes) if as_bytes else column).validate(full=True)
+
+
+def _cells(column: pa.Array) -> list[bytes | NotText | None]:
+    column = without_dictionary(column)
+    if is_string(column.type):
+        # as bytes: one undecodable value must cost one row and not the batch
+        values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+        return list(values)
+    return [None if v is None else NotText(v) for v in column.to_pylist()]
+
+
+def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
+    cells: list[Cell] = []
+    for value in values:
+        try:
+            cells.append(value.decode("utf-8") if isinstance(value, bytes) else value)
+        except UnicodeDecodeError as error:
+            raw = value[:200] if isinstance(value, bytes) else b""
+            return BadRow(None, None, 0, "invalid_encoding", f"utf-8: {error.reason}", raw)
+    return Row(None, None, 0, tuple(cells))
+
+
+def without_dictionary(column: pa.Array) -> pa.Array:
+    """The values of a column that may be dictionary-encoded."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    if pa.types.is_string_view(values.type):  # which pyarrow cannot take from
+        values = values.cast(pa.large_string())
+    return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Whether values of the type are text."""
+    return kind in _BYTES_OF
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values of the type are bytes."""
+    return kind in _BYTES_OF.values() or pa.types.is_fixed_size_binary(kind)
+
+
+_LONE_CR = "\ud800"  # replaces it for the csv module, which would end the record
+_LINE_ENDS = ("", "\n", "\r\n")
+
+_Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and the cells in them
+_Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
+
+
+class DelimitedTable(TextTable):
+    """TSV or CSV: records of cells."""
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen columns of every record."""
+        indexes = [self.columns.index(name) for name in names]
+        width = len(self.columns)
+        for parsed in self._records():
+            if parsed is None:
+                self.blank += 1
+            elif isinstance(parsed, BadRow):
+                yield parsed
+            else:
+                yield self._row(parsed, indexes, width)
+
+    def _records(self) -> _Records:
+        if self._dialect.quoting == "csv":
+            return _csv_records(self._lines, self._dialect.delimiter)
+        mark, encoding = self._dialect.delimiter, self._lines.encoding
+        if mark == "\t":  # its byte is part of no other character in any encoding
+            return _plain_records(self._lines, lambda data: data.split(b"\t"))
+        return _plain_records(
+            self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
+        )
+
+    def _row(self, parsed: _Parsed, indexes: list[int], width: int) -> Row | BadRow:
+        lines, cells = parsed
+        if len(cells) != width:
+            reason = "too_few_cells" if len(cells) < width else "too_many_cells"
+            return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
+        try:
+            chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
+            return bad_row(lines, "invalid_encoding", detail)
+        return Row(lines[0].number, lines[0].offset, sum(line.length for line in lines), chosen)
+
+    def _read_columns(self) -> list[str]:
+        for parsed in self._records():
+            if isinstance(parsed, BadRow):
+                raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
+            if parsed is not None:
+                break
+            self.blank += 1
+        else:
+            return self._names(0)
+        lines, cells = parsed
+        if not self._dialect.header:
+            self._lines.back(lines)
+            return self._names(len(cells))
+        try:
+            names = [_decoded(cell, self._encoding) for cell in cells]
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:
+            raise CorpusError(
+                f"{self.path}: the header is not {self._encoding}. Pass the right encoding=."
+            ) from error
+        _check_names(names, self.path)
+        return names
+
+    def _names(self, count: int) -> list[str]:
+        """Names of the columns of a file without a header, or of an empty one."""
+        if not count and self._dialect.header:
+            raise CorpusError(f"{self.path} is empty: not even a header line.")
+        return [str(i) for i in range(count)] or ["text"]
+
+
+class LinesTable(DelimitedTable):
+    """One text per line, in the column ``text``."""
+
+    def _records(self) -> _Records:
+        return _plain_records(self._lines, lambda data: [data])
+
+    def _names(self, _count: int) -> list[str]:
+        return ["text"]
+
+
+def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
+    for line in lines:
+        if line.too_long:
+            yield too_long(line)
+        elif not line.data:
+            yield None
+        else:
+            try:
+                cells = split(line.data)
+            except UnicodeDecodeError as error:
+                yield bad_row([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
+            else:
+                yield [line], cells
+
+
+def _csv_records(lines: Source, delimiter: str) -> _Records:
+    """RFC 4180 records by the standard library, which gets the file line by line.
+
+    An invalid record is rejected, and reading continues on the line after its first one: a stray
+    quote costs one record and not the rest of the file. Line ends inside quotes stay as they are,
+    and a lone carriage return is text, quoted or not.
+    """
+    csv.field_size_limit(MAX_RECORD_BYTES + 1)
+    while True:
+        taken: list[Line] = []
+        reader = csv.reader(_fed(lines, taken), delimiter=delimiter, strict=True, quotechar='"')
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except _RunawayError:
+            advice = "a quote may stand alone: see quoting='none'"
+            problem = "record_too_long", f"over {MAX_RECORD_BYTES} bytes; {advice}"
+        except csv.Error as error:
+            problem = "bad_quoting", str(error)
+        except UnicodeDecodeError as error:
+            problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
+        else:
+            if taken[0].too_long:
+                yield too_long(taken[0])
+            elif not cells:
+                yield None
+            else:
+                yield taken, [cell.replace(_LONE_CR, "\r") for cell in cells]
+            continue
+        lines.back(taken[1:])
+        yield bad_row(taken[:1], *problem)
+
+
+def _fed(lines: Source, taken: list[Line]) -> Iterator[str]:
+    total = 0
+    for line in lines:
+        taken.append(line)
+        total += line.length
+        if total > MAX_RECORD_BYTES:
+            if len(taken) == 1:
+                yield ""
+                return
+            raise _RunawayError
+        # undecodable bytes become lone surrogates, which are rejected cell by cell;
+        # only encodings with escape sequences may fail here
+        text = line.data.decode(lines.encoding, "surrogateescape")
+        yield text.replace("\r", _LONE_CR) + _LINE_ENDS[line.length - len(line.data)]
+
+
+class _RunawayError(Exception):
+    """A quoted field runs over the record limit."""
+
+
+def _decoded(cell: bytes | str, encoding: str) -> str:
+    if isinstance(cell, bytes):
+        return cell.decode(encoding)
+    if not has_surrogate(cell):
+        return cell
+    return cell.encode(encoding, "surrogateescape").decode(encoding)
+
+
+_PEEK = 1_000
+_PEEK_BYTES = 16 << 20
+_ARRAY = re.compile(rb"\s*\[\s*[{\]]")
+
+
+class JsonTable(TextTable):
+    """One JSON object per line, or an array of objects; the columns are the keys of the first ones.
+
+    Keys of objects within an object have dotted names, such as ``labels.label``.
+    """
+
+    def seek(self, place: Place) -> bool:
+        """Continue with the object at a place; ``False`` for an array."""
+        if self._is_array or not super().seek(place):
+            return False
+        self._items = chain(self._lines)
+        return True
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen keys of every object; an absent key is a null cell."""
+        for line in self._items:
+            if line.too_long:
+                yield too_long(line)
+            elif not line.data.strip():
+                self.blank += 1
+            else:
+                try:
+                    cells = self._cells(line, names)
+                except BadRecordError as error:
+                    yield bad_row([line], error.reason, error.detail)
+                else:
+                    yield Row(line.number, line.offset, line.length, cells)
+
+    def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
+        try:
+            record = self._parse(line)
+            values = [_value(record, name) for name in names]
+            return tuple(
+                value if value is None or isinstance(value, str) else NotText(_json_literal(value))
+                for value in values
+            )
+        except RecursionError as error:
+            raise BadRecordError("bad_json", "nested too deeply") from error
+
+    def _parse(self, line: Line) -> dict[str, Any]:
+        try:
+            record = json.loads(
+                line.data.decode(self._encoding),
+                parse_int=NotText,
+                parse_float=NotText,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=_unique_keys,
+            )
+        except UnicodeDecodeError as error:
+            raise BadRecordError("invalid_encoding", f"{self._encoding}: {error.reason}") from error
+        except json.JSONDecodeError as error:
+            raise BadRecordError("bad_json", f"{error.msg} at column {error.colno}") from error
+        if not isinstance(record, dict):
+            raise BadRecordError("not_an_object", "expected a JSON object")
+        return record
+
+    def _read_columns(self) -> list[str]:
+        self._is_array = _ARRAY.match(self._lines.head()) is not None
+        if (
+            self._is_array and self._encoding != "utf-8"
+        ):  # whose marks may be bytes of other characters
+            self._lines.close()
+            self._lines = Source(self.path, encoding=self._encoding, transcode=True)
+            self._encoding = "utf-8"
+        items = self._lines.array_items() if self._is_array else iter(self._lines)
+        peeked: list[Line] = []
+        held = 0  # bytes in memory
+        for line in islice(items, _PEEK):
+            peeked.append(line)
+            held += len(line.data)
+            if held > _PEEK_BYTES:
+                break
+        self._items = chain(peeked, items)
+        filled = [line for line in peeked if line.data.strip()]
+        names: dict[str, None] = {}
+        objects = undecodable = 0
+        for line in filled:
+            try:
+                names.update(dict.fromkeys(_keys(self._parse(line))))
+                objects += 1
+            except RecursionError:
+                continue
+            except BadRecordError as error:
+                undecodable += error.reason == "invalid_encoding"
+        check_encoding(self.path, self._encoding, bad=undecodable, seen=len(filled))
+        if filled and (not objects or filled[0].data.strip() == b"{"):
+            raise CorpusError(
+                f"{self.path} holds neither JSON objects, one per line, nor an array of them: "
+                f"{objects} objects in its first {len(filled)} lines. If the records are inside of "
+                "a document, pass them in Python: embedkit.extract(json.load(file)['data'], …)."
+            )
+        return list(names)
+
+
+def _keys(record: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in record.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
+
+
+def _value(record: Any, name: str) -> Any:
+    if name in record:
+        return record[name]
+    for part in name.split("."):
+        record = record.get(part) if isinstance(record, dict) else None
+    return record
+
+
+def _json_literal(value: object) -> str:
+    if isinstance(value, NotText):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_json_literal, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{_json_literal(name)}: {_json_literal(item)}" for name, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse_constant(name: str) -> float:
+    raise BadRecordError("bad_json", f"{name} is not JSON")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRecordError("duplicate_key", f"{twice!r} stands twice")
+    return record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One corpus format.
-
-    Attributes:
-        open: opens a file: ``open(path, dialect)``.
-        suffixes: suffixes of file names by which the format is recognised.
-        magic: first bytes by which it is recognised where the suffix says nothing.
-        text: whether files are text, in some encoding, plain or compressed.
-        delimiters: what may separate cells, the usual one first; empty where nothing does.
-        quoting: what ``quoting="auto"`` means; empty where there are no quotes and no header.
-        header: whether the first line may name the columns.
-        same_columns: whether all files of a corpus must have their columns in the same order;
-            otherwise an equal set of names is enough, and a file without records has none.
-        marks_words: whether records say where the words of their texts are.
-    """
+    """One corpus format."""
 
     open: Callable[[Path, Dialect], Table]
     suffixes: tuple[str, ...] = ()
-    magic: tuple[bytes, ...] = ()
-    text: bool = True
-    delimiters: tuple[str, ...] = ()
-    quoting: str = ""
-    header: bool = False
-    same_columns: bool = True
-    marks_words: bool = False
+    magic: tuple[bytes, ...] = ()  # first bytes, for files of other suffixes
+    text: bool = True  # in some encoding, plain or compressed
+    delimiters: tuple[str, ...] = ()  # the usual one first
+    quoting: str = ""  # meaning of "auto"; empty if the format has no quotes and no header
+    header: bool = False  # whether the first line may name the columns
+    same_columns: bool = True  # in the same order; else by name, and none without records
+    marks_words: bool = False  # whether records contain the spans of words
 
 
 READERS: Mapping[str, Format] = {
     "tsv": Format(
-        open=DelimitedTable, suffixes=(".tsv", ".tab", ".txt"), delimiters=("\t",),
-        quoting="none", header=True,
+        open=DelimitedTable,
+        suffixes=(".tsv", ".tab", ".txt"),
+        delimiters=("\t",),
+        quoting="none",
+        header=True,
     ),
     "csv": Format(
-        open=DelimitedTable, suffixes=(".csv",), delimiters=(",", ";", "\t", "|"),
-        quoting="csv", header=True,
+        open=DelimitedTable,
+        suffixes=(".csv",),
+        delimiters=(",", ";", "\t", "|"),
+        quoting="csv",
+        header=True,
     ),
     "lines": Format(open=LinesTable, quoting="none"),
     "jsonl": Format(
-        open=JsonLinesTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",),
-        same_columns=False,
+        open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
     ),
     "parquet": Format(
         open=ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
     ),
     "arrow": Format(
-        open=ArrowTable, suffixes=(".arrow", ".feather", ".ipc"),
-        magic=(b"ARROW1", b"\xff\xff\xff\xff"), text=False,
+        open=ArrowTable,
+        suffixes=(".arrow", ".feather", ".ipc"),
+        magic=(b"ARROW1", b"\xff\xff\xff\xff"),
+        text=False,
+    ),
+    "sheet": Format(
+        open=SheetTable, suffixes=(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), text=False
     ),
     "conllu": Format(
-        open=ConlluTable, suffixes=(".conllu",),
+        open=ConlluTable,
+        suffixes=(".conllu",),
         magic=(b"# sent_id", b"# newdoc", b"# text =", b"# global.columns"),
         marks_words=True,
     ),
-}  # fmt: skip
+}
 
 
 def open_table(path: Path, dialect: Dialect) -> Table:
-    """Open one file for reading in the given dialect.
-
-    Raises:
-        CorpusError: the file is not of that format.
-        UsageError: the format is unknown.
-    """
+    """Open a file; a :class:`CorpusError` if it is not of the format."""
     check_choice(FORMATS, format=dialect.format)
     return READERS[dialect.format].open(path, dialect)
 
 
 def format_of_name(path: Path) -> str:
-    """The format that the suffix of a file stands for; empty if for none."""
+    """The format by the suffix of a file; empty if it is unknown."""
     suffix = suffix_of(path)
     return next((name for name, kind in READERS.items() if suffix in kind.suffixes), "")
 
@@ -105,9 +691,9 @@ def suffix_of(path: Path) -> str:
 
 
 def format_of_content(path: Path, encoding: str) -> str:
-    """The format that the first bytes of a file stand for; text without a tab is ``lines``."""
-    if found := _by_magic(first_bytes(path), text=False):
-        return found
+    """The format by the first bytes of a file; text without a tab is ``lines``."""
+    if name := _by_magic(first_bytes(path), text=False):
+        return name
     with Source(path, encoding=encoding) as source:
         head = source.head().lstrip()
     return _by_magic(head, text=True) or ("tsv" if b"\t" in head.split(b"\n", 1)[0] else "lines")

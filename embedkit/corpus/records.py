@@ -1,70 +1,58 @@
-"""Rows → records and rejects, with every record of the input counted exactly once."""
+"""Rows → records and rejects; every record of the input is counted exactly once."""
 
 from __future__ import annotations
 
 import json
 import logging
-import unicodedata
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
+from embedkit.corpus.conllu import Words, words_of
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.readers import READERS
-from embedkit.corpus.rows import (
+from embedkit.corpus.readers import READERS, open_table
+from embedkit.corpus.sources import (
+    BadRecordError,
     BadRow,
+    NotText,
+    Place,
     Row,
     Table,
     check_encoding,
     has_surrogate,
-    is_text,
-    normal_form,
 )
-from embedkit.corpus.words import BadWordsError, Words, words_of
-
-__all__ = ["CorpusReader", "ReadCounts", "Record", "Reject"]
 
 logger = logging.getLogger(__name__)
 
 _TRIAL = 1_000
 _EXCERPT = 200
+_COMPARED_IDS = 1_000_000  # 100 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One text, or pair of texts, of the corpus.
+    """One text, or pair of texts, of the corpus; cells are as written."""
 
-    Attributes:
-        row: 0-based number of the record in the whole input, rejects counted.
-        file: number of the input file.
-        line: 1-based physical line on which it begins; ``None`` for Parquet.
-        offset: byte offset of that line; ``None`` for Parquet.
-        id: as written in the file, or the row number where there is no id column.
-        text: unchanged unless a Unicode form was asked for.
-        text_pair: the second text, or ``None``.
-        label: as written, or ``None``.
-        kept: the further columns, as written.
-        words: the words that the corpus marks or labels; ``None`` if it does neither.
-    """
-
-    row: int
+    row: int  # number of the record in the whole input, rejects counted
     file: int
-    line: int | None
+    line: int | None  # physical line on which it begins, from 1; None for Parquet, like offset
     offset: int | None
-    id: str
+    id: str  # the row number without an id column
     text: str
     text_pair: str | None
     label: str | None
     kept: tuple[str | None, ...]
-    words: Words | None = None
+    words: Words | None = None  # that the corpus marks or labels
 
 
 @dataclass(frozen=True, slots=True)
 class Reject(BadRow):
-    """A record that is not embedded, and why."""
+    """A record that is not embedded, with the reason."""
 
     row: int
     file: str
@@ -79,7 +67,7 @@ class Reject(BadRow):
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a pass over the corpus met. ``accepted + rejected + left_out == records``."""
+    """Counts of a pass over the corpus; ``accepted + rejected + left_out == records``."""
 
     records: int = 0
     accepted: int = 0
@@ -88,7 +76,7 @@ class ReadCounts:
     left_out: Counter[str] = field(default_factory=Counter)
     fields_with_quotes: int = 0
     fields_csv_quoted: int = 0
-    not_nfc: int = 0
+    repeated_ids: int = 0
 
     @property
     def n_rejected(self) -> int:
@@ -96,31 +84,39 @@ class ReadCounts:
         return sum(self.rejected.values())
 
     @property
-    def quote_notice(self) -> str:
-        """What to say about fields that look CSV-quoted but were read literally; or nothing."""
-        if not self.fields_csv_quoted:
-            return ""
-        return (
-            f"{self.fields_csv_quoted} of the {self.fields_with_quotes} fields that hold a double "
-            'quote are written "so", as CSV writers do; they were taken literally. If the file '
-            "was written by one, use quoting='csv'"
-        )
+    def notices(self) -> list[str]:
+        """Notices about fields that look CSV-quoted but were read literally, and repeated ids."""
+        notices = []
+        if self.fields_csv_quoted:
+            notices.append(
+                f"{self.fields_csv_quoted:,} of the {self.fields_with_quotes:,} fields with quotes "
+                "look CSV-quoted (\"like this\"). The quotes were kept; quoting='csv' removes them"
+            )
+        if self.repeated_ids:
+            notices.append(
+                f"ids are not unique: {self.repeated_ids:,} records repeat an earlier id"
+            )
+        return notices
 
 
 class CorpusReader:
-    """Reads a planned corpus from its beginning; iterating yields records and rejects in order.
+    """Reads a planned corpus; iterating yields records and rejects in order.
 
-    Memory does not grow with the corpus, except by the row numbers that a sample is drawn from.
+    It begins at the record ``start``, or earlier in its file if the format requires it. Memory does
+    not grow with the corpus, except by the row numbers that a sample is drawn from.
     """
 
-    def __init__(self, plan: CorpusPlan) -> None:
+    def __init__(self, plan: CorpusPlan, start: Place | None = None) -> None:
         self.plan, self.counts, self.file_number = plan, ReadCounts(), 0
+        self._ids: set[int] = set()
+        self.first_row, self.from_start = 0, False  # of the current file; see :meth:`Table.seek`
+        self._start = start
         self._table: Table | None = None
         self._chosen = None if plan.sample is None else _sampled(plan, plan.sample)
 
     @property
     def fraction(self) -> float:
-        """Fraction of the input that has been read, by bytes, 0 to 1."""
+        """Progress by bytes, 0 to 1."""
         total = sum(file.size for file in self.plan.files)
         if not total:
             return 1.0
@@ -130,50 +126,75 @@ class CorpusReader:
         return done / total
 
     def records(self) -> list[Record]:
-        """Return all records, and warn of fields that were perhaps read with the wrong quoting."""
-        found = [item for item in self if isinstance(item, Record)]
-        if self.counts.quote_notice:
-            logger.warning(self.counts.quote_notice)
-        return found
+        """All records; warns if the quoting looks wrong."""
+        records = [item for item in self if isinstance(item, Record)]
+        for notice in self.counts.notices:
+            logger.warning(notice)
+        return records
 
     def __iter__(self) -> Iterator[Record | Reject]:
-        counts = self.counts
-        for number, table in self.plan.open_tables():
-            self.file_number, self._table = number, table
-            undecodable = in_file = 0
-            for raw in table.rows(self.plan.wanted):
-                row = counts.records
-                counts.records += 1
-                in_file += 1
-                undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
-                if in_file == _TRIAL:
+        counts, start = self.counts, self._start
+        for number, file in enumerate(self.plan.files):
+            if start is not None and number < start.file:
+                continue
+            with closing(open_table(file.path, self.plan)) as table:
+                self.file_number, self._table = number, table
+                undecodable = in_file = 0
+                if start is not None and number == start.file:
+                    self.from_start = not table.seek(start)
+                    in_file = 0 if self.from_start else start.file_row
+                    counts.records = start.row - start.file_row + in_file
+                self.first_row = counts.records - in_file
+                for raw in table.rows(self.plan.wanted):
+                    row = counts.records
+                    counts.records += 1
+                    in_file += 1
+                    undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
+                    if in_file == _TRIAL:
+                        self._check_encoding(table, undecodable, in_file)
+                    if self.plan.limit is not None and row >= self.plan.limit:
+                        counts.left_out["limit"] += 1
+                        continue
+                    item = self._judge(raw, row, number)
+                    if item is not None:
+                        yield item
+                counts.blank_lines += table.blank
+                if in_file < _TRIAL:
                     self._check_encoding(table, undecodable, in_file)
-                if self.plan.limit is not None and row >= self.plan.limit:
-                    counts.left_out["limit"] += 1
-                    continue
-                item = self._judge(raw, row, number)
-                if item is not None:
-                    yield item
-            counts.blank_lines += table.blank
-            if in_file < _TRIAL:
-                self._check_encoding(table, undecodable, in_file)
-            self.file_number, self._table = number + 1, None
+                self.file_number, self._table = number + 1, None
 
     def _check_encoding(self, table: Table, bad: int, seen: int) -> None:
-        # judged on the first records of a file, or on all of a shorter one
         if READERS[self.plan.format].text:
             check_encoding(table.path, self.plan.encoding, bad=bad, seen=seen)
+
+    def _with_span(self, raw: Row, text: str) -> Row:
+        """The row with the span that two of its kept columns tell, if they do."""
+        plan = self.plan
+        if not plan.spans:
+            return raw
+        start, end = (raw.cells[plan.keep.index(name) - len(plan.keep)] for name in plan.spans)
+        try:
+            span = int(str(start)), int(str(end))
+        except ValueError:
+            span = -1, -1
+        if not 0 <= span[0] < span[1] <= len(text) or not text[span[0] : span[1]].strip():
+            raise BadRecordError("bad_span", f"{start} to {end} is no part of the text")
+        return replace(raw, spans=(span,))
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:
         if isinstance(raw, Row):
             self._count_quotes(raw.cells)
             problem = _problem(raw.cells, paired=self.plan.text_pair is not None)
             if problem is None:
-                text = normal_form(str(raw.cells[0]), self.plan.unicode)
-                try:
-                    words = self._words(raw, text)
-                except BadWordsError as error:
-                    problem = error.reason, error.detail
+                text = str(raw.cells[0])
+                words, labelled = None, self.plan.word_label is not None
+                if labelled or raw.spans is not None or self.plan.spans:
+                    # the kept columns stand after that of the word labels
+                    cell = raw.cells[-len(self.plan.keep) - 1] if labelled else None
+                    try:
+                        words = words_of(self._with_span(raw, text), cell, text, labelled=labelled)
+                    except BadRecordError as error:
+                        problem = error.reason, error.detail
             if problem is not None:
                 excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
                 raw = BadRow(raw.line, raw.offset, raw.length, *problem, excerpt)
@@ -187,23 +208,15 @@ class CorpusReader:
             self.counts.left_out["sample"] += 1
             return None
         self.counts.accepted += 1
-        return self._record(raw, text, words, row, number)
-
-    def _words(self, raw: Row, text: str) -> Words | None:
-        plan = self.plan
-        cell = None if plan.word_label is None else raw.cells[plan.word_label_place]
-        return words_of(raw, cell, text, labelled=plan.word_label is not None, form=plan.unicode)
-
-    def _record(self, raw: Row, text: str, words: Words | None, row: int, number: int) -> Record:
-        plan = self.plan
-        cells = iter([None if cell is None else str(cell) for cell in raw.cells])
-        first, pair, identifier, label, _ = (
+        plan, cells = self.plan, iter([None if cell is None else str(cell) for cell in raw.cells])
+        _, pair, identifier, label, _ = (
             None if name is None else next(cells)
             for name in (plan.text, plan.text_pair, plan.id, plan.label, plan.word_label)
         )
-        for cell in (first, pair):
-            if cell is not None and not unicodedata.is_normalized("NFC", cell):
-                self.counts.not_nfc += 1
+        if identifier is not None and len(self._ids) < _COMPARED_IDS:
+            key = hash(identifier)
+            self.counts.repeated_ids += key in self._ids
+            self._ids.add(key)
         return Record(
             row=row,
             file=number,
@@ -211,7 +224,7 @@ class CorpusReader:
             offset=raw.offset,
             id=str(row) if identifier is None else identifier,
             text=text,
-            text_pair=None if pair is None else normal_form(pair, plan.unicode),
+            text_pair=pair,
             label=label,
             kept=tuple(cells),
             words=words,
@@ -222,15 +235,17 @@ class CorpusReader:
             for cell in cells:
                 if cell and '"' in cell:
                     self.counts.fields_with_quotes += 1
-                    self.counts.fields_csv_quoted += _looks_quoted(cell)
+                    # as by a CSV writer: outer quotes, inner ones doubled
+                    outer = len(cell) > 1 and cell[0] == cell[-1] == '"'
+                    csv_quoted = outer and '"' not in cell[1:-1].replace('""', "")
+                    self.counts.fields_csv_quoted += csv_quoted
 
 
 def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | None:
-    """Why the record cannot be embedded: (reason, detail), or ``None``."""
     for name, cell in zip(("text", "text_pair"), cells[: 2 if paired else 1], strict=False):
         if cell is None:
             return f"null_{name}", f"the {name} is null or absent"
-        if not is_text(cell):
+        if isinstance(cell, NotText):
             return f"{name}_not_string", f"the {name} is a number or a list, not a string"
         if not cell.strip():
             return f"empty_{name}", f"the {name} is empty" + (" space" if cell else "")
@@ -240,13 +255,8 @@ def _problem(cells: Sequence[str | None], *, paired: bool) -> tuple[str, str] | 
     return None
 
 
-def _looks_quoted(cell: str) -> bool:
-    """Whether a CSV writer would have written the cell so: outer quotes, inner ones doubled."""
-    return len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-
-
+@lru_cache(maxsize=1)  # for readers of single shards
 def _sampled(plan: CorpusPlan, size: int) -> set[int]:
-    """Rows of ``size`` records drawn without replacement among those that qualify."""
     everything = CorpusReader(replace(plan, sample=None))
     rows = np.fromiter((r.row for r in everything if isinstance(r, Record)), dtype=np.int64)
     if len(rows) > size:

@@ -1,7 +1,6 @@
-"""Vectors of a whole corpus on disk: made, resumed, read and checked.
+"""Vectors of a whole corpus on disk: extraction, resume, reading and verification.
 
-Read in this order: ``schema`` (Parquet), ``vector_settings`` and ``manifest`` (what shaped the
-bytes), ``reader``, ``store`` and ``batches`` (reading), ``jobs`` (the folder under way),
-``planning``, ``shards`` and ``extraction`` (the loop), then ``verification``, ``inspection`` and
-``estimate``.
+Imports go down this list: ``info``, ``verify``, ``extract`` (options, plan, estimate), ``shards``
+(records to files), ``job`` (the folder), ``settings`` (new texts encoded alike), ``fold_models``,
+``read``, ``format`` (records of the manifest, schema).
 """

@@ -1,208 +1,270 @@
-"""The shards of one job: read, tokenized, encoded, written.
+"""The making of shards: records are read, tokenized, encoded and written.
 
-The whole input is read and parsed on every run, also on one that resumes: that is cheap beside
-the encoder, it lets records be counted exactly, and nothing but the shards themselves has to say
-where an earlier run stopped. Reading and tokenizing run ahead of the encoder, and writing behind
-it, in threads of their own; a shard is made by one thread at a time.
+In one process reading and tokenizing run ahead of the encoder, and writing behind it, in threads of
+their own with bounded queues. Other processes and machines call :func:`run_shard`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit import fsio
-from embedkit.corpus import CorpusReader, Record, Reject
-from embedkit.dataset.columns import layer_columns, ledger_of, sentence_columns
-from embedkit.dataset.jobs import Job, JobFolder
-from embedkit.dataset.manifest import Manifest, Totals
-from embedkit.dataset.planning import ExtractPlan
-from embedkit.dataset.schema import Footer, cast_for_storage, shard_bytes
-from embedkit.dataset.workers import Clock, StageTime, Writers, ahead
-from embedkit.encoding.encoder import PendingShard, ShardVectors
-from embedkit.encoding.legibility import note_if_spelled_out
+from embedkit.corpus import CorpusPlan, Record
+from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
+from embedkit.dataset.format import (
+    ExtractSettings,
+    Footer,
+    JobSettings,
+    Layout,
+    Receipt,
+    VectorSettings,
+    cast_for_storage,
+    shard_bytes,
+    text_column,
+    text_key,
+    tokenizer_settings,
+    whole_text,
+)
+from embedkit.dataset.job import Job, JobFolder, ShardPlan, ShardRange, ShardReader, difference
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
-from embedkit.encoding.tokenization import TokenizedText
-from embedkit.errors import CorpusError
-from embedkit.types import Progress, ProgressCallback
-
-__all__ = ["JobRun"]
+from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of, note_if_spelled_out
+from embedkit.encoding.views import LayerSpec, ShardVectors, View
+from embedkit.errors import MismatchError
+from embedkit.machine import __version__
+from embedkit.storage import incomplete
+from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _BYTES_WAITING = 192 << 20
+_OF_WORDS = {
+    "row": pa.int64(),
+    "word": pa.int32(),
+    "segment": pa.int8(),
+    "text": pa.string(),
+    "start": pa.int32(),
+    "end": pa.int32(),
+    "n_tokens": pa.int32(),
+}
+_OF_TOKENS = {
+    "row": pa.int64(),
+    "pos": pa.int32(),
+    "segment": pa.int8(),
+    "token_id": pa.int32(),
+    "token": pa.string(),
+    "start": pa.int32(),
+    "end": pa.int32(),
+    "word": pa.int32(),
+    "special": pa.bool_(),
+}
+_SPELLING = frozenset({"text", "token", "token_id"})
+"""Columns that reveal the texts."""
 
 _Table = tuple[str, dict[str, pa.Array], dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
-    """What is known of a shard before it is encoded; ``done`` if an earlier run made it."""
+class ExtractPlan:
+    """All decisions about an extraction, with the model loaded; nothing is written yet.
+
+    ``token_layers`` are the layers of word and token vectors; ``seen`` are the records of the run
+    whose encoders are used, ``None`` for a checkpoint; ``load`` are the arguments by which other
+    processes load the encoder, of which each has so many ``threads``.
+    """
+
+    corpus: CorpusPlan
+    encoder: Encoder
+    out: Path
+    views: tuple[View, ...]
+    token_layers: tuple[LayerSpec, ...]
+    job: Job
+    options: ExtractSettings
+    load: dict[str, Any]
+    threads: int
+    seen: SeenRecords | None = None
+    any_environment: bool = False
+
+    def of_worker(self, number: int) -> ExtractPlan:
+        """The plan as a worker gets it: without the encoder, its own device, absolute paths."""
+        devices, model = self.options.devices, Path(self.load["model"])
+        load = self.load | {"device": devices[number % len(devices)]}
+        if model.exists():
+            load["model"] = str(model.absolute())
+        files = tuple(replace(file, path=file.path.absolute()) for file in self.corpus.files)
+        return replace(
+            self,
+            corpus=replace(self.corpus, files=files),
+            encoder=cast("Encoder", None),
+            out=self.out.absolute(),
+            load=load,
+        )
+
+    @property
+    def vectors(self) -> VectorSettings:
+        """Everything that shapes a vector."""
+        return self.job.settings.vector_settings
+
+    def tokenized(self, records: Sequence[Record]) -> TokenizedTexts:
+        """Tokenize records, with offsets where words or tokens are wanted."""
+        vectors = self.vectors
+        marked = [r.words.spans or () for r in records if r.words is not None]
+        return self.encoder.tokenizer.encode(
+            [r.text for r in records],
+            [str(r.text_pair) for r in records] if self.corpus.text_pair else None,
+            settings=tokenizer_settings(vectors),
+            offsets=vectors.tokens or vectors.words is not None,
+            words=marked if self.corpus.marks_words else None,
+        )
+
+    def folds_of(self, records: Sequence[Record]) -> Int64 | None:
+        """Return the fold whose models encode each record; ``None`` for a checkpoint."""
+        return None if self.seen is None else self.seen.folds_of(keys_of(records))
+
+    def start_shard(
+        self,
+        records: Sequence[Record],
+        texts: TokenizedTexts,
+        *,
+        on_tokens: Callable[[int], None] = lambda _: None,
+    ) -> PendingShard:
+        """Run the tokenized texts of records through the model."""
+        folds: dict[str, Any] = {} if self.seen is None else {"folds": self.folds_of(records)}
+        return self.encoder.start_shard(
+            texts,
+            views=self.views,
+            token_layers=self.token_layers,
+            special_tokens=self.vectors.special_tokens,
+            on_tokens=on_tokens,
+            **folds,
+        )
+
+
+@contextmanager
+def ahead(items: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Run an iterator in a thread, one item ahead of who takes them.
+
+    What it raises is raised where the items are taken. Leaving waits for the item in work.
+    """
+    end = object()
+
+    def step() -> T | object:
+        return next(items, end)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="embedkit-read") as pool:
+
+        def taken() -> Iterator[T]:
+            coming = pool.submit(step)
+            while (item := coming.result()) is not end:
+                coming = pool.submit(step)
+                yield cast("T", item)
+
+        yield taken()
+
+
+class Writers(Generic[T]):
+    """Threads that take finished shards; a context manager that waits for them at its end.
+
+    So many bytes may be in work or waiting; more than one shard only within.
+    """
+
+    def __init__(self, *, bytes_waiting: int, threads: int | None = None) -> None:
+        self.threads = threads or min(4, max(2, (os.cpu_count() or 2) // 2))
+        self._limit = bytes_waiting
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="embedkit-write")
+        self._pending: list[tuple[int, Future[T]]] = []
+        self._results: list[T] = []
+
+    def __enter__(self) -> Writers[T]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Wait for what was begun, also after an error, so that nothing finished is lost."""
+        self._pool.shutdown(wait=True)
+
+    def submit(self, size: int, work: Callable[[], T]) -> None:
+        """Hand over a shard of ``size`` bytes when there is room; raises earlier errors."""
+        while self._pending and (
+            self._pending[0][1].done() or sum(s for s, _ in self._pending) + size > self._limit
+        ):
+            self._results.append(self._pending.pop(0)[1].result())
+        self._pending.append((size, self._pool.submit(work)))
+
+    def results(self) -> list[T]:
+        """Results of all shards, in the order they were handed over; waits for them."""
+        while self._pending:
+            self._results.append(self._pending.pop(0)[1].result())
+        return self._results
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The records of a shard, tokenized."""
 
     number: int
     records: list[Record]
-    texts: list[TokenizedText]
-    done: Footer | None
-
-    @property
-    def tokens(self) -> int:
-        if self.done is not None:
-            return self.done.ledger["tokens_kept"]
-        return sum(text.n_kept for text in self.texts)
+    texts: TokenizedTexts
 
 
-class JobRun:
-    """The shards of one job, from records to files.
+class ShardMaker:
+    """Makes the shards of a job, from records to files; each step in a thread of its own."""
 
-    Attributes:
-        fresh: tokens that this run encoded.
-        resumed: shards that an earlier run had finished.
-        stages: how busy each stage was, once all is done.
-    """
+    def __init__(self, plan: ExtractPlan, folder: JobFolder) -> None:
+        self._plan, self._folder, self._vectors = plan, folder, plan.vectors
+        self._reader = ShardReader(plan.corpus)
 
-    def __init__(
-        self, plan: ExtractPlan, job: Job, folder: JobFolder, progress: ProgressCallback
-    ) -> None:
-        self._plan, self._job, self._folder, self._progress = plan, job, folder, progress
-        self._vectors = plan.vectors
-        self._reader = CorpusReader(plan.corpus)
-        self._clock = Clock()
-        self._ledger: Counter[str] = Counter()
-        self._done = self._seen = self._expected = 0
-        self.fresh = self.resumed = 0
-        self.stages: tuple[StageTime, ...] = ()
+    def read(self, shard: ShardRange) -> Shard:
+        """Read and tokenize the records of a shard."""
+        records = self._reader.read(shard)
+        return Shard(shard.number, records, self._plan.tokenized(records))
 
-    def all_shards(self, started: float) -> Manifest:
-        """Make every shard that is not there yet, and finish the dataset.
-
-        ``started`` is when the run began, by the monotonic clock.
-        """
-        layout = self._folder.layout
-        rejects = layout.scratch / "rejects.partial"
-        self._log("started", 0.0)
-        number = 0
-        writers: Writers[dict[str, int]] = Writers(bytes_waiting=_BYTES_WAITING)
-        with (
-            rejects.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
-            writers,
-            ahead(self._prepared(sink)) as shards,
-        ):
-            for shard in shards:
-                number = shard.number
-                if shard.done is None:
-                    self._encode(shard, writers)
-                else:
-                    self.resumed += 1
-                    self._done += shard.tokens
-                    self._ledger.update(shard.done.ledger)
-                self._report(number)
-            for ledger in writers.results():
-                self._ledger.update(ledger)
-            with fsio.storage_errors(layout.rejects):
-                sink.flush()
-        for file in self._plan.corpus.files:
-            file.check_unchanged()
-        fsio.publish_file(rejects, layout.rejects)
-        self.stages = self._clock.stages(
-            {"read": 1, "tokenize": 1, "encode": 1, "write": writers.threads}
-        )
-        self._log("finished", time.monotonic() - started)
-        self._warn_about_texts()
-        return self._folder.finish(
-            n_shards=number + 1, totals=self._totals(), names=self._plan.names()
-        )
-
-    def _prepared(self, rejects: Any) -> Iterator[_Shard]:
-        """Shards read and tokenized, in order; those of an earlier run checked instead."""
-        shards = self._shards(rejects)
-        for number in count():
-            with self._clock("read"):
-                records = next(shards, None)
-                done = None if records is None else self._folder.finished(number)
-            if records is None:
-                return
-            texts = []
-            if done is not None:
-                self._check_rows(done, records)
-            else:
-                with self._clock("tokenize"):
-                    texts = self._plan.tokenized(records)
-            shard = _Shard(number, records, texts, done)
-            self._seen += shard.tokens
-            read = _fraction_read(self._reader)
-            self._expected = int(self._seen / read) if 0 < read < 1 else self._seen
-            yield shard
-
-    def _shards(self, rejects: Any) -> Iterator[list[Record]]:
-        """Lists of ``shard_rows`` accepted records; at least one, even if it is empty."""
-        records: list[Record] = []
-        yielded = False
-        for item in self._reader:
-            if isinstance(item, Reject):
-                with fsio.storage_errors(self._folder.layout.rejects):
-                    rejects.write(item.to_json() + "\n")
-                continue
-            records.append(item)
-            if len(records) == self._plan.settings.storage.shard_rows:
-                yield records
-                yielded, records = True, []
-        if records or not yielded:
-            yield records
-
-    def _encode(self, shard: _Shard, writers: Writers[dict[str, int]]) -> None:
-        plan = self._plan
+    def start(
+        self, shard: Shard, on_tokens: Callable[[int], None] = lambda _: None
+    ) -> PendingShard:
+        """Run a shard through the model."""
         if shard.number == 0:
-            encoder = plan.encoder
-            note_if_spelled_out(
-                encoder.checkpoint, encoder.tokenizer, [r.text for r in shard.records]
+            encoder = self._plan.encoder
+            texts = [record.text for record in shard.records]
+            note_if_spelled_out(encoder.checkpoint, encoder.tokenizer, texts)
+        return self._plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
+
+    def write(self, shard: Shard, pending: PendingShard) -> Receipt:
+        """Build the files of a shard and make them durable."""
+        vectors, job = pending.result(), self._folder.job
+        storage, tokenizer = self._vectors.storage, self._plan.encoder.tokenizer
+        ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
+        ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
+        rows = [record.row for record in shard.records] or [-1]
+        files: dict[str, pa.Buffer] = {}
+        for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
+            footer = Footer(
+                fingerprint=job.settings.fingerprint,
+                shard=shard.number,
+                first_row=rows[0],
+                last_row=rows[-1],
+                rows=len(scalars["row"]),
+                ledger=ledger,
+                job=asdict(job),
             )
-        before, shard_tokens = self._done, shard.tokens
+            files[folder] = shard_bytes(scalars, stored, footer=footer, storage=storage)
+        return self._folder.commit(shard.number, files)
 
-        def on_tokens(count: int) -> None:
-            self._done = min(self._done + count, before + shard_tokens)
-            self.fresh += count
-            self._report(shard.number)
-
-        vectors = plan.start_shard(shard.records, shard.texts, on_tokens=on_tokens)
-        self._done = before + shard_tokens  # repeated texts ran once, and windows overlap
-        writers.submit(vectors.nbytes, lambda: self._write(shard, vectors))
-
-    def _write(self, shard: _Shard, pending: PendingShard) -> dict[str, int]:
-        """Build the files of a shard and make them durable; returns its counts."""
-        vectors = pending.result()
-        self._clock.add("encode", vectors.seconds)
-        with self._clock("write"):
-            storage = self._vectors.storage
-            tokenizer = self._plan.encoder.tokenizer
-            ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
-            ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
-            first, last = _ends(shard.records)
-            files: dict[str, pa.Buffer] = {}
-            for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
-                footer = Footer(
-                    fingerprint=self._job.fingerprint, shard=shard.number, first_row=first,
-                    last_row=last, rows=len(scalars["row"]), ledger=ledger,
-                    companions={
-                        name: hashlib.sha256(memoryview(data)).hexdigest()
-                        for name, data in files.items()
-                    } if folder == "sentences" else {},
-                    job=self._job.as_dict(),
-                )  # fmt: skip
-                files[folder] = shard_bytes(scalars, stored, footer=footer, storage=storage)
-            self._folder.commit(shard.number, footer, files.pop("sentences"), files)
-        return ledger
-
-    def _tables(self, shard: _Shard, vectors: ShardVectors) -> Iterator[_Table]:
+    def _tables(self, shard: Shard, vectors: ShardVectors) -> Iterator[_Table]:
         """Name, scalar columns and stored vectors of the tables of a shard, sentences last."""
         settings, records, texts = self._vectors, shard.records, shard.texts
         if settings.words is not None:
@@ -213,7 +275,7 @@ class JobRun:
             tokens = token_vectors(texts, vectors.tokens, self._plan.encoder.tokenizer)
             yield self._layer_table("tokens", tokens, records)
         columns = sentence_columns(
-            records, texts, self._plan.settings, self._plan.folds_of(records)
+            records, texts, self._folder.job.settings, self._plan.folds_of(records)
         )
         rows = columns["row"].to_numpy()
         views = {
@@ -225,79 +287,157 @@ class JobRun:
     def _layer_table(
         self, name: str, found: WordVectors | TokenVectors, records: Sequence[Record]
     ) -> _Table:
-        columns = layer_columns(found, records, self._plan.settings)
+        columns = layer_columns(found, records, self._folder.job.settings)
         rows, storage = columns["row"].to_numpy(), self._vectors.storage
-        return name, columns, {
-            f"layer_{layer}": cast_for_storage(
-                values, storage, name=f"{name} layer_{layer}", rows=rows
+        return (
+            name,
+            columns,
+            {
+                f"layer_{layer}": cast_for_storage(
+                    values, storage, name=f"{name} layer_{layer}", rows=rows
+                )
+                for layer, values in found.vectors.items()
+            },
+        )
+
+
+def run_shards(
+    maker: ShardMaker,
+    todo: Sequence[ShardRange],
+    on_start: Callable[[Shard], None],
+    on_tokens: Callable[[int], None],
+) -> list[Receipt]:
+    """Make shards in this process, one after the other."""
+    writers = Writers[Receipt](bytes_waiting=_BYTES_WAITING)
+    with writers, ahead(map(maker.read, todo)) as shards:
+        for shard in shards:
+            on_start(shard)
+            pending = maker.start(shard, on_tokens)
+            writers.submit(pending.nbytes, partial(maker.write, shard, pending))
+        return writers.results()
+
+
+_MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
+"""The maker of the job that this worker process has last worked for."""
+
+
+def run_shard(plan: ExtractPlan, number: int) -> Receipt:
+    """Make one shard of a job, in any process that sees the corpus and the folder of the job."""
+    key = plan.out, plan.job.settings.fingerprint
+    if key not in _MAKERS:
+        _MAKERS.clear()
+        encoder = load_encoder(**plan.load)
+        job = replace(plan.job, environment=environment_of(encoder))
+        differences = difference(plan.job.environment, job.environment)
+        if differences and not plan.any_environment:
+            raise MismatchError(
+                "a worker has another environment than the process that began the job. Use equal "
+                "machines, or continue with allow_env_change=True (recorded in the manifest). It "
+                f"differs in:\n{differences}"
             )
-            for layer, values in found.vectors.items()
-        }  # fmt: skip
-
-    def _check_rows(self, footer: Footer, records: list[Record]) -> None:
-        ends = _ends(records)
-        if (footer.first_row, footer.last_row, footer.rows) != (*ends, len(records)):
-            raise CorpusError(
-                f"shard {footer.shard} holds rows {footer.first_row} to {footer.last_row}, but "
-                f"the corpus now gives {ends[0]} to {ends[1]}. Start over with overwrite=True."
-            )
-
-    def _report(self, number: int) -> None:
-        total = max(self._expected, self._done)
-        self._progress(Progress(f"shard {number + 1}", self._done, total, "tokens", self.fresh))
-
-    def _totals(self) -> Totals:
-        counts = self._reader.counts
-        return Totals(
-            records=counts.records, accepted=counts.accepted, rejected=counts.n_rejected,
-            rejected_by_reason=dict(sorted(counts.rejected.items())),
-            left_out=sum(counts.left_out.values()),
-            left_out_by_reason=dict(sorted(counts.left_out.items())),
-            blank_lines=counts.blank_lines, not_nfc=counts.not_nfc,
-            fields_with_quotes=counts.fields_with_quotes,
-            fields_csv_quoted=counts.fields_csv_quoted, ledger=dict(self._ledger),
-        )  # fmt: skip
-
-    def _warn_about_texts(self) -> None:
-        counts, ledger = self._reader.counts, self._ledger
-        if counts.accepted == 0:
-            logger.warning("no record was accepted: the dataset has no rows")
-        if quotes := counts.quote_notice:
-            logger.warning(quotes)
-        if spelled := ledger.get("records_spelling_special_tokens"):
-            logger.warning(
-                f"{spelled} texts spell out special tokens such as [SEP], which act as such"
-            )
-
-    def _log(self, event: str, seconds: float) -> None:
-        import torch
-
-        entry = {
-            "event": event,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(seconds, 3),
-            "tokens_encoded": self.fresh,
-            "shards_found": self.resumed,
-            "stages": {stage.name: round(stage.seconds, 3) for stage in self.stages},
-            # what runs may differ in without another result
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        }
-        with fsio.storage_errors(self._folder.layout.log), self._folder.layout.log.open("a") as log:
-            log.write(json.dumps(entry) + "\n")
+        folder = JobFolder(Layout(incomplete(plan.out)), job)
+        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), folder.read_plan()
+    maker, shards = _MAKERS[key]
+    shard = maker.read(shards.ranges[number])
+    return maker.write(shard, maker.start(shard))
 
 
-def _ends(records: Sequence[Record]) -> tuple[int, int]:
-    """Row numbers of the first and the last record."""
-    return (records[0].row, records[-1].row) if records else (-1, -1)
+def environment_of(encoder: Encoder) -> dict[str, Any]:
+    """Versions, device, and a hash of the arithmetic."""
+    import tokenizers
+    import torch
+    import transformers
+
+    device = encoder.model.device
+    cuda = device.type == "cuda"
+    return {
+        "embedkit": __version__,
+        **{lib.__name__: lib.__version__ for lib in (np, pa, tokenizers, torch, transformers)},
+        "forward": encoder.model.name,
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+        **({} if cuda else {"arithmetic": arithmetic_of(encoder)}),
+    }
 
 
-def _fraction_read(reader: CorpusReader) -> float:
-    """Fraction of the records to be accepted that has been read, as well as can be known."""
-    fraction = reader.fraction
-    plan, counts = reader.plan, reader.counts
-    if plan.limit:
-        fraction = max(fraction, min(counts.records / plan.limit, 1.0))
-    if plan.sample:
-        fraction = max(fraction, min(counts.accepted / plan.sample, 1.0))
-    return fraction
+def arithmetic_of(encoder: Encoder) -> str:
+    """Hash of the vectors of some texts: equal where processor and threads give equal bits.
+
+    Which instructions a library uses, and whether its sums depend on the number of threads, cannot
+    be asked; what comes out can. One layer suffices, since all are computed by the same kernels.
+    """
+    texts = ["a " * words for words in (250, 126, 60, 43, 15, 15, 3, 1)]
+    digest = hashlib.sha256()
+    for views in (["mean_1"], ["cls_1"]):
+        for vectors in encoder.encode_views(texts, views).values():
+            digest.update(vectors.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def sentence_columns(
+    records: Sequence[Record],
+    texts: TokenizedTexts,
+    settings: JobSettings,
+    folds: Int64 | None = None,
+) -> dict[str, pa.Array]:
+    """Columns of the sentence table that are not vectors, one row per record."""
+    columns = {
+        "row": pa.array([r.row for r in records], pa.int64()),
+        "id": text_column([r.id for r in records]),
+    }
+    if settings.storage.text:
+        columns["text"] = text_column([r.text for r in records])
+        if settings.input.text_pair is not None:
+            columns["text_pair"] = text_column([r.text_pair for r in records])
+    if settings.input.label is not None:
+        columns["label"] = text_column([r.label for r in records])
+    for position, name in enumerate(settings.input.keep):
+        columns[name] = text_column([r.kept[position] for r in records])
+    keys = [text_key(whole_text(r.text, r.text_pair)) for r in records]
+    if folds is not None:
+        columns["fold"] = pa.array(folds, pa.int16())
+    return columns | {
+        "n_tokens": pa.array(texts.n_tokens, pa.int32()),
+        "n_kept": pa.array(texts.n_kept, pa.int32()),
+        "truncated": pa.array(texts.cut, pa.bool_()),
+        "text_key": pa.array(keys, pa.int64()),
+    }
+
+
+def layer_columns(
+    found: WordVectors | TokenVectors, records: Sequence[Record], settings: JobSettings
+) -> dict[str, pa.Array]:
+    """Columns of the word or token table that are not vectors, one row per word or token."""
+    types = _OF_WORDS if isinstance(found, WordVectors) else _OF_TOKENS
+    left_out = frozenset() if settings.storage.text else _SPELLING
+    if settings.input.text_pair is None:
+        left_out |= {"segment"}
+    rows = np.array([r.row for r in records], np.int64)[found.row]
+    columns = {
+        name: pa.array(rows if name == "row" else getattr(found, name), kind)
+        for name, kind in types.items()
+        if name not in left_out
+    }
+    if isinstance(found, WordVectors) and settings.input.word_label is not None:
+        labels = [() if r.words is None else r.words.labels or () for r in records]
+        places = zip(found.row.tolist(), found.word.tolist(), strict=True)
+        columns["label"] = text_column([labels[record][word] for record, word in places])
+    return columns
+
+
+def ledger_of(texts: TokenizedTexts, tokenizer: TextTokenizer, *, limit: int) -> dict[str, int]:
+    """Counts of a shard: tokens kept, cut and unknown, texts that spell special tokens."""
+    special = np.zeros(len(tokenizer.hf), bool)
+    special[tokenizer.special_ids] = True
+    spelled = ends_of(special[texts.ids] & ~texts.special)[texts.ends]
+    tokens, kept = int(texts.n_tokens.sum()), len(texts.ids)
+    return {
+        "records": len(texts),
+        "tokens": tokens,
+        "tokens_kept": kept,
+        "records_truncated": int(texts.cut.sum()),
+        "tokens_cut": tokens - kept,
+        "records_longer_than_limit": int((texts.n_tokens > limit).sum()),
+        "windows": len(texts.window_ends) - 1,
+        "tokens_unknown": int(texts.n_unknown.sum()),
+        "records_spelling_special_tokens": int((np.diff(spelled) > 0).sum()),
+    }

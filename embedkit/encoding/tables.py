@@ -1,22 +1,22 @@
-"""Tokenized texts and their vectors → one row per token, or per word."""
+"""Tables of vectors: one row per token, or per word."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.pooling import pool_words
-from embedkit.encoding.tokenization import TextTokenizer, TokenizedText
+from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of, ranges
 from embedkit.types import Bool, Float32, Int64
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["TokenVectors", "WordVectors", "joined", "token_vectors", "word_vectors"]
 
 Ints = NDArray[np.int32]
 Texts = NDArray[np.object_]
@@ -32,7 +32,7 @@ class _Table:
 
     @property
     def X(self) -> Float32:
-        """``(n, width)`` float32: the vectors of all layers asked for, side by side."""
+        """``(n, width)`` float32: the vectors of all layers, concatenated."""
         layers = list(self.vectors.values())
         return layers[0] if len(layers) == 1 else np.concatenate(layers, axis=1)
 
@@ -48,16 +48,9 @@ class _Table:
 class TokenVectors(_Table):
     """Vectors of tokens, one row per token that the model saw.
 
-    Attributes:
-        vectors: ``(n, width)`` float32 by layer name, such as ``6`` or ``sum_9to12``.
-        row: ``(n,)`` int64, number of the text.
-        pos: ``(n,)`` int32, position among the tokens of the text.
-        segment: ``(n,)`` int8: 0, or 1 for the second text of a pair; -1 for special tokens.
-        token_id: ``(n,)`` int32.
-        token: ``(n,)`` entries of the vocabulary.
-        start: ``(n,)`` int32, first character in the text; 0 for special tokens.
-        end: ``(n,)`` int32, after the last one.
-        word: ``(n,)`` int32, number of the word in the text; -1 for none.
+    ``vectors`` are ``(n, width)`` float32 by layer name, such as ``6`` or ``sum_9to12``; all others
+    are ``(n,)``. ``segment`` is 0, 1 for the second text of a pair, -1 for special tokens;
+    ``start`` and ``end`` are characters of the text, 0 for special tokens; ``word`` is -1 for none.
     """
 
     pos: Ints
@@ -70,7 +63,7 @@ class TokenVectors(_Table):
 
     @property
     def special(self) -> Bool:
-        """``(n,)`` bool: tokens that the tokenizer added, such as [CLS]."""
+        """Tokens that the tokenizer added, such as [CLS]: ``(n,)`` bool."""
         return np.asarray(self.segment == -1)
 
 
@@ -78,15 +71,9 @@ class TokenVectors(_Table):
 class WordVectors(_Table):
     """Vectors of words, one row per word that has a token that the model saw.
 
-    Attributes:
-        vectors: ``(n, width)`` float32 by layer name, such as ``6`` or ``sum_9to12``.
-        row: ``(n,)`` int64, number of the text.
-        word: ``(n,)`` int32, number of the word in the text; on through the second one of a pair.
-        segment: ``(n,)`` int8: 0, or 1 for the second text of a pair.
-        text: ``(n,)`` the words.
-        start: ``(n,)`` int32, first character in the text.
-        end: ``(n,)`` int32, after the last one.
-        n_tokens: ``(n,)`` int32, tokens of the word.
+    ``vectors`` are ``(n, width)`` float32 by layer name, such as ``6`` or ``sum_9to12``; all others
+    are ``(n,)``. ``word`` is numbered on through the second text of a pair (``segment`` 1);
+    ``start`` and ``end`` are characters of the text.
     """
 
     word: Ints
@@ -101,107 +88,98 @@ AnyTable = TypeVar("AnyTable", bound=_Table)
 
 
 def token_vectors(
-    texts: Sequence[TokenizedText],
+    texts: TokenizedTexts,
     vectors: Mapping[str, Float32],
     tokenizer: TextTokenizer,
     *,
     first_row: int = 0,
 ) -> TokenVectors:
-    """The table of tokens.
-
-    Args:
-        texts: the tokenized texts, with offsets.
-        vectors: ``(all kept tokens, width)`` by layer name.
-        tokenizer: made the tokens.
-        first_row: number of the first text.
-    """
-    ids = _of("ids", texts, np.int32)
-    spans = _of("spans", texts, np.int32).reshape(-1, 2)
+    """The table of tokens of texts with offsets; ``vectors`` are those of all kept tokens."""
+    assert texts.spans is not None
+    assert texts.word is not None
     return TokenVectors(
         vectors=dict(vectors),
         row=_owners(texts) + first_row,
-        pos=_joined([np.arange(text.n_kept) for text in texts], np.int32),
-        segment=_of("segment", texts, np.int8),
-        token_id=ids,
-        token=np.array(tokenizer.tokens(ids.tolist()), dtype=object),
-        start=spans[:, 0],
-        end=spans[:, 1],
-        word=_of("word", texts, np.int32),
+        pos=ranges(np.zeros(len(texts), np.int64), texts.n_kept).astype(np.int32),
+        segment=texts.segment,
+        token_id=texts.ids,
+        token=np.array(tokenizer.tokens(texts.ids.tolist()), dtype=object),
+        start=texts.spans[:, 0],
+        end=texts.spans[:, 1],
+        word=texts.word,
     )
 
 
 def word_vectors(
-    texts: Sequence[TokenizedText],
+    texts: TokenizedTexts,
     sources: Sequence[Sequence[str]],
     vectors: Mapping[str, Float32],
     subtokens: str,
     *,
     first_row: int = 0,
 ) -> WordVectors:
-    """The table of words.
+    """The table of words of texts with offsets; ``sources`` are one text each, or a pair.
 
-    A word without a token of its own (``not`` in ``cannot``, where that is one token) is made of
-    those that reach into it.
-
-    Args:
-        texts: the tokenized texts, with offsets and words.
-        sources: what was tokenized: for each one text, or two of a pair.
-        vectors: ``(all kept tokens, width)`` by layer name.
-        subtokens: how sub-tokens become a word, see :func:`~embedkit.encoding.pooling.pool_words`.
-        first_row: number of the first text.
+    A word without a token of its own (``not`` in the token ``cannot``) takes those that overlap it.
+    ``vectors`` are those of all kept tokens.
     """
-    order, row, word = _word_tokens(texts)
-    new = np.ones(len(order), bool)
-    new[1:] = (np.diff(word) != 0) | (np.diff(row) != 0)
-    starts = np.flatnonzero(new)
+    order, row, word = word_tokens(texts)
+    starts = first_tokens(row, word)
     row, index = row[starts], word[starts]
-    known = [text.word_spans for text in texts]
-    spans = _joined([one for both in known for one in both], np.int32).reshape(-1, 2)
-    counts = np.array([sum(map(len, both)) for both in known], np.int64)
-    spans = spans[(np.cumsum(counts) - counts)[row] + index]
-    segment = index >= np.array([len(both[0]) for both in known], np.int64)[row]
-    found = zip(row.tolist(), segment.astype(int).tolist(), spans.tolist(), strict=True)
+    words = [np.zeros((0, 2), np.int32), *chain.from_iterable(texts.word_spans)]
+    counts = np.array([sum(map(len, parts)) for parts in texts.word_spans], np.int64)
+    spans = np.concatenate(words)[ends_of(counts)[row] + index]
+    segment = index >= np.array([len(parts[0]) for parts in texts.word_spans], np.int64)[row]
+    places = zip(row.tolist(), segment.astype(int).tolist(), spans.tolist(), strict=True)
     return WordVectors(
         vectors={name: pool_words(v[order], starts, subtokens) for name, v in vectors.items()},
         row=row + first_row,
         word=index,
         segment=segment.astype(np.int8),
-        text=np.array([sources[r][s][start:end] for r, s, (start, end) in found], dtype=object),
+        text=np.array([sources[r][s][start:end] for r, s, (start, end) in places], dtype=object),
         start=spans[:, 0],
         end=spans[:, 1],
         n_tokens=np.diff(starts, append=len(order)).astype(np.int32),
     )
 
 
-def _word_tokens(texts: Sequence[TokenizedText]) -> tuple[Int64, Int64, Ints]:
-    """Tokens of words in the order of the words: rows of the tokens, texts and words."""
-    word, owner = _of("word", texts, np.int32), _owners(texts)
-    chosen = np.flatnonzero(word >= 0)
-    tokens, owners, words = [chosen], [owner[chosen]], [word[chosen]]
-    first = 0
-    for number, text in enumerate(texts):
-        assert text.spans is not None
-        assert text.word is not None
+def first_tokens(row: Int64, word: NDArray[Any]) -> Int64:
+    """Where a word begins among the sorted tokens of words."""
+    new = np.ones(len(row), bool)
+    new[1:] = (np.diff(word) != 0) | (np.diff(row) != 0)
+    return np.flatnonzero(new)
+
+
+def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Ints]:
+    """Rows of tokens, texts and words, sorted by text, word and token."""
+    assert texts.spans is not None
+    assert texts.word is not None
+    owner = _owners(texts)
+    chosen = np.flatnonzero(texts.word >= 0)
+    tokens, owners, words = [chosen], [owner[chosen]], [texts.word[chosen]]
+    for number, word_spans in enumerate(texts.word_spans):
+        first, stop = texts.ends[number : number + 2]
+        own, places = texts.word[first:stop], texts.spans[first:stop]
         base = 0
-        for segment, spans in enumerate(text.word_spans):
-            missing = np.setdiff1d(np.arange(len(spans)) + base, text.word) - base
-            for one in missing[spans[missing, 0] < text.spans[:, 1].max(initial=0)].tolist():
-                start, end = spans[one]
-                touching = (text.spans[:, 0] < end) & (text.spans[:, 1] > start)
-                found = np.flatnonzero(touching & (text.segment == segment))
-                tokens.append(found + first)
-                owners.append(np.full(len(found), number))
-                words.append(np.full(len(found), one + base, np.int32))
+        for segment, spans in enumerate(word_spans):
+            missing = np.setdiff1d(np.arange(len(spans)) + base, own) - base
+            for index in missing[spans[missing, 0] < places[:, 1].max(initial=0)].tolist():
+                start, end = spans[index]
+                touching = (places[:, 0] < end) & (places[:, 1] > start)
+                rows = np.flatnonzero(touching & (texts.segment[first:stop] == segment))
+                tokens.append(rows + first)
+                owners.append(np.full(len(rows), number))
+                words.append(np.full(len(rows), index + base, np.int32))
             base += len(spans)
-        first += text.n_kept
-    token, row, index = (np.concatenate(some) for some in (tokens, owners, words))
-    # a word's tokens follow one another; sorting is for tokenizers that give offsets out of order
-    order = np.lexsort((token, index, row))
-    return token[order], row[order], index[order]
+    token, row = np.concatenate(tokens), np.concatenate(owners)
+    number_of_word = np.concatenate(words)
+    # for overlapping tokens, and tokenizers with offsets out of order
+    order = np.lexsort((token, number_of_word, row))
+    return token[order], row[order], number_of_word[order]
 
 
 def joined(tables: Sequence[AnyTable]) -> AnyTable:
-    """Several tables as one; their rows are numbered already."""
+    """Concatenated tables; their rows are numbered already."""
     columns: dict[str, Any] = {}
     for field in fields(tables[0]):
         pieces = [getattr(table, field.name) for table in tables]
@@ -214,13 +192,5 @@ def joined(tables: Sequence[AnyTable]) -> AnyTable:
     return type(tables[0])(**columns)
 
 
-def _owners(texts: Sequence[TokenizedText]) -> Int64:
-    return np.repeat(np.arange(len(texts)), np.array([text.n_kept for text in texts], np.int64))
-
-
-def _of(name: str, texts: Sequence[TokenizedText], dtype: Any) -> NDArray[Any]:
-    return _joined([getattr(text, name) for text in texts], dtype)
-
-
-def _joined(pieces: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate(pieces).astype(dtype) if pieces else np.zeros(0, dtype)
+def _owners(texts: TokenizedTexts) -> Int64:
+    return np.repeat(np.arange(len(texts)), texts.n_kept)

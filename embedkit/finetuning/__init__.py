@@ -1,6 +1,5 @@
 """End-to-end training of an encoder with a head, fold by fold.
 
-Read in this order: ``options``, ``data``, ``heads``, ``parameters``, ``batches``, ``training`` (one
-model), ``validation``, ``calibration``, ``results`` (predictions of all models), ``run`` (trains
-them), ``summary`` (writes the run), ``folds`` (the function ``finetune``), ``inference``.
+``options`` are settings, ``model`` the encoder with its head, ``training`` trains a fold, ``run``
+all folds, and ``checkpoint`` predicts and exports.
 """

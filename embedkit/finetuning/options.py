@@ -1,28 +1,43 @@
-"""How a model is fine-tuned: one frozen object."""
+"""Options of fine-tuning."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
+from typing import Any, TypeVar
 
-from embedkit.choices import CLASS_WEIGHTS, HEADS, ON_LONG, PRECISIONS, TASKS, check_choice
-from embedkit.errors import UsageError, check_counts, check_seed
+from embedkit.choices import (
+    CLASS_WEIGHTS,
+    HEADS,
+    ON_LONG,
+    PRECISIONS,
+    RUN_LEVELS,
+    TASKS,
+    check_choice,
+)
+from embedkit.errors import UsageError, check_counts, check_seed, first_line
 from embedkit.runs.metrics import Threshold
 
-__all__ = ["TrainingOptions"]
-
-_NEW_LAYERS_RATE = {"cnn": 1e-3, "lstm": 1e-3}
+WORDS = "words"
+"""Head of taggers: a linear layer on the first token of each word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """How an encoder with a head is trained.
+    """Settings of training: keywords of ``finetune``.
 
     Attributes:
         task: ``classification`` or ``regression``.
-        head: one of :data:`~embedkit.choices.HEADS`.
-        mix_layers: number of last layers whose trained mix the head sees.
+        level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
+            first token of each, as in ``AutoModelForTokenClassification``.
+        head: one of :data:`~embedkit.choices.HEADS`, or a class of ``torch.nn.Module`` (its name as
+            ``module:Class``) that is made as ``Class(width, outputs)`` and turns hidden states
+            ``(texts, tokens, width)`` and their mask ``(texts, tokens)`` into logits.
         cnn_widths: number of tokens that the convolutions span.
         one_logit: of two classes, one logit instead of two.
         dropout: before the last layer of the head; by default that of the checkpoint.
@@ -31,44 +46,35 @@ class TrainingOptions:
         stride: tokens that neighbouring windows have in common; by default a quarter of
             ``max_length``.
         prefix: put before every text; by default that of the checkpoint.
-        epochs: largest number of passes over the training records.
-        learning_rate: peak learning rate; it falls linearly to 0.
-        head_learning_rate: peak learning rate of the head; by default at least 1e-3 for ``cnn`` and
-            ``lstm``, whose many weights are new, and ``learning_rate`` for the others.
+        epochs: maximum number of passes over the training records.
+        learning_rate: peak learning rate; it decays linearly to 0.
+        head_learning_rate: peak learning rate of the head; by default ``learning_rate``, at least
+            1e-3 for ``cnn``, ``lstm`` and own classes, whose many weights are new.
         batch_size: texts per forward pass.
         accumulate: batches per step of the optimizer.
         class_weight: ``balanced`` gives every class the same weight in the loss.
         label_smoothing: fraction of the target that is spread over all classes.
         freeze_layers: ``embeddings``, ``all``, or the number of lowest layers that are not trained
-            (with the embeddings); ``None`` for none. Frozen layers have no dropout, and run once
-            per text where their output fits into 1 GiB.
+            (with the embeddings). Frozen layers have no dropout.
         lora: rank of small matrices that are trained instead of the encoder's own weights.
-        layer_decay: factor of the learning rate from each layer to the one below.
         warmup: steps, or below 1 the fraction of all steps, in which the learning rate rises.
         precision: ``auto`` (bf16 or fp16 on CUDA, fp32 on the CPU), ``fp32``, ``bf16`` or ``fp16``.
         gradient_checkpointing: compute activations twice instead of keeping them.
-        patience: epochs without a better validation loss or metric before a fold stops; ``None``
-            for never.
+        patience: epochs without a better validation loss or metric before a fold stops.
         validation: fraction of the training records to use for validation.
-        select_by: what chooses the epoch that is kept, and ends a fold that does not improve: the
-            validation ``loss``, or a metric of the validation records such as ``macro_f1``.
-        calibrate: divide the logits by a temperature that is fitted on the validation records.
-        threshold: of two classes, the probability from which the second is predicted, or the metric
-            to choose it by on validation records (``macro_f1``, ``f1``, ``f2``).
+        select_by: criterion for the best epoch and for ``patience``: the validation ``loss``, or a
+            metric of the validation records such as ``macro_f1``.
+        threshold: probability from which the second of two classes is predicted, or the metric to
+            choose it by on validation records (``macro_f1``, ``f1``, ``f2``).
         seed: of folds, head, order, dropout and intervals, and of the corpus sample.
-        seeds: number of trainings of every fold, with the seeds ``seed``, ``seed + 1`` …, which
-            change head, order and dropout; the run predicts by the mean of their probabilities.
-
-    Raises:
-        UsageError: a value cannot be used.
 
     >>> TrainingOptions(head="cnn", patience=2).head_rate
     0.001
     """
 
     task: str = "classification"
-    head: str = "cls"
-    mix_layers: int = 1
+    level: str = "sentence"
+    head: str | Callable[[int, int], Any] = "cls"
     cnn_widths: tuple[int, ...] = (2, 3, 4)
     one_logit: bool = False
     dropout: float | None = None
@@ -85,35 +91,38 @@ class TrainingOptions:
     label_smoothing: float = 0.0
     freeze_layers: str | None = None
     lora: int | None = None
-    layer_decay: float = 1.0
     warmup: float = 0.1
     precision: str = "auto"
     gradient_checkpointing: bool = False
     patience: int | None = None
     validation: float = 0.1
     select_by: str = "loss"
-    calibrate: bool = False
     threshold: str | None = None
     seed: int = 0
-    seeds: int = 1
 
     def __post_init__(self) -> None:
         check_choice(TASKS, task=self.task)
-        check_choice(HEADS, head=self.head)
+        check_choice(RUN_LEVELS, level=self.level)
+        if not isinstance(self.head, str):
+            name = f"{self.head.__module__}:{getattr(self.head, '__qualname__', '')}"
+            object.__setattr__(self, "head", name)
+        if ":" in str(self.head):
+            own_head(str(self.head))
+        else:
+            check_choice(HEADS, head=self.head)
         check_choice(PRECISIONS, precision=self.precision)
         check_choice(ON_LONG, on_long=self.on_long)
         if self.class_weight is not None:
             check_choice(CLASS_WEIGHTS, class_weight=self.class_weight)
         check_counts(
-            mix_layers=self.mix_layers, max_length=self.max_length, epochs=self.epochs,
-            batch_size=self.batch_size, accumulate=self.accumulate, lora=self.lora,
-            patience=self.patience, seeds=self.seeds,
-        )  # fmt: skip
+            max_length=self.max_length,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            lora=self.lora,
+            patience=self.patience,
+        )
         check_seed(self.seed)
-        self._check_ranges()
-        self._check_together()
-
-    def _check_ranges(self) -> None:
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
         layers = "all" if self.freeze_layers is None else self.freeze_layers
         checks = (
@@ -122,28 +131,32 @@ class TrainingOptions:
             ("label_smoothing", 0 <= self.label_smoothing < 1, "0 or more, below 1"),
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "0 or more, below 1"),
             ("stride", (self.stride or 0) >= 0, "a number of tokens"),
-            ("layer_decay", 0 < self.layer_decay <= 1, "above 0, at most 1"),
             ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
             ("validation", 0 <= self.validation <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
             ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),
-            ("freeze_layers", layers in ("embeddings", "all") or layers.isdigit(),
-             "a number, embeddings or all"),
-        )  # fmt: skip
+            (
+                "freeze_layers",
+                layers in ("embeddings", "all") or layers.isdigit(),
+                "a number, embeddings or all",
+            ),
+        )
         for name, fits, expected in checks:
             if not fits:
                 value = getattr(self, name)
                 shown = repr(",".join(map(str, value)) if isinstance(value, tuple) else value)
                 raise UsageError(f"{name}={shown}: expected {expected}.")
+        self._check_combinations()
 
-    def _check_together(self) -> None:
+    def _check_combinations(self) -> None:
+        if self.level == "word" and (self.head != "cls" or self.task == "regression"):
+            raise UsageError(
+                "level='word' has a head and labels of its own; leave out head=, task=."
+            )
         if self.task == "regression":
-            for name in (
-                "class_weight", "label_smoothing", "one_logit", "threshold", "calibrate"
-            ):  # fmt: skip
+            for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if getattr(self, name):
                     raise UsageError(f"{name}= is for classes, not for task='regression'.")
-        needs = {"patience": self.patience is not None, "calibrate": self.calibrate,
-                 "select_by": self.select_by != "loss"}  # fmt: skip
+        needs = {"patience": self.patience is not None, "select_by": self.select_by != "loss"}
         for name in (name for name, given in needs.items() if given and not self.validation):
             raise UsageError(f"{name}= needs validation records; pass validation=0.1.")
         if self.stride is not None and self.on_long != "window":
@@ -158,21 +171,53 @@ class TrainingOptions:
         if self.lora is not None and find_spec("peft") is None:
             raise UsageError("lora= needs the package peft: pip install -e '.[lora]'.")
 
-    def check_layers(self, n_layers: int) -> None:
-        """Raise a :class:`UsageError` if an encoder has fewer layers than are frozen or mixed."""
-        frozen = self.freeze_layers
-        for name, count in (("freeze_layers", frozen), ("mix_layers", self.mix_layers)):
-            if str(count).isdigit() and int(str(count)) > n_layers:
-                raise UsageError(f"{name}={count}: the encoder has {n_layers} layers.")
+    @property
+    def head_name(self) -> str:
+        """Name of the head, of words :data:`WORDS`."""
+        return str(self.head) if self.level == "sentence" else WORDS
 
     @property
     def head_rate(self) -> float:
         """Peak learning rate of the head."""
         if self.head_learning_rate is not None:
             return self.head_learning_rate
-        return max(self.learning_rate, _NEW_LAYERS_RATE.get(self.head, 0.0))
+        few = self.head in ("cls", "pooler", "mean")
+        return max(self.learning_rate, 0.0 if few else 1e-3)
+
+    @property
+    def decision(self) -> Threshold | None:
+        """The threshold, if there is one."""
+        return None if self.threshold is None else Threshold.parse(self.threshold)
 
     @property
     def chooses_threshold(self) -> bool:
-        """Whether the threshold is chosen by a metric instead of being given."""
-        return self.threshold is not None and Threshold.parse(self.threshold).value is None
+        """True if the threshold is chosen by a metric."""
+        return self.decision is not None and self.decision.value is None
+
+
+def own_head(name: str) -> Callable[[int, int], Any]:
+    """Return the class that ``module:Class`` names."""
+    module, _, path = name.partition(":")
+    try:
+        head: Callable[[int, int], Any] = attrgetter(path)(import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"head={name!r} cannot be imported: {first_line(error)}. Define the class at the top "
+            "of a module that can be imported wherever the run is used."
+        ) from error
+    return head
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_options(function: F) -> F:
+    """Add the options to signature and docstring of a function that takes them as ``**``."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    options = inspect.signature(TrainingOptions).parameters.values()
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+    described = inspect.cleandoc(TrainingOptions.__doc__ or "").partition("Attributes:\n")[2]
+    listed = "Options of training:\n" + described.partition("\n\n")[0]
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
+    return function

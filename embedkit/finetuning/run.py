@@ -1,4 +1,4 @@
-"""The folds of one fine-tuning run: training, predictions, files.
+"""Fine-tuning: an encoder with a head, one model for every fold of a split.
 
 A finished fold is kept in ``RUN.incomplete/unfinished`` until the run is complete, so that the same
 call resumes.
@@ -9,260 +9,771 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from itertools import product
+from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
-from embedkit import fsio
-from embedkit._version import __version__
-from embedkit.encoding.checkpoint import Checkpoint
-from embedkit.encoding.model import PlainModel, load_model
-from embedkit.encoding.tokenization import TextTokenizer, TokenizedText, TokenizerSettings
-from embedkit.finetuning.batches import predict_logits
-from embedkit.finetuning.calibration import divide_logits, fit_temperature
-from embedkit.finetuning.data import RunRecords, TextData
-from embedkit.finetuning.frozen import FrozenStates
-from embedkit.finetuning.heads import EncoderWithHead, build_model, pooler_layer
-from embedkit.finetuning.model_folder import model_name, write_model
-from embedkit.finetuning.options import TrainingOptions
-from embedkit.finetuning.results import ModelResult
-from embedkit.finetuning.summary import LIBRARIES, RunSummary
-from embedkit.finetuning.training import Fold, saving, train_fold
-from embedkit.finetuning.validation import Division
-from embedkit.runs.content import FinetuneRun
-from embedkit.runs.folder import UNFINISHED
-from embedkit.types import Int64, ProgressCallback
-
-__all__ = ["FoldsOfRun"]
+from embedkit import storage
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.corpus.plan import check_test_reading
+from embedkit.dataset.fold_models import FoldModels, SeenRecords
+from embedkit.dataset.format import ModelSettings, Names
+from embedkit.dataset.texts import TextData, labelled_words, read_more_texts, read_texts
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.encoder import choose_precision
+from embedkit.encoding.model import PlainModel, choose_device, load_model
+from embedkit.encoding.tokenizer import (
+    TextTokenizer,
+    TokenizedTexts,
+    TokenizerSettings,
+    check_max_length,
+    choose_max_length,
+    load_tokenizer,
+    note_if_spelled_out,
+)
+from embedkit.errors import DamagedError, UsageError
+from embedkit.finetuning.model import (
+    EncoderWithHead,
+    build_model,
+    labelled_units,
+    pooler_layer,
+    predict_logits,
+    tokenize,
+    write_model,
+)
+from embedkit.finetuning.options import TrainingOptions, takes_options
+from embedkit.finetuning.training import Fold, FoldResult, saving, train_fold
+from embedkit.machine import __version__, peak_memory_bytes
+from embedkit.runs.figures import draw_training
+from embedkit.runs.folder import (
+    RunResult,
+    check_free,
+    check_one_test_set,
+    count_seen,
+    default_out,
+    path_from,
+    resumable_run,
+    write_results,
+)
+from embedkit.runs.metrics import Threshold, check_metric
+from embedkit.runs.predictions import (
+    Predictions,
+    Target,
+    TestSet,
+    check_folds,
+    target_from,
+    target_like,
+)
+from embedkit.runs.run import (
+    Cost,
+    DatasetContent,
+    EpochScores,
+    FinetuneRun,
+    TestSetContent,
+    Tokens,
+    Truncated,
+)
+from embedkit.runs.split import (
+    TEST,
+    UNUSED,
+    Labelled,
+    Split,
+    align_split,
+    assign_folds,
+    make_split,
+    same_text_groups,
+    write_split,
+)
+from embedkit.storage import UNFINISHED
+from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
+_LIBRARIES = {"torch": torch.__version__, "transformers": transformers.__version__}
+
+VALIDATION_SEED = 104_729
+"""Added to the seed of the split: with that seed itself, validation records that all folds share
+would all be of one fold."""
+
 _FOLD_SEED = 1_009
+_DENOMINATOR = 20
+_EPOCH = ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy", "valid_score")
+_FIELDS = frozenset(
+    "task level head precision max_length prefix on_long stride threshold".split()  # noqa: SIM905
+)
+"""Options that are fields of ``run.json``; the others are in its ``settings``."""
+
+_OF_READING = {field.name for field in fields(CorpusOptions)} - {"seed"}
 
 
-@dataclass(frozen=True)
-class FoldsOfRun:
-    """A run with all its settings; nothing is written before :meth:`complete`."""
+@takes_options
+def finetune(
+    corpus: CorpusLike,
+    *,
+    out: str | Path | None = None,
+    reading: CorpusOptions | None = None,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    offline: bool = False,
+    device: str = "auto",
+    split: str | Path | Split | None = None,
+    folds: int = 5,
+    test: CorpusLike | None = None,
+    test_sample: int | None = None,
+    test_min_chars: int = 0,
+    overwrite: bool = False,
+    progress: ProgressCallback = no_progress,
+    **training: Any,
+) -> RunResult[FinetuneRun]:
+    """Train an encoder with a head on labelled texts, one model per fold; resumes by itself.
 
-    records: RunRecords
+    >>> run = finetune("corpus.tsv", out="runs/mean", head="mean", epochs=1, validation=0, folds=2)
+    >>> run.content.models
+    ('fold-0', 'fold-1')
+
+    Args:
+        corpus: a corpus with a label column, as ``extract`` takes it (a file, a DataFrame …), or a
+            dataset that stores texts and labels.
+        out: folder of the run; by default ``runs/<corpus>-<head>``. It is ``OUT.incomplete`` until
+            it is complete.
+        reading: how the corpus is read; the seed of its sample is ``seed``.
+        model: hub id or folder of the checkpoint to start from.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: never ask the hub.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        split: result or file of ``embedkit split``; without one ``folds`` folds are made.
+        folds: number of folds where no split is given.
+        test: a further corpus file or dataset as test set, with labels or without.
+        test_sample: number of records of the test file to predict, sampled with the same seed.
+        test_min_chars: skip shorter texts of the test file.
+        overwrite: replace a run, or discard an unfinished one with other settings.
+        progress: called with the steps of each fold.
+        training: options of training, see below, and of reading (``label="intent"``).
+
+    Raises:
+        TypeError: unknown option of training.
+        UsageError: a column, label, setting or split cannot be used; nothing was trained.
+        MismatchError: the split belongs to other data, or an unfinished run has other settings.
+        EncodeError: the loss of a fold is not a number.
+        StorageError: a checkpoint cannot be written; finished folds are kept.
+    """
+    columns = {name: training.pop(name) for name in _OF_READING & training.keys()}
+    try:
+        where, options = choose_device(device), TrainingOptions(**training)
+    except TypeError as error:
+        raise TypeError(str(error).replace("TrainingOptions.__init__", "finetune")) from None
+    if where.index:
+        raise UsageError(
+            f"device={device!r}: training runs on the first CUDA device. Choose another one by "
+            f"CUDA_VISIBLE_DEVICES={where.index} and device='cuda'."
+        )
+    precision = choose_precision(options.precision, where)
+    if precision == "int8" or (precision == "fp16" and where.type == "cpu"):
+        raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
+    quiet_transformers()
+    out = default_out(corpus, options.head_name) if out is None else Path(out)
+    check_free(out, overwrite=overwrite)
+    storage.check_place(out)
+    check_test_reading(test, sample=test_sample, min_chars=test_min_chars)
+    reading = replace(reading or CorpusOptions(), **columns)
+    reading = replace(reading, seed=options.seed if reading.sample is not None else 0)
+    data = read_texts(corpus, reading)
+    if options.level == "sentence" and data.labels is None:
+        raise UsageError(f"{data.name} has no label column. Name it with label=.")
+    more = None
+    if test is not None:
+        more = read_more_texts(
+            test,
+            data.reading,
+            name=data.name,
+            paired=data.pairs is not None,
+            word_label=data.reading["word_label"] if options.level == "word" else None,
+            sample=test_sample,
+            min_chars=test_min_chars,
+            seed=options.seed,
+        )
+    checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+    check_max_length(checkpoint, options.max_length)
+    frozen = str(options.freeze_layers)
+    if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
+        raise UsageError(f"freeze_layers={frozen}: the encoder has {checkpoint.n_layers} layers.")
+    tokenizer = load_tokenizer(checkpoint)
+    note_if_spelled_out(checkpoint, tokenizer, data.texts)
+    length = choose_max_length(checkpoint, tokenizer, options.max_length)
+    stride = options.stride
+    if options.on_long == "window" and stride is None:
+        stride = length // 4
+    prefix = checkpoint.prefix_or_own(options.prefix)
+    options = replace(options, precision=precision, max_length=length, prefix=prefix, stride=stride)
+    tokens = TokenizerSettings(length, options.on_long, stride or 0, prefix)
+    tokenizer.room(tokens, paired=data.pairs is not None)
+    units = _Units.of(data, tokenizer, tokens, options.level)
+    target, records = _labels_and_folds(units, options, split, folds)
+    assigned = records
+    if units.word is not None:
+        assigned = records.of_words(units.record, units.word)
+    if more is None:
+        tested = units.texts[np.unique(units.record[assigned.test])]
+        test_set = TestSet.of_split(assigned, units.ids, target, tested)
+    else:
+        check_one_test_set(assigned, test)
+        further = _Units.of(more, tokenizer, tokens, options.level)
+        test_set = _further_test_set(further, target, data)
+    check_folds(target, assigned)
+    divided, choosing = divide(
+        assigned, target, fraction=options.validation, for_threshold=options.chooses_threshold
+    )
+    _check_validation(divided, target, options)
+    identity = {
+        "source": list(data.source),
+        "reading": data.reading,
+        "split": assigned.fingerprint,
+        "test": more and {"source": list(more.source), "reading": more.reading},
+        "model": dict(sorted(checkpoint.sha256.items())),
+        **asdict(options),
+        "device": where.type,
+        "versions": {"embedkit": __version__, **_LIBRARIES},
+    }
+    job = _Job(
+        units=units,
+        target=target,
+        records=records,
+        split=assigned,
+        test=test_set,
+        folds=divided,
+        choosing=choosing,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        tokens=tokens,
+        options=options,
+        device=where,
+        progress=progress,
+    )
+    with resumable_run(out, identity, overwrite=overwrite) as folder:
+        content = _write(job, folder, _all_folds(job, folder))
+    return RunResult(out, content, sum(data.rejected.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """What is labelled: texts, or the words of texts that have a token."""
+
+    data: TextData
+    texts: TokenizedTexts
+    record: Int64  # number of the text of each unit, ascending
+    word: Int64 | None  # number of the word in it
+    labels: Sequence[str | None] | None
+
+    @classmethod
+    def of(
+        cls, data: TextData, tokenizer: TextTokenizer, tokens: TokenizerSettings, level: str
+    ) -> _Units:
+        words = labelled_words(data) if level == "word" else None
+        spans = None if words is None else words.spans
+        texts = tokenize(tokenizer, data.texts, data.pairs, tokens, name=data.name, words=spans)
+        record, index = labelled_units(texts)
+        if words is None or index is None:
+            return cls(data, texts, record, None, data.labels)
+        at = list(zip(record.tolist(), index.tolist(), strict=True))
+        number = np.array([words.number[i][j] for i, j in at], np.int64)
+        labels = None if words.labels is None else [words.labels[i][j] for i, j in at]
+        return cls(data, texts, record, number, labels)
+
+    @property
+    def row(self) -> Int64:
+        """Record numbers."""
+        return self.data.row[self.record]
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the records."""
+        return [self.data.ids[i] for i in self.record]
+
+
+def _labels_and_folds(
+    units: _Units, options: TrainingOptions, file: str | Path | Split | None, folds: int
+) -> tuple[Target, Split]:
+    """Targets of the units, and the folds of the records."""
+    data = units.data
+    if units.labels is None:
+        raise UsageError(
+            f"{data.name} has no labels of words. Name their column with word_label=; a dataset is "
+            "extracted with words='mean', word_label=."
+        )
+    target = target_from(units.labels, rows=units.row, name=data.name, task=options.task)
+    for name in ("one_logit", "threshold"):
+        if getattr(options, name) and len(target.classes) != 2:
+            raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
+    if options.select_by != "loss":
+        check_metric(options.select_by, classes=len(target.classes), name="select_by")
+    if file is None:
+        records = Labelled(data.source, data.row, data.labels, data.text_keys(), None)
+        return target, make_split(records, folds=folds, seed=options.seed)
+    return target, align_split(file, source=data.source, row=data.row, name=data.name)
+
+
+def _further_test_set(units: _Units, target: Target, data: TextData) -> TestSet:
+    """A corpus of its own as test set."""
+    more, keys = units.data, units.data.text_keys()
+    return TestSet(
+        row=units.row,
+        ids=units.ids,
+        group=same_text_groups(keys, None, len(more))[units.record],
+        target=target_like(target, units.labels, rows=units.row, name=more.name),
+        features=units.texts,
+        content=TestSetContent(
+            source=more.source,
+            rejected=sum(more.rejected.values()),
+            seen_texts=count_seen(keys, data.text_keys()),
+        ),
+        word=units.word,
+    )
+
+
+# validation records
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRecords:
+    """The records of one fold, as indices; no record is in two of them."""
+
+    repeat: int
+    fold: int
+    train: Int64
+    valid: Int64  # validation records that choose the epoch
+    threshold: Int64  # validation records that choose thresholds
+    held_out: Int64
+
+    @property
+    def model(self) -> str:
+        """Name of the folder of the fold's model."""
+        return f"repeat-{self.repeat}-fold-{self.fold}" if self.repeat else f"fold-{self.fold}"
+
+
+def divide(
+    split: Split, target: Target, *, fraction: float, for_threshold: bool
+) -> tuple[tuple[FoldRecords, ...], Int64]:
+    """Return the records of every fold, and the validation records that choose thresholds.
+
+    The division depends on the split and the fraction alone, so that runs on one split have the
+    same validation records whatever their seeds. Where half of them choose thresholds, they are the
+    same in every fold, so that no model is trained on them and the threshold for the mean of all
+    models can be chosen on their mean predictions.
+    """
+    seed, group, strata = split.settings.seed + VALIDATION_SEED, split.group, target.strata
+    parts = [split.fold(*name) for name in split.names]
+    none = split.in_folds[:0]
+    by_epoch = by_threshold = none
+    if for_threshold:
+        both = validation_records(
+            split.in_folds,
+            fraction,
+            group=group,
+            strata=strata,
+            seed=seed,
+            trains=[train for train, _ in parts],
+        )
+        by_threshold = validation_records(both, 0.5, group=group, strata=strata, seed=seed + 1)
+        by_epoch = np.setdiff1d(both, by_threshold)
+    divided = []
+    for number, ((repeat, fold), (train, held_out)) in enumerate(
+        zip(split.names, parts, strict=True)
+    ):
+        valid = np.intersect1d(train, by_epoch)
+        if fraction and not for_threshold:
+            own = seed + _FOLD_SEED * (1 + number)
+            valid = validation_records(
+                train, fraction, group=group, strata=strata, seed=own, trains=[train]
+            )
+            if not len(valid):
+                raise UsageError(
+                    f"validation={fraction:g}: the {len(train)} training records of a fold are too "
+                    "few, or too similar, to use some of them for validation. Pass validation=0."
+                )
+        rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
+        chooses = np.intersect1d(train, by_threshold)
+        divided.append(FoldRecords(repeat, fold, rest, valid, chooses, held_out))
+    return tuple(divided), by_threshold
+
+
+def validation_records(
+    index: Int64,
+    fraction: float,
+    *,
+    group: Int64,
+    strata: Int64,
+    seed: int,
+    trains: Sequence[Int64] = (),
+) -> Int64:
+    """Return about a fraction of ``index``, groups never divided and classes spread evenly.
+
+    It is empty if the records are too few, or too similar. ``group`` and ``strata`` are of all
+    records; every array of ``trains`` keeps records of each of its classes.
+    """
+    near = Fraction(fraction).limit_denominator(max(_DENOMINATOR, math.ceil(1 / fraction)))
+    distinct, largest = len(np.unique(group[index])), int(np.bincount(strata[index]).max(initial=0))
+    folds = min(near.denominator, distinct, largest)
+    chosen = index[:0]
+    if folds >= 2:
+        count = max(round(fraction * folds), 1)
+        chosen = index[assign_folds(strata[index], group[index], folds, seed=seed) < count]
+    for train in trains:
+        lost = np.setdiff1d(strata[train], strata[np.setdiff1d(train, chosen)])
+        kept = group[chosen[np.isin(strata[chosen], lost)]]  # groups are never divided
+        chosen = chosen[~np.isin(group[chosen], kept)]
+    return chosen
+
+
+def _check_validation(
+    folds: Sequence[FoldRecords], target: Target, options: TrainingOptions
+) -> None:
+    """Raise a :class:`UsageError` if a fold lacks records to choose epoch or threshold by."""
+    if not options.validation and all(fold.fold == 0 for fold in folds):
+        raise UsageError(
+            "folds=1: the majority of the training labels is taken from validation records; pass "
+            "validation=0.1."
+        )
+    for fold in folds if options.chooses_threshold else ():
+        both = len(np.unique(target.y[fold.threshold])) == 2
+        if not (both and len(fold.valid)):
+            raise UsageError(
+                f"threshold={options.threshold!r}: the {len(fold.threshold)} validation records of "
+                f"fold {fold.fold} that choose it are not of both classes. Pass a larger "
+                f"validation= than {options.validation:g}."
+            )
+
+
+def choose_thresholds(
+    threshold: Threshold, y: Int64, proba: Float64, held_out: Bool
+) -> tuple[list[float], float]:
+    """Return the threshold of every fold's model, and the threshold of the mean of all models.
+
+    The mean needs its own: its probabilities are less spread than those of a single model. ``y``
+    ``(n,)`` and ``proba`` ``(models, n)`` are of validation records that no model was trained on; a
+    model's own threshold is chosen without the records that it is scored on (``held_out``).
+    """
+    each = [threshold.choose(y[~held], p[~held]) for p, held in zip(proba, held_out, strict=True)]
+    return each, threshold.choose(y, proba.mean(axis=0))
+
+
+# training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A run with all its settings, before anything is trained."""
+
+    units: _Units
+    target: Target
+    records: Split  # folds of the records
+    split: Split  # folds of the units
+    test: TestSet | None
+    folds: tuple[FoldRecords, ...]
+    choosing: Int64
     checkpoint: Checkpoint
     tokenizer: TextTokenizer
+    tokens: TokenizerSettings
     options: TrainingOptions
     device: torch.device
     progress: ProgressCallback
 
-    def identity(self) -> dict[str, Any]:
-        """Everything that shapes the run, as JSON holds it."""
-        records = self.records
-        return {
-            "source": list(records.data.source),
-            "reading": records.data.reading,
-            "split": records.split.fingerprint,
-            "test": self._test_identity(),
-            "model": dict(sorted(self.checkpoint.sha256.items())),
-            **asdict(self.options),
-            "device": self.device.type,
-            "versions": {"embedkit": __version__, **LIBRARIES},
-        }
 
-    def _test_identity(self) -> dict[str, Any] | None:
-        test = self.records.test_data
-        if not self.records.has_own_test_set:
-            return None
-        return {"source": list(test.source), "reading": test.reading}
-
-    def check(self) -> None:
-        """Raise a :class:`UsageError` if windows are empty or validation records too few."""
-        self.tokenizer.room(self._tokens, paired=self.records.data.pairs is not None)
-        self.division.check(self.options.threshold)
-
-    @cached_property
-    def division(self) -> Division:
-        """Training and validation records of every fold."""
-        return Division(
-            self.records.split, self.records.target, self.options.validation,
-            self.options.chooses_threshold,
-        )  # fmt: skip
-
-    @property
-    def _tokens(self) -> TokenizerSettings:
-        options = self.options
-        assert options.max_length is not None
-        return TokenizerSettings(
-            options.max_length, options.on_long, options.stride or 0, options.prefix or ""
-        )
-
-    @cached_property
-    def _texts(self) -> list[TokenizedText]:
-        return self._tokenized(self.records.data)
-
-    @cached_property
-    def _test_texts(self) -> list[TokenizedText]:
-        if self.records.has_own_test_set:
-            return self._tokenized(self.records.test_data)
-        return [self._texts[i] for i in self.records.test_index]
-
-    def _tokenized(self, data: TextData) -> list[TokenizedText]:
-        found = self.tokenizer.encode(data.texts, data.pairs, settings=self._tokens)
-        if cut := sum(text.cut for text in found):
-            logger.warning(
-                "%s of %s texts of %s have more than max_length=%s tokens; what is beyond is not "
-                "seen", f"{cut:,}", f"{len(found):,}", data.name, self.options.max_length,
-            )  # fmt: skip
-        return found
-
-    @cached_property
-    def _frozen(self) -> FrozenStates:
-        return FrozenStates(self._texts, self.options, pad_id=self.tokenizer.pad_id)
-
-    @cached_property
-    def _encoder(self) -> PlainModel:
-        plain = load_model(
-            self.checkpoint, pad_id=self.tokenizer.pad_id, device=torch.device("cpu"),
-            dtype=torch.float32,
-        )  # fmt: skip
-        if self.options.head == "pooler" and pooler_layer(plain) is None:
-            logger.warning(
-                "%s has no pooler weights; the head starts with random ones", self.checkpoint.name
-            )
-        return plain
-
-    def _head_settings(self, train: Int64) -> dict[str, Any]:
-        """Fields of the head's configuration; what depends on labels is of training records."""
-        options, target = self.options, self.records.target
-        y = target.y[train]
-        settings: dict[str, Any] = {
-            "head": options.head, "mix_layers": options.mix_layers,
-            "cnn_widths": list(options.cnn_widths), "label_smoothing": options.label_smoothing,
-        }  # fmt: skip
-        if options.dropout is not None:
-            settings["dropout"] = options.dropout
-        if not target.classes:
-            scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
-            return {**settings, "problem": "value", "n_outputs": 1, **scale}
-        if options.class_weight is not None:
-            counts = np.bincount(y, minlength=len(target.classes))
-            settings["class_weights"] = (len(y) / (len(counts) * counts)).tolist()
-        if options.one_logit:
-            return {**settings, "problem": "one_logit", "n_outputs": 1}
-        return {**settings, "problem": "classes", "n_outputs": len(target.classes)}
-
-    def complete(self, folder: Path) -> FinetuneRun:
-        """Train the models that are not finished, and write the run into its folder."""
-        results = []
-        folds = self.division.folds
-        for number, index in product(range(self.options.seeds), range(len(folds))):
-            name = model_name(folds[index].repeat, folds[index].fold, number)
-            file = folder / UNFINISHED / "folds" / f"{name}.json"
-            result = _read_result(file, folder / "model" / name)
-            if result is None:
-                work = folder / UNFINISHED / "checkpoints" / name
-                result = self._one_model(folder, work, index, number)
-                fsio.make_folder(file.parent)
-                content = json.dumps(_sealed(result, folder / "model" / name)).encode()
-                fsio.write_durably(file, content, scratch=file.parent)
-                fsio.remove_tree(work)
-            results.append(result)
-        return RunSummary(
-            self.records, self.division, self.checkpoint, self.tokenizer, self.options, self.device,
-            tuple(self._texts), self.identity(),
-        ).write(folder, results)  # fmt: skip
-
-    def _one_model(self, folder: Path, work: Path, index: int, number: int) -> ModelResult:
-        """Train a fold with one of the seeds, keep its model and return its predictions."""
-        split, fold, options = self.records.split, self.division.folds[index], self.options
-        seed = options.seed + number + _FOLD_SEED * index
-        title = f"fold {fold.fold + 1} of {split.n_folds}"
-        title += f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
-        title += f", seed {number + 1} of {options.seeds}" if options.seeds > 1 else ""
-        model = build_model(self._encoder, seed=seed, **self._head_settings(fold.train))
-        training = Fold(
-            name=title, texts=self._texts, target=self.records.target, train=fold.train,
-            valid=fold.valid, seed=seed, options=self.options, device=self.device,
-            pad_id=self.tokenizer.pad_id, work=work, frozen=self._frozen,
-        )  # fmt: skip
-        model, trained = train_fold(training, model, progress=self.progress)
-        temperature = self._calibrated(training, model) if options.calibrate else 1.0
-        started = time.perf_counter()
-        proba = self._proba(model, [self._texts[i] for i in fold.held_out])  # timed: all layers
-        predicted = time.perf_counter()
-        shared = self.division.shared[1] if self.division.for_threshold else fold.threshold
-        position = {"repeat": fold.repeat, "fold": fold.fold, "seed": options.seed + number}
-        result = ModelResult(
-            **position,
-            log=[{**position, **line} for line in trained.log],
-            epoch=trained.epoch,
-            fit_seconds=trained.fit_seconds,
-            predict_seconds=predicted - started,
-            parameters=trained.parameters,
-            temperature=temperature,
-            proba=proba,
-            test_proba=self._proba(model, self._test_texts),
-            valid_proba=_proba(model, training.logits(fold.valid, model)),
-            threshold_proba=_proba(model, training.logits(shared, model)),
-        )
-        self._keep_model(model, folder, model_name(fold.repeat, fold.fold, number))
-        return result
-
-    def _calibrated(self, fold: Fold, model: EncoderWithHead) -> float:
-        """Divide the logits of a model by the temperature that suits its validation records."""
-        proba = _proba(model, fold.logits(fold.valid, model))
-        temperature = fit_temperature(proba, self.records.target.y[fold.valid])
-        divide_logits(model, temperature)
-        return temperature
-
-    def _proba(self, model: EncoderWithHead, texts: Sequence[TokenizedText]) -> list[Any]:
-        logits = predict_logits(
-            model, texts, pad_id=self.tokenizer.pad_id, precision=self.options.precision
-        )
-        return _proba(model, logits)
-
-    def _keep_model(self, model: EncoderWithHead, folder: Path, name: str) -> None:
-        """Write a fold's model to its final place; what an earlier attempt left is deleted."""
-        ready, final = folder / UNFINISHED / "model", folder / "model" / name
-        for old in (ready, final):
-            if old.is_dir():
-                fsio.remove_tree(old)
-        fsio.make_folder(ready)
-        fsio.make_folder(final.parent)
-        with saving(ready):
-            write_model(
-                model, self.tokenizer, ready, classes=self.records.target.classes,
-                max_length=int(self.options.max_length or 0), siblings=final.parent,
-            )  # fmt: skip
-        fsio.sync_tree(ready)
-        fsio.publish_folder(ready, final)
+def _all_folds(job: _Job, folder: Path) -> list[FoldResult]:
+    """Train the models that are not finished, and return the results of all."""
+    results: list[FoldResult] = []
+    encoder: PlainModel | None = None
+    for number, fold in enumerate(job.folds):
+        result = _read_result(folder, fold)
+        if result is None:
+            if encoder is None:
+                encoder = load_model(
+                    job.checkpoint,
+                    pad_id=job.tokenizer.pad_id,
+                    device=torch.device("cpu"),
+                    dtype=torch.float32,
+                )
+                if job.options.head == "pooler" and pooler_layer(encoder) is None:
+                    message = "%s has no pooler weights; the head starts with random ones"
+                    logger.warning(message, job.checkpoint.name)
+            work = folder / UNFINISHED / "checkpoints" / fold.model
+            model, result = _train(job, number, encoder, work)
+            _keep(job, folder, fold, model, result)
+            storage.remove_tree(work)
+        results.append(result)
+    return results
 
 
-def _read_result(file: Path, model: Path) -> ModelResult | None:
-    """What an earlier attempt kept of a model; ``None`` if it is nothing, or a bit changed."""
-    if not file.is_file():
+def _result_file(fold: FoldRecords) -> str:
+    return f"{UNFINISHED}/folds/{fold.model}.json"
+
+
+def _read_result(folder: Path, fold: FoldRecords) -> FoldResult | None:
+    """Read the result of a fold; ``None`` if it is not finished, or damaged."""
+    file = _result_file(fold)
+    if file not in storage.file_sums(folder, torn=True):
         return None
     try:
-        content = file.read_text("utf-8")
-        result = ModelResult(**json.loads(content)["result"])
-        if content == json.dumps(_sealed(result, model)):
-            return result
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    logger.warning("%s is damaged: the model %s is trained again", model.parent.parent, model.name)
-    return None
+        storage.check_files(
+            folder, [file, f"model/{fold.model}"], advice="Its model is trained again."
+        )
+    except DamagedError as error:
+        logger.warning("%s", error)
+        return None
+    return FoldResult(**json.loads((folder / file).read_text("utf-8")))
 
 
-def _sealed(result: ModelResult, model: Path) -> dict[str, Any]:
-    """A result with its hash, and those of the files of its model."""
-    fields = asdict(result)
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    files = {p.name: fsio.file_sha256(p) for p in sorted(model.iterdir()) if p.is_file()}
-    return {"result": fields, "sha256": digest, "files": files}
+def _train(
+    job: _Job, number: int, encoder: PlainModel, work: Path
+) -> tuple[EncoderWithHead, FoldResult]:
+    """Train the model of a fold, and predict with it."""
+    split, fold, options = job.split, job.folds[number], job.options
+    seed = options.seed + _FOLD_SEED * number
+    title = f"fold {fold.fold + 1} of {split.n_folds}"
+    title += f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
+    training = Fold(
+        name=title,
+        texts=job.units.texts,
+        record=job.units.record,
+        target=job.target,
+        train=fold.train,
+        valid=fold.valid,
+        seed=seed,
+        options=options,
+        device=job.device,
+        pad_id=job.tokenizer.pad_id,
+        work=work,
+    )
+    head = _head_settings(options, job.target, fold.train)
+    model, result = train_fold(
+        training, build_model(encoder, seed=seed, **head), progress=job.progress
+    )
+
+    def proba(some: TokenizedTexts) -> list[Any]:
+        logits = predict_logits(
+            model, some, pad_id=job.tokenizer.pad_id, precision=options.precision
+        )
+        return list(model.outputs(logits).tolist())
+
+    started = time.perf_counter()
+    result.proba = proba(training.texts_of(fold.held_out))
+    result.predict_seconds = time.perf_counter() - started
+    result.test_proba = proba(job.test.features) if job.test else []
+    result.valid_proba = proba(training.texts_of(fold.valid))
+    result.threshold_proba = proba(training.texts_of(job.choosing))
+    return model, result
 
 
-def _proba(model: EncoderWithHead, logits: torch.Tensor) -> list[Any]:
-    return list(model.outputs(logits).tolist())
+def _head_settings(options: TrainingOptions, target: Target, train: Int64) -> dict[str, Any]:
+    """Fields of the head's configuration; class weights, mean and scale are of training records."""
+    y = target.y[train]
+    settings: dict[str, Any] = {
+        "head": options.head_name,
+        "cnn_widths": list(options.cnn_widths),
+        "label_smoothing": options.label_smoothing,
+    }
+    if options.dropout is not None:
+        settings["dropout"] = options.dropout
+    if not target.classes:
+        scale = {"target_mean": float(y.mean()), "target_scale": float(y.std()) or 1.0}
+        return {**settings, "problem": "value", "n_outputs": 1, **scale}
+    if options.class_weight is not None:
+        counts = np.bincount(y, minlength=len(target.classes))
+        settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
+    if options.one_logit:
+        return {**settings, "problem": "one_logit", "n_outputs": 1}
+    return {**settings, "problem": "classes", "n_outputs": len(target.classes)}
+
+
+def _keep(
+    job: _Job, folder: Path, fold: FoldRecords, model: EncoderWithHead, result: FoldResult
+) -> None:
+    """Write a fold's model to its final place, then its result, and last their checksums."""
+    ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
+    for old in (ready, final):
+        if old.is_dir():
+            storage.remove_tree(old)
+    file = folder / _result_file(fold)
+    for place in (ready, final.parent, file.parent):
+        storage.make_folder(place)
+    with saving(ready):
+        write_model(
+            model,
+            job.tokenizer,
+            ready,
+            classes=job.target.classes,
+            max_length=job.tokens.max_length,
+        )
+    storage.sync_tree(ready)
+    storage.publish_folder(ready, final)
+    storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
+    written = {
+        path.relative_to(folder).as_posix(): storage.file_sha256(path)
+        for path in (file, *final.iterdir())
+    }
+    storage.write_sums(folder, storage.file_sums(folder, torn=True) | written, scratch=folder)
+
+
+# predictions and files
+
+
+def _predictions(
+    job: _Job, results: Sequence[FoldResult], threshold: Threshold | None
+) -> tuple[Predictions, list[float | None], float | None]:
+    """Predictions of the run, the threshold of each fold, and the one of the mean of all models.
+
+    The inner predictions of a fold are of its validation records, by its own model, which was
+    fitted neither on them nor on the fold.
+    """
+    final = None if threshold is None else threshold.value
+    each: list[float | None] = [final] * len(results)
+    if threshold is not None and final is None:
+        held_out = np.array([np.isin(job.choosing, fold.held_out) for fold in job.folds])
+        proba = np.array([result.threshold_proba for result in results])[:, :, 1]
+        chosen, final = choose_thresholds(threshold, job.target.y[job.choosing], proba, held_out)
+        each = [*chosen]
+    subsets, ids = [], job.units.ids
+    for fold, result, limit in zip(job.folds, results, each, strict=True):
+        common: dict[str, Any] = {
+            "row": job.split.row,
+            "ids": ids,
+            "word": job.split.word,
+            "target": job.target,
+            "fold": fold.fold,
+            "repeat": fold.repeat,
+            "group": job.split.group,
+            "threshold": limit,
+        }
+        inner = None
+        if len(fold.valid):
+            chooses = np.isin(job.choosing, fold.threshold)
+            more = [p for p, seen in zip(result.threshold_proba, chooses, strict=True) if seen]
+            index = np.concatenate([fold.valid, fold.threshold])
+            inner = Predictions.of_fold(index, np.array([*result.valid_proba, *more]), **common)
+        subsets.append(
+            Predictions.of_fold(fold.held_out, np.array(result.proba), inner=inner, **common)
+        )
+    if job.test is not None:
+        proba = np.mean([result.test_proba for result in results], axis=0)
+        subsets.append(job.test.predictions(proba, threshold=final))
+    return Predictions.joined(subsets), each, final
+
+
+def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRun:
+    """Write everything but the models into the folder of the run."""
+    options, texts = job.options, job.units.texts
+    predictions, thresholds, final = _predictions(job, results, options.decision)
+    log = [
+        {"repeat": fold.repeat, "fold": fold.fold, **line}
+        for fold, result in zip(job.folds, results, strict=True)
+        for line in result.log
+    ]
+    lines = "".join(json.dumps(line) + "\n" for line in log)
+    storage.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
+    _write_split(job, folder)
+    draw_training(folder, log, metric="macro-F1" if job.target.classes else "R²")
+    on_gpu = job.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(job.device) if on_gpu else peak_memory_bytes()
+    settings = asdict(options) | {"head_learning_rate": options.head_rate}
+    names = [fold.model for fold in job.folds]
+    return write_results(
+        folder,
+        FinetuneRun,
+        predictions,
+        job.split,
+        job.test,
+        decision=options.decision,
+        seed=options.seed,
+        libraries=_LIBRARIES,
+        estimator="finetune",
+        features="text",
+        task=options.task,
+        level=options.level,
+        head=options.head_name,
+        precision=options.precision,
+        tokens=Tokens(
+            **asdict(job.tokens),
+            pad_id=int(job.tokenizer.pad_id),
+            type_vocab=int(job.checkpoint.config.get("type_vocab_size") or 0),
+        ),
+        settings={name: value for name, value in settings.items() if name not in _FIELDS},
+        views=(),
+        threshold=final,
+        thresholds=tuple(thresholds),
+        models=tuple(names),
+        epochs=tuple(result.epoch for result in results),
+        history={n: _history(result.log) for n, result in zip(names, results, strict=True)},
+        truncated=Truncated(
+            records=int(texts.cut.sum()),
+            tokens=int(texts.n_tokens.sum()) - len(texts.ids),
+            tokens_all=int(texts.n_tokens.sum()),
+            limit=job.tokens.max_length,
+        ),
+        dataset=_dataset_content(job, folder),
+        cost=Cost(
+            fit_seconds=sum(result.fit_seconds for result in results),
+            predict_seconds=sum(result.predict_seconds for result in results),
+            peak_memory_bytes=int(peak),
+            parameters=results[0].parameters,
+            device=job.device.type,
+        ),
+    )
+
+
+def _write_split(job: _Job, folder: Path) -> None:
+    """Write the split, and beside the models which of them has not seen which record."""
+    data, split = job.units.data, job.records
+    write_split(split, folder / "split.parquet")
+    models = FoldModels(
+        models=tuple(fold.model for fold in job.folds),
+        fold_of_model=tuple(fold.fold for fold in job.folds),
+        split=split.fingerprint,
+        source=data.source,
+        repeats=split.repeats,
+        **asdict(job.tokens),
+    )
+    seen = np.where(split.folds[:, 0] == UNUSED, TEST, split.folds[:, 0])  # by no model
+    SeenRecords(folder, models, split.row, data.text_keys(), seen).write()
+
+
+def _history(log: Sequence[dict[str, Any]]) -> tuple[EpochScores, ...]:
+    """Losses and scores of each epoch of a model."""
+    epochs: dict[float, dict[str, float]] = {}
+    for line in log:
+        values = {name: line[name] for name in _EPOCH if name in line}
+        if values:
+            epochs.setdefault(line["epoch"], {}).update(values)
+    return tuple(EpochScores(epoch=epoch, **epochs[epoch]) for epoch in sorted(epochs))
+
+
+def _dataset_content(job: _Job, folder: Path) -> DatasetContent:
+    data, checkpoint = job.units.data, job.checkpoint
+    shaping = json.dumps({"source": data.source, "reading": data.reading}, sort_keys=True)
+    return DatasetContent(
+        fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
+        path=path_from(folder, Path(data.name)) if Path(data.name).exists() else "",
+        source=data.source,
+        model=ModelSettings(
+            type=checkpoint.model_type,
+            n_layers=checkpoint.n_layers,
+            width=checkpoint.width,
+            sha256=dict(sorted(checkpoint.sha256.items())),
+        ),
+        pairs=data.pairs is not None,
+        reading=data.reading,
+        rejected=data.rejected,
+        names=Names(
+            inputs=(data.name,),
+            model=checkpoint.name,
+            model_source=checkpoint.source,
+            revision=checkpoint.revision,
+        ),
+    )

@@ -1,9 +1,7 @@
-"""Train one fold, and compute logits.
+"""Training of one fold by the Trainer of transformers.
 
-The loop is the Trainer of transformers. This module adds batches of texts of similar length, padded
-to the longest of the batch; a checkpoint after every epoch, and every 1,000 steps of a long one,
-that counts only when all of it is on the disk; an error where the loss is not a number; and the
-choice of the epoch by the loss on validation records.
+This module adds batches of texts of similar length, durable checkpoints after every epoch and every
+1,000 steps, an error where the loss is not a number, and the choice of the epoch.
 """
 
 from __future__ import annotations
@@ -12,56 +10,59 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.utils.data import Sampler
-from transformers import (
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from embedkit import fsio
-from embedkit.encoding.tokenization import TokenizedText
+from embedkit import storage
+from embedkit.encoding.tokenizer import TokenizedTexts, ranges
 from embedkit.errors import EncodeError, UsageError
-from embedkit.finetuning.batches import LengthSampler, n_seen, padded, predict_logits
-from embedkit.finetuning.frozen import FrozenStates
-from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.model import (
+    WEIGHTS,
+    EncoderWithHead,
+    add_lora,
+    freeze,
+    merge_lora,
+    n_seen,
+    padded,
+    parameter_groups,
+    predict_logits,
+    save_weights,
+)
 from embedkit.finetuning.options import TrainingOptions
-from embedkit.finetuning.parameters import add_lora, freeze, merge_lora, parameter_groups
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
     beta_of,
     classification_metrics,
     regression_metrics,
 )
-from embedkit.runs.predictions import decide
-from embedkit.runs.targets import Target
+from embedkit.runs.predictions import Target, decide
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
-
-__all__ = ["Fold", "Trained", "saving", "train_fold"]
 
 logger = logging.getLogger(__name__)
 
+_BATCHES_SORTED = 50
 _LOGS_PER_EPOCH = 10
 _CHECKPOINT_STEPS = 1_000
 _COMPLETE = "complete"
-_WEIGHTS = "model.safetensors"
-_LOGGED = {"loss": "loss", "learning_rate": "learning_rate", "epoch_loss": "train_loss",
-           "epoch_accuracy": "train_accuracy", "eval_loss": "valid_loss",
-           "eval_accuracy": "valid_accuracy", "eval_score": "valid_score"}  # fmt: skip
-_SHOWN = {"epoch_loss": "loss", "epoch_accuracy": "accuracy", "eval_loss": "validation loss",
-          "eval_accuracy": "validation accuracy"}  # fmt: skip
+_LOGGED = {
+    "loss": "loss",
+    "learning_rate": "learning_rate",
+    "epoch_loss": "train_loss",
+    "epoch_accuracy": "train_accuracy",
+    "eval_loss": "valid_loss",
+    "eval_accuracy": "valid_accuracy",
+    "eval_score": "valid_score",
+}
 _CHOSEN_BY = "eval_chosen_by"
 
 _CHECKPOINTING = "activation_checkpointing"
@@ -71,98 +72,63 @@ if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older na
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """What one fold is trained on, and how.
+    """Records and options of one fold."""
 
-    Attributes:
-        name: for messages, such as ``fold 2 of 5``.
-        texts: all records, tokenized.
-        target: their labels.
-        train: indices of the training records.
-        valid: indices of the validation records that choose the epoch; may be empty.
-        options: how it is trained; ``precision`` is not ``auto``.
-        seed: of head, order and dropout.
-        device: where it is trained.
-        pad_id: token id to fill with.
-        work: folder for checkpoints, which the caller deletes.
-        frozen: what the frozen layers give for the texts, shared by all folds.
-    """
-
-    name: str
-    texts: Sequence[TokenizedText]
-    target: Target
-    train: Int64
-    valid: Int64
-    options: TrainingOptions
-    seed: int
+    name: str  # for messages, such as "fold 2 of 5"
+    texts: TokenizedTexts  # of all records
+    record: Int64  # number of the text of each unit: the text itself, or a word
+    target: Target  # of the units
+    train: Int64  # indices of units
+    valid: Int64  # indices of the units that choose the epoch; may be empty
+    options: TrainingOptions  # precision is not "auto"
+    seed: int  # of head, order and dropout
     device: torch.device
     pad_id: int
-    work: Path
-    frozen: FrozenStates
+    work: Path  # folder for checkpoints, which the caller deletes
 
-    def batch(
-        self, index: Sequence[int] | Int64, model: EncoderWithHead
-    ) -> dict[str, torch.Tensor]:
-        """Some texts as a batch for the model."""
-        lower = self.frozen.of(model)
-        states = None if lower is None else [lower[i] for i in index]
-        return padded([self.texts[i] for i in index], self.pad_id, states)
-
-    def logits(self, index: Int64, model: EncoderWithHead) -> torch.Tensor:
-        """Logits of some texts ``(n, outputs)``."""
-        lower = self.frozen.of(model)
-        return predict_logits(
-            model, [self.texts[i] for i in index], pad_id=self.pad_id,
-            precision=self.options.precision,
-            lower=None if lower is None else [lower[i] for i in index],
-        )  # fmt: skip
+    def texts_of(self, units: Int64) -> TokenizedTexts:
+        """Return the texts of units, all of whose units these are."""
+        return self.texts[np.unique(self.record[units])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """How a model was trained.
+@dataclass(slots=True, kw_only=True)
+class FoldResult:
+    """Log, cost and predictions of a trained model; predictions are nested lists, for JSON.
 
-    Attributes:
-        log: lines of ``training.jsonl``, without repeat and fold.
-        epoch: the epoch that was kept.
-        fit_seconds: seconds of all attempts together.
-        parameters: number of trained parameters.
+    Probabilities are ``(m, classes)``, values of a regression ``(m,)``.
     """
 
-    log: list[dict[str, Any]]
-    epoch: float
+    log: list[dict[str, Any]]  # lines of training.jsonl
+    epoch: float  # that was kept
     fit_seconds: float
     parameters: int
+    predict_seconds: float = 0.0
+    proba: list[Any] = field(default_factory=list)  # of the held-out records
+    test_proba: list[Any] = field(default_factory=list)
+    valid_proba: list[Any] = field(default_factory=list)  # of the records that chose the epoch
+    threshold_proba: list[Any] = field(default_factory=list)  # of all that choose thresholds
 
 
 def train_fold(
     fold: Fold, model: EncoderWithHead, *, progress: ProgressCallback = no_progress
-) -> tuple[EncoderWithHead, Trained]:
-    """Train a fold, or resume where an earlier attempt stopped.
-
-    Args:
-        fold: its records and options.
-        model: the initial model, which is changed.
-        progress: called with the steps done.
+) -> tuple[EncoderWithHead, FoldResult]:
+    """Train a fold, or resume where an earlier attempt stopped; the initial model is changed.
 
     Returns:
-        The model of the best epoch, and how it was trained.
-
-    Raises:
-        EncodeError: the loss or a weight is not a number.
-        StorageError: a checkpoint cannot be written.
+        The model of the best epoch, and the log and cost of its training.
     """
     options = fold.options
     freeze(model, options.freeze_layers)
     lora = None if options.lora is None else add_lora(model, options.lora, seed=fold.seed)
     model.to(fold.device)
-    fsio.make_folder(fold.work)
+    storage.make_folder(fold.work)
     last, earlier, state, totals = _last_checkpoint(fold.work), 0.0, None, _Totals()
     if last is not None:
         kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
         earlier, totals = float(kept_there["seconds"]), _Totals(**kept_there["totals"])
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
     started = time.perf_counter()
-    if state is None or not _has_ended(state, options):
+    if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
         trainer = _FoldTrainer(fold, model, totals, _Callback(fold, earlier, totals, progress))
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         state = trainer.state
@@ -175,14 +141,14 @@ def train_fold(
         if (values := {name: entry[key] for key, name in _LOGGED.items() if key in entry})
     ]
     scored = [line["epoch"] for line in log if line["step"] == kept and "valid_loss" in line]
-    trained = Trained(
+    trained = FoldResult(
         log=log,
         epoch=float([*scored, state.epoch][0]),
         fit_seconds=seconds,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad):
-        raise EncodeError(f"{fold.name}: weights are not numbers any more. {_advice(options)}")
+        raise _diverged(fold, "weights are not numbers any more")
     if lora is not None:
         merge_lora(model, lora)
     return model.eval(), trained
@@ -195,19 +161,6 @@ class _Totals:
     texts: int = 0
     loss: float = 0.0
     right: int = 0
-
-    def add(self, loss: float, right: int, texts: int) -> None:
-        self.loss += loss * texts
-        self.right += right
-        self.texts += texts
-
-    def means(self, *, classes: bool) -> dict[str, float]:
-        """Mean loss, and accuracy where there are classes; the next epoch begins with zeros."""
-        found = {"epoch_loss": self.loss / max(self.texts, 1)}
-        if classes:
-            found["epoch_accuracy"] = self.right / max(self.texts, 1)
-        self.texts, self.loss, self.right = 0, 0.0, 0
-        return found
 
 
 class _FoldTrainer(Trainer):  # type: ignore[misc]
@@ -224,22 +177,22 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             model=model,
             args=_arguments(fold, validates),
             data_collator=self._collate,
-            train_dataset=[(int(i), fold.target.y[i]) for i in fold.train],
+            train_dataset=np.unique(fold.record[fold.train]).tolist(),
             eval_dataset=list(fold.valid) if validates else None,
-            optimizers=(
-                torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None
-            ),
+            optimizers=(torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None),
             callbacks=[callback],
-        )  # fmt: skip
+        )
         self.remove_callback(PrinterCallback)
 
-    def _collate(self, items: Sequence[tuple[int, Any]]) -> dict[str, torch.Tensor]:
-        dtype = torch.int64 if self.fold.target.classes else torch.float32
-        labels = torch.tensor([label for _, label in items], dtype=dtype)
-        return {**self.fold.batch([i for i, _ in items], self.model), "labels": labels}
+    def _collate(self, items: Sequence[int]) -> dict[str, torch.Tensor]:
+        fold, texts = self.fold, np.array(items)
+        starts, stops = (np.searchsorted(fold.record, texts, side) for side in ("left", "right"))
+        y = fold.target.y[ranges(starts, stops - starts)]
+        labels = torch.tensor(y, dtype=torch.int64 if fold.target.classes else torch.float32)
+        return {**padded(fold.texts[texts], fold.pad_id), "labels": labels}
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        lengths = np.array([n_seen(self.fold.texts[i]) for i in self.fold.train], np.int64)
+        lengths = n_seen(self.fold.texts_of(self.fold.train))
         return LengthSampler(lengths, self.fold.options.batch_size, self.fold.seed)
 
     def compute_loss(
@@ -252,13 +205,16 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         if self.fold.target.classes:
             y_pred = self.model.outputs(outputs.logits.detach()).argmax(1)
             right = int((y_pred == labels).sum())
-        self._totals.add(float(loss.detach()), right, len(labels))
+        self._totals.texts += len(labels)
+        self._totals.loss += float(loss.detach()) * len(labels)
+        self._totals.right += right
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Compute loss and score on the validation records, independent of batches."""
         fold, target = self.fold, self.fold.target
-        logits = fold.logits(fold.valid, self.model)
+        texts, precision = fold.texts_of(fold.valid), fold.options.precision
+        logits = predict_logits(self.model, texts, pad_id=fold.pad_id, precision=precision)
         y = target.y[fold.valid]
         with torch.inference_mode():
             loss = float(self.model.loss(logits, torch.from_numpy(y)))
@@ -281,37 +237,55 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.fold.work
-        fsio.remove_file(folder / f"checkpoint-{self.state.global_step}" / _COMPLETE)
+        storage.remove_file(folder / f"checkpoint-{self.state.global_step}" / _COMPLETE)
         with saving(folder):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save what training changes: frozen parameters are those of the initial model."""
+        """Save what training changes; frozen parameters stay as in the initial model."""
         folder = Path(str(output_dir))
-        fsio.make_folder(folder)
-        frozen = _frozen(self.model)
-        found = {n: v for n, v in self.model.state_dict().items() if n not in frozen}
-        tensors = {name: value.contiguous() for name, value in found.items()}
-        save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+        storage.make_folder(folder)
+        frozen = {name for name, p in self.model.named_parameters() if not p.requires_grad}
+        save_weights({n: v for n, v in self.model.state_dict().items() if n not in frozen}, folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         _load_trained(self.model, Path(resume_from_checkpoint))
 
 
-def _frozen(model: EncoderWithHead) -> set[str]:
-    return {name for name, p in model.named_parameters() if not p.requires_grad}
+class LengthSampler(Sampler[int]):
+    """Order of an epoch, by seed and epoch alone; neighbours have similar lengths."""
+
+    def __init__(self, lengths: Int64, batch: int, seed: int) -> None:
+        self._lengths, self._batch, self._seed, self._epoch = lengths, batch, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order follows."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng([self._seed, self._epoch])
+        order = random.permutation(len(self._lengths))
+        whole, batches = len(order) // self._batch * self._batch, []
+        step = self._batch * _BATCHES_SORTED
+        for start in range(0, whole, step):
+            some = order[start : min(start + step, whole)]
+            some = some[np.argsort(self._lengths[some], kind="stable")]
+            batches += np.split(some, len(some) // self._batch)
+        random.shuffle(batches)
+        yield from (int(i) for batch in [*batches, order[whole:]] for i in batch)
 
 
 def _load_trained(model: EncoderWithHead, folder: Path) -> None:
-    found = load_file(str(folder / _WEIGHTS))
-    frozen = _frozen(model)
-    unchanged = {n: v for n, v in model.state_dict().items() if n in frozen}
-    model.load_state_dict(unchanged | found)
+    model.load_state_dict(model.state_dict() | load_file(str(folder / WEIGHTS)))
 
 
 def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
     options = fold.options
-    steps = math.ceil(len(fold.train) / options.batch_size / options.accumulate)
+    texts = len(np.unique(fold.record[fold.train]))
+    steps = math.ceil(texts / options.batch_size / options.accumulate)
     warmup = int(options.warmup)
     if options.warmup < 1:  # older transformers take no fraction under this name
         warmup = math.ceil(options.warmup * options.epochs * steps)
@@ -357,10 +331,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         for key in ("loss", "eval_loss"):
             if key in (logs or {}) and not math.isfinite(logs[key]):
-                raise EncodeError(
-                    f"{self._fold.name}: the loss is not a number any more at step "
-                    f"{state.global_step}. {_advice(self._fold.options)}"
-                )
+                problem = f"the loss is not a number any more at step {state.global_step}"
+                raise _diverged(self._fold, problem)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if _is_stuck(state, self._fold.options):
@@ -376,34 +348,37 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._progress(Progress(stage, done + 1, steps, "steps"))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        means = self._totals.means(classes=bool(self._fold.target.classes))
-        state.log_history.append({**means, "epoch": state.epoch, "step": state.global_step})
+        totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
+        means["epoch_loss"] = totals.loss / max(totals.texts, 1)
+        if self._fold.target.classes:
+            means["epoch_accuracy"] = totals.right / max(totals.texts, 1)
+        totals.texts, totals.loss, totals.right = 0, 0.0, 0
+        state.log_history.append(means)
         control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = self._fold.work / f"checkpoint-{state.global_step}"
-        fsio.sync_tree(folder)
+        storage.sync_tree(folder)
         content = {"seconds": time.perf_counter() - self._started, "totals": asdict(self._totals)}
-        fsio.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
+        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
         kept = {folder.name, f"checkpoint-{state.best_global_step}"}
         for other in self._fold.work.glob("checkpoint-*"):
             if other.name not in kept:
-                fsio.remove_tree(other)
+                storage.remove_tree(other)
         if float(state.epoch).is_integer():
             values = {key: value for entry in state.log_history for key, value in entry.items()}
-            score = "macro-F1" if self._fold.target.classes else "R²"
-            names = _SHOWN | {"eval_score": f"validation {score}"}
-            shown = [f"{what} {values[key]:.4f}" for key, what in names.items() if key in values]
-            text = ", ".join(shown)
+            names = [key for key in _LOGGED if key in values and key.startswith(("ep", "ev"))]
+            text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
             epochs = self._fold.options.epochs
             logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
 
 
-def _advice(options: TrainingOptions) -> str:
-    half = "" if options.precision == "fp32" else ", or precision='fp32'"
-    return (
-        f"Pass a smaller learning_rate= than {options.learning_rate:g}{half}. Finished folds are "
-        "kept for these settings; others start over, with overwrite=True."
+def _diverged(fold: Fold, problem: str) -> EncodeError:
+    half = "" if fold.options.precision == "fp32" else ", or precision='fp32'"
+    return EncodeError(
+        f"{fold.name}: {problem}. Pass a smaller learning_rate= than "
+        f"{fold.options.learning_rate:g}{half}. Finished folds are kept for these settings; others "
+        "start over, with overwrite=True."
     )
 
 
@@ -412,16 +387,12 @@ def _higher_is_better(options: TrainingOptions) -> bool:
 
 
 def _is_stuck(state: TrainerState, options: TrainingOptions) -> bool:
-    """Whether the validation loss, or the metric asked for, is no better for so many epochs."""
+    """Return whether validation did not improve for ``patience`` epochs."""
     sign = -1 if _higher_is_better(options) else 1
     values = [sign * entry[_CHOSEN_BY] for entry in state.log_history if _CHOSEN_BY in entry]
     if options.patience is None or not values:  # none: stopped before the first evaluation
         return False
     return len(values) - 1 - int(np.argmin(values)) >= options.patience
-
-
-def _has_ended(state: TrainerState, options: TrainingOptions) -> bool:
-    return state.global_step >= state.max_steps or _is_stuck(state, options)
 
 
 def _last_checkpoint(work: Path) -> Path | None:
@@ -431,13 +402,13 @@ def _last_checkpoint(work: Path) -> Path | None:
         if (folder / _COMPLETE).is_file():
             complete.append(folder)
         else:
-            fsio.remove_tree(folder)
+            storage.remove_tree(folder)
     return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 
 def saving(folder: Path) -> AbstractContextManager[None]:
     """Raise what a writer raises on a full disk as a :class:`StorageError`."""
-    return fsio.storage_errors(folder, RuntimeError, SafetensorError)
+    return storage.storage_errors(folder, RuntimeError, SafetensorError)
 
 
 def _value(y: Any, proba: Float64, target: Target, of_classes: str, of_values: str) -> float:

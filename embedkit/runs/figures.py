@@ -1,353 +1,340 @@
-"""Figures of a run, as PNG."""
+"""Figures of runs, drawn as those of the report are, and written as PNG."""
 
 from __future__ import annotations
 
-import io
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from embedkit import fsio
-from embedkit.display import visible
-from embedkit.encoding.views import split_view
-from embedkit.runs.content import Agreement, ProbeRun
-from embedkit.runs.metrics import BINS, calibration_bins
+from embedkit import storage
+from embedkit.display import shorten
+from embedkit.drawing import WIDTH, Plot, Scene, as_file, text_width
+from embedkit.encoding.views import layer_rank, split_view
+from embedkit.runs.intervals import Score
+from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions
+from embedkit.runs.run import Agreement, ProbeRun
 
-__all__ = [
-    "canvas", "draw_probe", "draw_run", "draw_similarity", "draw_training", "east_asian_fonts",
-    "render",
-]  # fmt: skip
+LARGEST_MATRIX = 20
+"""Classes of the largest confusion matrix that can be read."""
 
-_FONTS = ("Noto Sans CJK KR", "Noto Sans CJK JP", "NanumGothic", "IPAGothic",
-          "Apple SD Gothic Neo", "Hiragino Sans", "DejaVu Sans")  # fmt: skip
-_EAST_ASIAN = ("Noto Sans CJK", "NanumGothic", "IPAGothic", "Apple SD Gothic", "Hiragino Sans")
-_FONTS_OF = {"ko": ("Noto Sans CJK", "NanumGothic", "Apple SD Gothic"),
-             "ja": ("Noto Sans CJK", "IPAGothic", "Hiragino Sans")}  # fmt: skip
-_EAST_ASIAN_FILES = ("NotoSansCJK-Regular", "NanumGothic", "ipag")
-_BLUE, _GREY, _ORANGE = "#2c5f8a", "#b0b7bd", "#c2660a"
-_SHOWN_CLASSES = 20
+_MOST_POINTS = 1_500
+_PER_BIN, _MOST_BINS = 50, 10
+_CURVES = 3
 
 
 def draw_run(folder: Path, predictions: Predictions) -> None:
-    """Draw the out-of-fold predictions of a run to ``figures/``.
-
-    Confusion matrix, reliability curve and, of two classes, precision against recall; of a
-    regression predicted against true values.
-    """
+    """Draw the out-of-fold predictions of a run to ``figures/``."""
     p = predictions.take(predictions.out_of_fold)
     if not p.classes:
-        save(folder, "values.png", lambda: _values(p))
+        save(folder, "values.png", lambda: values(p))
         return
-    save(folder, "confusion.png", lambda: _confusion(p))
-    save(folder, "reliability.png", lambda: _reliability(p))
-    if len(p.classes) == 2:
-        save(folder, "precision_recall.png", lambda: _precision_recall(p))
-
-
-def _values(p: Predictions) -> Any:
-    """Predicted against true values."""
-    from sklearn.metrics import PredictionErrorDisplay
-
-    figure, axis = canvas()
-    PredictionErrorDisplay(y_true=p.y, y_pred=p.proba).plot(
-        ax=axis, kind="actual_vs_predicted",
-        scatter_kwargs={"s": 9, "alpha": 0.4, "color": _BLUE}, line_kwargs={"color": _GREY},
-    )  # fmt: skip
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    axis.set_title("held-out records", loc="left")
-    return figure
-
-
-def _confusion(p: Predictions) -> Any:
-    """Counts of true against predicted classes, shaded by the fraction of the true class."""
-    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
-
-    names = [_shown(name) for name in p.classes]
-    size = min(4 + 0.3 * len(names), 12)
-    figure, axis = canvas(size + 0.6, size)
-    counts = confusion_matrix(p.y, p.y_pred, labels=range(len(names)))
-    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    written = len(names) <= _SHOWN_CLASSES
-    display = ConfusionMatrixDisplay(fractions, display_labels=names).plot(
-        ax=axis, cmap="Blues", colorbar=False, include_values=written,
-        im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": 10},
-    )  # fmt: skip
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    if written:
-        for text, count in zip(display.text_.flat, counts.flat, strict=True):
-            text.set_text(f"{count:,}")
-        axis.tick_params(labelsize=10)
-        axis.tick_params(axis="x", labelrotation=45 if len(names) > 4 else 0)
-    else:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    figure.colorbar(display.im_, label="fraction of the true class")
-    axis.set_title("confusion matrix of held-out records", loc="left")
-    return figure
-
-
-def _reliability(p: Predictions) -> Any:
-    """How often the predicted class is right against its probability, and perfect calibration.
-
-    The bins are those of the calibration error, :data:`~embedkit.runs.metrics.BINS` from 0 to 1.
-    """
-    from sklearn.calibration import CalibrationDisplay
-
-    figure, axis = canvas()
-    confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
-    bins = calibration_bins(confidence)
-    counts = np.bincount(bins, minlength=BINS)
-    filled = counts > 0
-    means = np.bincount(bins, confidence, BINS)[filled] / counts[filled]
-    fractions = np.bincount(bins, right, BINS)[filled] / counts[filled]
-    axis.plot([1 / len(p.classes), 1], [1 / len(p.classes), 1], color=_GREY, linewidth=1)
-    display = CalibrationDisplay(fractions, means, confidence, estimator_name="records")
-    display.plot(ax=axis, ref_line=False).line_.set(marker="o", color=_BLUE)
-    _plain_axis(axis, "probability of the predicted class", "fraction of right predictions")
-    for x, y, count in zip(means, fractions, counts[filled], strict=True):
-        axis.annotate(f"{count:,}", (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7)
-    axis.set_title("reliability of held-out records", loc="left")
-    return figure
-
-
-def _precision_recall(p: Predictions) -> Any:
-    """Precision against recall of the second of two classes, and the frequency of the class."""
-    from sklearn.metrics import PrecisionRecallDisplay, precision_recall_curve
-
-    figure, axis = canvas()
-    positive = p.y == 1
-    precision, recall, _ = precision_recall_curve(positive, p.proba[:, 1])
-    axis.axhline(positive.mean(), color=_GREY, linewidth=1)
-    PrecisionRecallDisplay(precision, recall).plot(ax=axis).line_.set(color=_BLUE)
-    axis.set_xlim(0, 1.01)
-    axis.set_ylim(0, 1.02)
-    axis.set_aspect("auto")
-    _plain_axis(axis, f"recall of {_shown(p.classes[1])}", "precision")
-    axis.set_title("precision and recall of held-out records", loc="left")
-    return figure
-
-
-def _plain_axis(axis: Any, x: str, y: str) -> None:
-    """Labels of our own, and no legend: who draws several lines places it outside the plot."""
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-    if (legend := axis.get_legend()) is not None:
-        legend.remove()
+    if len(p.classes) <= LARGEST_MATRIX:
+        save(folder, "confusion.png", lambda: confusion(p))
+    save(folder, "reliability.png", lambda: reliability({"run": (0, reliability_bins(p))}))
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
-    """Draw scores by layer, the similarity of the views, and learning curves where there are some.
-
-    They are ``figures/layers.png``, ``figures/similarity.png`` and ``figures/learning.png``.
-    """
-    save(folder, "layers.png", lambda: layer_curve(result))
-    if len(result.views) > 1:
-        save(folder, "similarity.png", lambda: view_similarity(result))
-    if result.views[0].curve:
-        save(folder, "learning.png", lambda: learning_curves(result))
-
-
-def view_similarity(result: ProbeRun) -> Any:
-    """Return the figure of the linear CKA between all views."""
-    names = [view.name for view in result.views]
-    side = 2.2 + 0.28 * len(names)
-    figure, axis = canvas(side + 0.8, side)
-    image = axis.imshow(np.array(result.cka), vmin=0, vmax=1, cmap="viridis")
-    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-    axis.set_yticks(range(len(names)), names, fontsize=7)
-    figure.colorbar(image, ax=axis, label="linear CKA", shrink=0.8)
-    return figure
-
-
-def learning_curves(result: ProbeRun) -> Any:
-    """Return the figure of the score against the number of training records, a line per view."""
-    figure, axis = canvas(6.5, 4.2)
-    for view in result.views:
-        axis.plot([p.records for p in view.curve], [p.score for p in view.curve], "o-", ms=3,
-                  linewidth=1, label=view.name)  # fmt: skip
-    axis.set_xlabel("training records")
-    axis.set_ylabel(f"held-out {result.metric}")
-    axis.legend(frameon=False, fontsize=6, ncol=2)
-    return figure
-
-
-def layer_curve(result: ProbeRun) -> Any:
-    """Return the figure of :func:`draw_probe`."""
-    lines: dict[str, list[tuple[int, Any]]] = {}
-    for view in result.views:
-        pooling, layer = split_view(view.name)
-        if layer.isdigit():
-            lines.setdefault(pooling, []).append((int(layer), view))
-    figure, axis = canvas(6.5, 4.2)
-    for number, (pooling, points) in enumerate(lines.items()):
-        layers = [layer + 0.06 * number for layer, _ in points]  # intervals side by side
-        values = [view.score.value for _, view in points]
-        low = [view.score.value - view.score.low for _, view in points]
-        high = [view.score.high - view.score.value for _, view in points]
-        drawn = axis.errorbar(layers, values, [low, high], fmt="o-", capsize=3, label=pooling)
-        chance = [view.control for _, view in points]
-        axis.plot(layers, chance, ":", color=drawn[0].get_color(), linewidth=1)
-        if result.random_weights:
-            same = [np.mean(result.random_weights.get(view.name, np.nan)) for _, view in points]
-            axis.plot(layers, same, "--", color=drawn[0].get_color(), linewidth=1)
-    for view in result.views:
-        if not view.name.rpartition("_")[2].isdigit():
-            axis.axhline(view.score.value, color=_BLUE, linewidth=1)
-            axis.text(0, view.score.value, f" {view.name}", fontsize=7, va="bottom")
-    axis.axhline(result.majority, color=_GREY, linewidth=1)
-    axis.text(1, result.majority, "majority", fontsize=7, va="bottom", ha="right", color="grey",
-              transform=axis.get_yaxis_transform())  # fmt: skip
-    axis.set_xlabel("layer (0 is the embedding output)")
-    axis.set_ylabel(result.metric)
-    note = "dotted: control task" + ("; dashed: random weights" if result.random_weights else "")
-    axis.set_title(f"held-out {result.metric} by layer ({note})", loc="left", fontsize=9)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    if lines:
-        axis.legend(frameon=False)
-    return figure
+    """Draw scores by layer to ``figures/layers.png``, and learning curves to ``learning.png``."""
+    save(folder, "layers.png", lambda: layers(result))
+    if result.view_scores[0].curve:
+        save(folder, "learning.png", lambda: learning(result))
 
 
 def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str) -> None:
-    """Draw training and validation loss and the validation score to ``figures/training.png``.
-
-    Args:
-        folder: of the run.
-        log: lines of ``training.jsonl``.
-        metric: name of the validation score.
-    """
-    save(folder, "training.png", lambda: _training_curves(log, metric))
-
-
-def _training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> Any:
-    """Losses, and the validation score on an axis of its own; one thin line per model."""
-    figure, axis = canvas(6.5, 4.2)
-    score = axis.twinx() if any("valid_score" in line for line in log) else axis
+    """Draw losses and validation scores of every model, lines of ``training.jsonl``, by epoch."""
     models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in log:
         models.setdefault((line["repeat"], line["fold"], line.get("seed", 0)), []).append(line)
-    drawn: dict[str, Any] = {}
-    for lines in models.values():
-        for on, key, color, name in (
-            (axis, "loss", _GREY, "training loss"),
-            (axis, "valid_loss", _BLUE, "validation loss"),
-            (score, "valid_score", _ORANGE, f"validation {metric} (right)"),
-        ):
-            points = sorted((e["epoch"], e[key]) for e in lines if e.get(key) is not None)
-            if points:
-                (drawn[name],) = on.plot(*zip(*points, strict=True), color=color, linewidth=1,
-                                         marker="o", markersize=2.5, alpha=0.7)  # fmt: skip
-    axis.set_xlabel(f"epoch (one line for each of {len(models)} trainings)")
-    axis.set_ylabel("loss")
-    axis.set_ylim(bottom=0)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside lower left", ncols=2, frameon=False,
-                  fontsize=8)  # fmt: skip
-    return figure
 
+    def curves(key: str) -> list[list[tuple[float, float]]]:
+        known = [
+            [(e["epoch"], e[key]) for e in epochs if e.get(key) is not None]
+            for epochs in models.values()
+        ]
+        return [sorted(points) for points in known if points]
 
-@cache
-def _known_fonts() -> set[str]:
-    """Names of fonts; matplotlib's own list may be older than the fonts of Korean and Japanese."""
-    from matplotlib import font_manager
-
-    manager = font_manager.fontManager
-    if not any(font.name.startswith(_EAST_ASIAN) for font in manager.ttflist):
-        files = map(Path, font_manager.findSystemFonts())
-        for file in sorted(f for f in files if f.stem in _EAST_ASIAN_FILES):
-            manager.addfont(file)
-    return {font.name for font in manager.ttflist}
-
-
-def east_asian_fonts() -> dict[str, str | None]:
-    """The font that figures show Korean (``ko``) and Japanese (``ja``) in; ``None`` for boxes."""
-    known = [name for name in _FONTS if name in _known_fonts()]
-    return {
-        language: next((name for name in known if name.startswith(prefixes)), None)
-        for language, prefixes in _FONTS_OF.items()
-    }
+    losses = {"training loss": curves("loss"), "validation loss": curves("valid_loss")}
+    save(folder, "training.png", lambda: training(losses))
+    if scores := curves("valid_score"):
+        save(folder, "validation.png", lambda: training({f"validation {metric}": scores}))
 
 
 def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:
-    """Draw Spearman's correlation against the layer, one line per pooling."""
-    save(folder, "layers.png", lambda: _agreement_curve(agreement))
+    """Draw Spearman's correlation by layer to ``figures/layers.png``."""
+    scores = {one.view: one.spearman for one in agreement}
+    save(folder, "layers.png", lambda: heat_map("spearman", scores))
 
 
-def _agreement_curve(agreement: Sequence[Agreement]) -> Any:
-    lines: dict[str, list[tuple[int, Any]]] = {}
-    single = []
-    for one in agreement:
-        pooling, layer = split_view(one.view)
-        if layer.isdigit():
-            lines.setdefault(pooling, []).append((int(layer), one.spearman))
+def save(folder: Path, name: str, draw: Callable[[], Scene]) -> None:
+    """Draw a figure, and write it durably to the folder ``figures``."""
+    storage.make_folder(folder / "figures")
+    storage.write_durably(folder / "figures" / name, png_of(draw), scratch=folder)
+
+
+def png_of(draw: Callable[[], Scene]) -> bytes:
+    """Return a figure as PNG."""
+    return as_file(draw(), "png")
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Records of similar confidence: its mean, the fraction that is right, its Wilson interval."""
+
+    confidence: float
+    right: float
+    low: float
+    high: float
+    count: int
+
+
+def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
+    """Return bins of as many records each, from the least to the most confident."""
+    from scipy.stats import binomtest
+
+    confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
+    order = np.argsort(confidence, kind="stable")
+    bins = []
+    for part in np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))):
+        ends = binomtest(int(right[part].sum()), len(part)).proportion_ci(method="wilson")
+        middle = float(confidence[part].mean()), float(right[part].mean())
+        bins.append(ReliabilityBin(*middle, float(ends.low), float(ends.high), len(part)))
+    return tuple(bins)
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:g} %"
+
+
+def reliability(methods: Mapping[str, tuple[int, Sequence[ReliabilityBin]]]) -> Scene:
+    """Fraction of right predictions against their probability, of methods in their styles."""
+    every = [b for _, bins in methods.values() for b in bins]
+    first = math.floor(min(b.confidence for b in every) * 20) / 20
+    low = math.floor(min(min(b.confidence, b.low) for b in every) * 10) / 10
+    plot = Plot(
+        (first, 1),
+        (low, 1),
+        title="Probabilities against fractions",
+        x_name="probability of the predicted class",
+        y_name="fraction that is right",
+        description="; ".join(
+            f"{name}: " + ", ".join(f"{b.confidence:.2f} → {b.right:.2f}" for b in bins)
+            for name, (_, bins) in methods.items()
+        ),
+        x_text=_percent,
+        y_text=_percent,
+    )
+    start = max(first, low)
+    plot.line(plot.at(start, start), plot.at(1, 1), colour="soft", dashed=True)
+    for style, bins in reversed(list(methods.values())):
+        points = [(b.confidence, b.right) for b in bins]
+        plot.curve(points, style, ends=[(b.low, b.high) for b in bins])
+    return plot
+
+
+def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
+    """Fraction that is right of the surest records, by their share, of methods in their styles."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name, (_, p) in methods.items():
+        confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
+        counts = np.arange(1, len(right) + 1)
+        fractions = right[np.argsort(-confidence, kind="stable")].cumsum() / counts
+        # of very few records the fraction is noise
+        kept = np.unique(np.linspace(min(20, len(right)), len(right), 100).astype(int)) - 1
+        lines[name] = [(counts[k] / len(right), float(fractions[k])) for k in kept]
+    every = [y for line in lines.values() for _, y in line]
+    plot = Plot(
+        (0, 1),
+        (math.floor(min(every) * 10) / 10, 1),
+        title="Answered only when sure",
+        x_name="records that are answered, the surest first",
+        y_name="fraction that is right",
+        description="; ".join(
+            f"{name}: half {line[np.searchsorted([x for x, _ in line], 0.5)][1]:.2f}, "
+            f"all {line[-1][1]:.2f}"
+            for name, line in lines.items()
+        ),
+        x_text=_percent,
+        y_text=_percent,
+    )
+    for name, (style, _) in reversed(list(methods.items())):
+        plot.curve(lines[name], style, marks=False)
+    return plot
+
+
+def values(p: Predictions) -> Scene:
+    """Predicted against true values."""
+    every = -(-len(p.row) // _MOST_POINTS)
+    y, predicted = p.y[::every], p.proba[::every]
+    ends = (float(min(p.y.min(), p.proba.min())), float(max(p.y.max(), p.proba.max())))
+    plot = Plot(
+        ends,
+        ends,
+        title="Predicted against true values",
+        x_name="true value",
+        y_name="predicted value",
+        description=f"{len(y):,} of {len(p.row):,} records",
+        height=400,
+    )
+    plot.line(plot.at(ends[0], ends[0]), plot.at(ends[1], ends[1]), colour="soft", dashed=True)
+    jitter = np.random.default_rng(0).uniform(-2, 2, len(y))  # ratings lie on each other
+    for true, one, moved in zip(y.tolist(), predicted.tolist(), jitter.tolist(), strict=True):
+        x, height = plot.at(true, one)
+        plot.mark(x + moved, height, 0, radius=2.5, opacity=0.45)
+    return plot
+
+
+def confusion(p: Predictions) -> Scene:
+    """Counts of true against predicted classes, shaded by the fraction of the true class."""
+    from sklearn.metrics import confusion_matrix
+
+    count = len(p.classes)
+    counts = confusion_matrix(p.y, p.y_pred, labels=range(count))
+    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    names = [shorten(name, 22) for name in p.classes]
+    room = max(text_width(name, 12) for name in names) + 12
+    cell = 48.0 if count <= 8 else 34.0
+    size, turned = cell * count, room > cell
+    left, top = room + 22, (room if turned else 18) + 30
+    scene = Scene(
+        left + size + 12,
+        top + size + 12,
+        title="Confusion matrix of held-out records",
+        description="rows: true classes; columns: predicted classes",
+    )
+    scene.note(left + size / 2, 14, "predicted")
+    scene.text(14, top + size / 2, "true", colour="soft", size=12, anchor="middle", turned=True)
+    for i in range(count):
+        middle = cell * (i + 0.5)
+        scene.text(left - 6, top + middle + 4, names[i], size=12, anchor="end")
+        if turned:
+            scene.text(left + middle + 4, top - 6, names[i], size=12, turned=True)
         else:
-            single.append(one)
-    figure, axis = canvas(6.5, 4.2)
-    for pooling, points in lines.items():
-        layers = [layer for layer, _ in points]
-        axis.fill_between(layers, [s.low for _, s in points], [s.high for _, s in points],
-                          alpha=0.15)  # fmt: skip
-        axis.plot(layers, [s.value for _, s in points], "o-", label=pooling)
-    for one in single:
-        axis.axhline(one.spearman.value, color=_BLUE, linewidth=1)
-        axis.text(0, one.spearman.value, f" {one.view}", fontsize=7, va="bottom")
-    axis.set_xlabel("layer (0 is the embedding output)")
-    axis.set_ylabel("Spearman's correlation")
-    axis.set_title("cosine of pairs against human scores (band: 95 %)", loc="left", fontsize=9)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    if lines:
-        axis.legend(frameon=False)
-    return figure
+            scene.text(left + middle, top - 6, names[i], size=12, anchor="middle")
+        for j in range(count):
+            x, y, depth = left + cell * j, top + cell * i, float(fractions[i, j])
+            inside = (x + 1, y + 1, cell - 2, cell - 2)
+            scene.box(*inside, colour="m0", opacity=0.04 + 0.7 * depth)
+            number = f"{counts[i, j]:,}"
+            scene.text(x + cell / 2, y + cell / 2 + 4, number, size=11, anchor="middle")
+    return scene
 
 
-def save(folder: Path, name: str, build: Callable[[], Any]) -> None:
-    """Draw the figure that ``build`` returns, and write it durably to the folder ``figures``."""
-    fsio.make_folder(folder / "figures")
-    fsio.write_durably(folder / "figures" / name, png_of(build), scratch=folder)
+def heat_map(
+    metric: str,
+    scores: Mapping[str, Score],
+    *,
+    framed: Collection[str] = (),
+    untrained: Mapping[str, Sequence[float]] | None = None,
+) -> Scene:
+    """Scores by layer and pooling; pale: below the interval of the best one.
 
-
-def png_of(build: Callable[[], Any]) -> bytes:
-    """Return the figure that ``build`` returns as PNG, without a date in it."""
-    content = io.BytesIO()
-    render(build(), content, dpi=120, format="png", metadata={"Software": None})
-    return content.getvalue()
-
-
-def render(figure: Any, target: IO[bytes], **options: Any) -> None:
-    """Draw a figure into a file, with letters of Korean and Japanese.
-
-    A letter that no font here has is a box, not a warning.
+    In brackets: encoders that were never trained.
     """
-    import matplotlib as mpl
-    from matplotlib.text import Text
+    untrained = untrained or {}
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    cells = {split_view(view): view for view in scores}
+    poolings = list(dict.fromkeys(pooling for pooling, _ in cells))
+    layers = sorted(dict.fromkeys(layer for _, layer in cells), key=layer_rank)
+    best = max(scores.values(), key=lambda score: sign * score.value)
+    margin = sign * (best.value - (best.low if sign > 0 else best.high))
+    left = max(text_width(shorten(name, 14)) for name in ["layer", *layers]) + 14
+    height = 42.0 if untrained else 28.0
+    width = min((WIDTH - left) / len(poolings), 130.0)
+    told = "; ".join(f"{view} {metric_text(one.value, metric)}" for view, one in scores.items())
+    title = f"{metric_name(metric)} by layer and pooling"
+    scene = Scene(
+        left + width * len(poolings), 26 + height * len(layers), title=title, description=told
+    )
+    if poolings != ["layer"]:  # of words there is one vector for each layer
+        scene.note(left - 10, 16, "layer", anchor="end")
+        for column, pooling in enumerate(poolings):
+            scene.note(left + width * (column + 0.5), 16, shorten(pooling, width / 8))
+    for (pooling, layer), view in cells.items():
+        x, y = left + width * poolings.index(pooling), 24 + height * layers.index(layer)
+        score, chosen = scores[view], view in framed
+        below = sign * (best.value - score.value)
+        depth = max(0.0, 1 - below / margin) if margin > 0 else float(below <= 0)
+        opacity, outline = round(0.06 + 0.36 * depth, 3), "ink" if chosen else None
+        inside = (x + 2, y + 2, width - 4, height - 4)
+        scene.box(*inside, colour="m0", opacity=opacity, outline=outline, name=view)
+        said = metric_text(score.value, metric)
+        half = (score.high - score.low) / 2
+        if math.isfinite(half):
+            said += f" ±{metric_text(half, metric)}"
+        scene.text(x + width / 2, y + 18, said, size=12, anchor="middle", bold=chosen)
+        if view in untrained:
+            random = f"({metric_text(float(np.mean(untrained[view])), metric)})"
+            scene.text(x + width / 2, y + 33, random, size=11, anchor="middle")
+    for row, layer in enumerate(layers):
+        scene.text(left - 10, 24 + height * row + 18, shorten(layer, 14), anchor="end")
+    return scene
 
-    known = _known_fonts()
-    fonts = [name for name in _FONTS if name in known] or ["sans-serif"]
-    for text in figure.findobj(Text):
-        text.set_fontfamily(fonts)
-    with mpl.rc_context({"font.family": fonts}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
-        figure.savefig(target, **options)
+
+def layers(probe: ProbeRun) -> Scene:
+    """Scores of a probe by layer and pooling; framed: chosen inside of folds."""
+    scores = {view.name: view.score for view in probe.view_scores}
+    framed = [view.name for view in probe.view_scores if view.chosen]
+    return heat_map(probe.metric, scores, framed=framed, untrained=probe.random_weights)
 
 
-def canvas(width: float = 5, height: float = 4.2) -> tuple[Any, Any]:
-    """A figure with one plot.
+def learning(result: ProbeRun) -> Scene:
+    """Scores by number of training records, of the best view of each pooling."""
+    sign = 1 if result.metric in LOWER_IS_BETTER else -1
+    best: dict[str, Any] = {}
+    for view in sorted(result.view_scores, key=lambda v: (-v.chosen, sign * v.score.value)):
+        if view.curve:
+            best.setdefault(split_view(view.name)[0], view)
+    shown = list(best.values())[:_CURVES]
+    points = [p for view in shown for p in view.curve]
+    known = [v for _, p in points for v in (p.value, p.low, p.high) if math.isfinite(v)]
+    counts = sorted({records for records, _ in points})
+    ends = (min(known), max(known)) if sign < 0 else (max(known), min(known))
+    plot = Plot(
+        (counts[0], counts[-1]),
+        ends,
+        title="Score by number of training records",
+        x_name="training records",
+        y_name=f"held-out {result.metric}",
+        description="; ".join(
+            f"{view.name}: "
+            + ", ".join(f"{n} → {metric_text(p.value, result.metric)}" for n, p in view.curve)
+            for view in shown
+        ),
+        x_ticks=counts,
+        x_text="{:,.0f}".format,
+        y_text=lambda value: metric_text(value, result.metric),
+        room=max(text_width(shorten(view.name, 16), 12) for view in shown),
+        log=True,
+    )
+    for style, view in enumerate(shown):
+        line = [(records, p.value) for records, p in view.curve]
+        plot.curve(line, style, ends=[(p.low, p.high) for _, p in view.curve])
+    plot.names([(shorten(v.name, 16), v.curve[-1][1].value, i) for i, v in enumerate(shown)])
+    return plot
 
-    It is none of pyplot's, whose backend is the caller's: a notebook goes on showing its own.
-    """
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axis = figure.subplots()
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure, axis
-
-
-def _shown(label: str) -> str:
-    """A label in a figure: not too long, and no formula between dollar signs."""
-    return visible(label, limit=30).replace("$", r"\$")
+def training(lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Scene:
+    """Losses or scores by epoch: a thin line for each model, of a single epoch a mark."""
+    points = [p for group in lines.values() for line in group for p in line]
+    names = [name for name, group in lines.items() if group]
+    plot = Plot(
+        (min(0.0, *(x for x, _ in points)), max(x for x, _ in points)),
+        (min(0.0, *(y for _, y in points)), max(y for _, y in points) or 1.0),
+        title=", ".join(names),
+        x_name=f"epoch (a line for each of {max(map(len, lines.values()))} models)",
+        y_name="",
+        room=max(text_width(name, 12) for name in names),
+    )
+    for style, name in enumerate(names):
+        for line in lines[name]:
+            plot.curve(line, style, width=1.2)
+    ends = [float(np.mean([line[-1][1] for line in lines[name]])) for name in names]
+    plot.names(
+        [(name, end, style) for style, (name, end) in enumerate(zip(names, ends, strict=True))]
+    )
+    return plot

@@ -1,59 +1,136 @@
 """A run on disk: settings, predictions, scores, model and figures.
 
-    RUN/run.json             settings, fingerprints, scores, cost, versions (:mod:`.content`)
+    RUN/run.json             settings, fingerprints, scores, cost, versions (:mod:`.run`)
     RUN/predictions.parquet  predictions of held-out records (:mod:`.predictions`)
     RUN/model/               the fitted pipeline; of a fine-tuned run fold-0/ …
     RUN/figures/             PNG
-    RUN/SHA256SUMS           of every file, compared when it is read (:mod:`~embedkit.checksums`)
+    RUN/SHA256SUMS           of every file
 
-Output is atomic: a run is written to ``RUN.incomplete`` and renamed when complete. A run that takes
-long keeps finished folds there, and the same call goes on with them.
+Output is atomic: a run is written to ``RUN.incomplete`` and renamed when complete. A long run keeps
+finished folds there, and the same call resumes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from embedkit import fsio
-from embedkit._version import __version__
-from embedkit.artefacts import UNFINISHED, finish_swap, incomplete, new_folder
-from embedkit.checksums import check_files
-from embedkit.dataset.jobs import difference
-from embedkit.decoding import decode, read_json
+import numpy as np
+
+from embedkit import storage
+from embedkit.corpus.conllu import Words
+from embedkit.corpus.readers import READERS
+from embedkit.dataset.format import whole_text
+from embedkit.dataset.info import DatasetInfo, describe_dataset
+from embedkit.dataset.job import difference
+from embedkit.dataset.read import VectorData, source_of
+from embedkit.display import ShownFolder
+from embedkit.encoding.tokenizer import Spans, word_spans
 from embedkit.errors import (
+    DamagedError,
     EncodeError,
     MismatchError,
+    ModelError,
     OutputExistsError,
     UsageError,
 )
-from embedkit.runs.content import FORMAT_VERSION, KINDS, Run, as_json
+from embedkit.machine import __version__
+from embedkit.runs.intervals import Score
+from embedkit.runs.metrics import Threshold, metric_name, metric_text
+from embedkit.runs.predictions import (
+    Predictions,
+    TestSet,
+    class_scores,
+    reported_scores,
+    write_predictions,
+)
+from embedkit.runs.run import (
+    FORMAT_VERSION,
+    KINDS,
+    DatasetContent,
+    FinetuneRun,
+    PredictionRun,
+    ProbeRun,
+    Run,
+    as_json,
+)
+from embedkit.runs.split import Split
+from embedkit.storage import (
+    UNFINISHED,
+    check_files,
+    decode,
+    finish_swap,
+    incomplete,
+    new_folder,
+    read_json,
+)
+from embedkit.types import Int64
 
-__all__ = ["UNFINISHED", "check_free", "check_run_place", "new_run", "path_from",
-           "read_run", "resumable_run", "versions", "write_run"]  # fmt: skip
+if TYPE_CHECKING:  # imports torch
+    from embedkit.encoding.model import ModelInfo
+
+_ADVICE = "Make the run again."
+_Predicted = TypeVar("_Predicted", bound=PredictionRun)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunResult(ShownFolder, Generic[_Predicted]):
+    """A finished run: folder, content of ``run.json``, and number of rejected records."""
+
+    out: Path
+    content: _Predicted
+    rejected: int = 0
+
+    def __repr__(self) -> str:
+        scores = self.content.scores
+        subset = "test" if "test" in scores else "cross_validation"
+        name, score = next(iter(scores[subset].items()))
+        return f"{self.content.kind} run {self.out}: {metric_name(name)} {_score_text(score, name)}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if isinstance(probe := self.content, ProbeRun):
+            return [
+                {"view": view.name, probe.metric: _score_text(view.score, probe.metric)}
+                | {"control": metric_text(view.control, probe.metric), "chosen": view.chosen}
+                for view in probe.view_scores
+            ]
+        return [
+            {"on": subset.replace("_", " "), "metric": metric_name(name)}
+            | {"score": _score_text(score, name), "majority": metric_text(score.majority, name)}
+            for subset, scores in self.content.scores.items()
+            for name, score in scores.items()
+        ]
+
+
+def _score_text(score: Score, metric: str) -> str:
+    low, high = (metric_text(end, metric) for end in (score.low, score.high))
+    return f"{metric_text(score.value, metric)} ({low} to {high})"
+
+
+def default_out(source: object, *names: str) -> Path:
+    """Return ``runs/corpus-logreg`` for a corpus or dataset and the names of its settings."""
+    known = isinstance(source, str | os.PathLike) and str(source) != "-"
+    stem = Path(os.fspath(source)).stem if known else type(source).__name__.lower()  # type: ignore[call-overload]
+    return Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
 
 
 @contextmanager
 def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to fill, which becomes ``out`` when the block ends without an error.
-
-    Raises:
-        OutputExistsError: something is there; with ``overwrite``, something that is no run.
-        LockedError: another process is at it.
-    """
+    """A folder to fill, which becomes ``out`` when the block ends without an error."""
     check_free(out, overwrite=overwrite)
     work = incomplete(out)
     if (work / UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
             f"{work} holds an unfinished run of another kind. Finish it with its own command, "
-            "choose another out=, or pass overwrite=True to throw it away."
+            "choose another out=, or pass overwrite=True to discard it."
         )
     with new_folder(out) as work:
         yield work
@@ -61,43 +138,32 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def resumable_run(
-    out: Path, settings: dict[str, Any], *, overwrite: bool = False, begin: bool = True
+    out: Path, settings: dict[str, Any], *, overwrite: bool = False
 ) -> Iterator[Path]:
-    """As :func:`new_run`, but what an earlier attempt left in the folder is still there.
+    """A folder as in :func:`new_run`, with the content that an earlier attempt left.
 
-    ``unfinished/job.json`` in it says what the run is going to be. The folder ``unfinished`` is
-    deleted when the run has its final name. Settings that turn out not to work before anything
-    is made leave no folder.
-
-    Args:
-        out: folder of the run.
-        settings: everything that shapes the run, as JSON holds it.
-        overwrite: replace a finished run; start an unfinished one over if its settings differ.
-        begin: whether a run may be begun; ``False``: only an unfinished one goes on.
-
-    Raises:
-        UsageError: there is nothing to go on with.
-        OutputExistsError: something is there; with ``overwrite``, something that is no run.
-        MismatchError: an unfinished run of other settings is there; the message names them.
-        LockedError: another process is at it.
+    ``unfinished/job.json`` in it holds the settings: everything that shapes the run, as JSON. The
+    folder ``unfinished`` is deleted when the run has its final name. Settings that fail before a
+    file is written leave no folder. ``overwrite`` also discards an unfinished run with other
+    settings.
     """
-    check_run_place(out, overwrite=overwrite, resume=not begin)
+    check_free(out, overwrite=overwrite)
     work = incomplete(out)
     job = work / UNFINISHED / "job.json"
 
     def write_job(work: Path) -> None:
         if any(work.iterdir()):
             _check_job(work, job, settings, overwrite=overwrite)
-        fsio.make_folder(job.parent)
+        storage.make_folder(job.parent)
         content = json.dumps(settings, ensure_ascii=False, sort_keys=True, indent=1)
-        fsio.write_durably(job, content.encode(), scratch=job.parent)
+        storage.write_durably(job, content.encode(), scratch=job.parent)
 
     with new_folder(out, begin=write_job):
         try:
             yield work
-        except (UsageError, EncodeError):  # what they advise is another job: it may begin here
+        except (UsageError, EncodeError):  # their advice is another job, which may begin here
             if [path for path in work.rglob("*") if path.is_file()] == [job]:
-                fsio.remove_tree(work)
+                storage.remove_tree(work)
             raise
 
 
@@ -105,80 +171,87 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
     """Raise if the folder holds another job; with ``overwrite`` empty it instead."""
     try:
         before = dict(json.loads(job.read_text("utf-8")))
-        found = difference(before, json.loads(json.dumps(settings)))
-    except (OSError, ValueError, TypeError):  # it was stopped before it had begun
-        before, found = {}, "  nothing says what it was going to be"
+        differences = difference(before, json.loads(json.dumps(settings)))
+    except (OSError, ValueError, TypeError):  # stopped before the settings were written
         if not any(path.is_file() for path in work.rglob("*")):
             return
-    if not found:
+        differences = "  its settings are unknown"
+    if not differences:
         return
     if not overwrite:
         raise MismatchError(
-            f"{work} was begun with other input, model or settings. Repeat the earlier command to "
-            "finish it, choose another out=, or pass overwrite=True to start over. It differs in:\n"
-            f"{found}"
+            f"{work} is an unfinished run with other input, model or settings. Repeat the earlier "
+            "command to finish it, choose another out=, or pass overwrite=True to start over. It "
+            f"differs in:\n{differences}"
         )
-    fsio.empty_folder(work)
-
-
-def check_run_place(out: Path, *, overwrite: bool, resume: bool) -> None:
-    """Check that a run can be begun there, or gone on with; errors as :func:`resumable_run`.
-
-    Raises:
-        StorageError: nothing can be written there.
-    """
-    check_free(out, overwrite=overwrite)
-    fsio.check_place(out)
-    work = incomplete(out)
-    if resume and not (work / UNFINISHED).is_dir():
-        raise UsageError(
-            f"resume=True: there is no unfinished run {work}. Leave it out to begin one; the same "
-            "call goes on by itself where it was interrupted."
-        )
+    storage.empty_folder(work)
 
 
 def check_free(out: Path, *, overwrite: bool) -> None:
-    """Raise an :class:`OutputExistsError` if a run cannot be put there."""
+    """Raise an :class:`OutputExistsError` if a run cannot be written to ``out``."""
     finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
         advice = "it is not a run of embedkit" if overwrite else "pass overwrite=True to replace it"
         if not out.is_dir() or any(out.iterdir()):
-            raise OutputExistsError(f"{out} is in the way; {advice}, or choose another out=.")
+            raise OutputExistsError(f"{out} exists; {advice}, or choose another out=.")
 
 
 def is_run(path: Path) -> bool:
-    """Whether the folder is a run."""
+    """Return whether the folder is a run."""
     return (path / "run.json").is_file()
 
 
 def write_run(folder: Path, content: Run) -> None:
     """Write ``run.json``, the last file of a run; numbers that JSON cannot write become null."""
-    content = replace(content, command=_command())
+    program, command = Path(sys.argv[0]), None
+    if "embedkit" in (program.name, program.parent.name):
+        command = shlex.join(
+            ["embedkit", *(word for word in sys.argv[1:] if word != "--overwrite")]
+        )
+    content = replace(content, command=command)
     data = json.dumps(as_json(content), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-    fsio.write_durably(folder / "run.json", data.encode(), scratch=folder)
+    storage.write_durably(folder / "run.json", data.encode(), scratch=folder)
+
+
+def write_results(
+    folder: Path,
+    kind: type[_Predicted],
+    predictions: Predictions,
+    split: Split,
+    test: TestSet | None,
+    *,
+    decision: Threshold | None,
+    seed: int,
+    libraries: Mapping[str, str] | None = None,
+    **content: Any,
+) -> _Predicted:
+    """Write predictions, figures and ``run.json`` with the scores; ``content`` are its fields."""
+    from embedkit.runs.figures import draw_run
+
+    write_predictions(folder, predictions)
+    draw_run(folder, predictions)
+    run = kind(
+        classes=predictions.classes,
+        threshold_metric=decision.metric if decision else None,
+        split=split.record,
+        records={"folds": len(predictions.first_repeat), "test": len(predictions.test)},
+        test_set=test.content if test else None,
+        scores=reported_scores(predictions, seed=seed, beta=decision.beta if decision else None),
+        per_class=class_scores(predictions),
+        versions=versions() | dict(libraries or {}),
+        **content,
+    )
+    write_run(folder, run)
+    return run
 
 
 def path_from(folder: Path, target: Path) -> str:
-    """Where ``target`` is, seen from a run's folder, so that both can be moved together."""
+    """Return ``target`` relative to a run's folder, so that both can be moved together."""
     return os.path.relpath(target.resolve(), folder.resolve())
 
 
-def _command() -> str | None:
-    """The command that makes the run again; ``None`` if this process is not embedkit's."""
-    program = Path(sys.argv[0])
-    if "embedkit" not in (program.name, program.parent.name):
-        return None
-    return shlex.join(["embedkit", *(word for word in sys.argv[1:] if word != "--overwrite")])
-
-
 def read_run(path: Path) -> Run:
-    """Read ``run.json``.
-
-    Raises:
-        UsageError: the folder is no run, or one of another version of embedkit.
-        DamagedError: the file was changed since, a field is missing or has another type; the
-            message names file and field.
-    """
+    """Read ``run.json``; errors name its field."""
     file = path / "run.json"
     if not is_run(path):
         unfinished = incomplete(path)
@@ -186,25 +259,88 @@ def read_run(path: Path) -> Run:
         if unfinished.is_dir():
             advice = f"It is unfinished ({unfinished}): run the same command again."
         raise UsageError(f"{path} is not a run. {advice}")
-    check_files(path, ["run.json"], advice="Make the run again.")
-    advice = "Make the run again."
-    content = read_json(file, advice=advice)
-    head = decode(_Head, content, file=file, advice=advice)
+    check_files(path, ["run.json"], advice=_ADVICE)
+    data = read_json(file, advice=_ADVICE)
+    head = decode(Run, data, file=file, advice=_ADVICE)
     if head.format_version != FORMAT_VERSION or head.kind not in KINDS:
-        raise UsageError(f"{path} was made by another version of embedkit. Make the run again.")
-    return decode(KINDS[head.kind], content, file=file, advice=advice)
+        raise UsageError(f"{path} was made by another version of embedkit. {_ADVICE}")
+    content = decode(KINDS[head.kind], data, file=file, advice=_ADVICE)
+    if name := _wrong_field(content):
+        raise DamagedError(
+            f"{file} is damaged: {name} does not agree with the other fields. {_ADVICE}"
+        )
+    return content
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    kind: str
-    format_version: int
+def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
+    """Return the description of a run, a dataset or a checkpoint.
+
+    Args:
+        what: folder that ``train``, ``probe``, ``finetune`` or ``similarity`` wrote: the content of
+            its ``run.json``; a dataset: its manifest, tables and the health of its views; or hub id
+            or folder of a checkpoint: its modules and sizes.
+
+    Raises:
+        UsageError: it is a file.
+        ModelError: there is no such folder, and no such checkpoint.
+
+    Example:
+        >>> embedkit.info("vectors").manifest.totals.accepted
+        12
+    """
+    path = Path(what)
+    if path.is_file():
+        raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
+    if is_run(path):
+        return read_run(path)
+    unfinished = not path.is_dir() and incomplete(path).is_dir()
+    if unfinished or (path.is_dir() and not (path / "config.json").is_file()):
+        return describe_dataset(path)
+    from embedkit.encoding.model import describe_model
+
+    try:
+        return describe_model(os.fspath(what))
+    except ModelError as error:
+        if path.is_dir():
+            raise
+        from embedkit.encoding.checkpoint import near_folder
+
+        reason = str(error).removeprefix(f"model={str(path)!r}: ")
+        raise ModelError(
+            f"{path} is neither a dataset nor a run: there is no such folder.{near_folder(path)} "
+            f"As a checkpoint: {reason}"
+        ) from error
+
+
+def _wrong_field(content: Run) -> str:
+    """Name of a field that contradicts others, else ``""``."""
+    if not isinstance(content, PredictionRun):
+        return ""
+    classes, of_classes = content.classes, content.task == "classification"
+    views, limits, vectors = set(content.views), [content.threshold], content.dataset.vectors
+    agrees = {
+        "classes": len(set(classes)) == len(classes)
+        and "" not in classes
+        and (len(classes) > 1) == of_classes,
+        "per_class": all(
+            tuple(score.label for score in scores) == classes
+            for scores in content.per_class.values()
+        ),
+        "views": bool(views) == (content.features == "vectors")
+        and (vectors is None or views <= vectors.columns(content.level)),
+        "scores": {*content.scores, *content.per_class} <= {"cross_validation", "test"},
+    }
+    if isinstance(content, FinetuneRun):
+        limits += content.thresholds
+        plain = all(re.fullmatch(r"[\w-]+", name) for name in content.models)
+        agrees["models"] = bool(content.models) and plain
+    agrees["threshold"] = all(limit is None or 0 <= limit <= 1 for limit in limits)
+    return next((name for name, holds in agrees.items() if not holds), "")
 
 
 def versions() -> dict[str, str]:
     """Versions of what decides a number."""
     import lightgbm
-    import numpy as np
     import sklearn
 
     return {
@@ -213,3 +349,91 @@ def versions() -> dict[str, str]:
         "scikit-learn": sklearn.__version__,
         "lightgbm": lightgbm.__version__,
     }
+
+
+def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetContent:
+    """Return the record of a dataset for ``run.json``, with its path from the run's folder."""
+    manifest, job = data.manifest, data.manifest.job
+    return DatasetContent(
+        fingerprint=manifest.fingerprint,
+        source=source_of(data),
+        path="" if folder is None else path_from(folder, data.path),
+        model=job.model,
+        names=manifest.names,
+        pairs=job.input.text_pair is not None,
+        vectors=job.vectors,
+        storage=job.storage.profile,
+        fold_models=job.folds is not None,
+        marked_words=READERS[job.input.format].marks_words,
+    )
+
+
+def check_alike(
+    made: DatasetContent,
+    expected: DatasetContent,
+    *,
+    name: str,
+    vectors: bool = True,
+    level: str = "sentence",
+) -> None:
+    """Check that a model which was fitted on ``expected`` can be applied to the dataset ``made``.
+
+    Without ``vectors`` the model reads texts, whose vectors do not matter. A
+    :class:`MismatchError` names the settings that differ.
+    """
+    differences = []
+    if made.pairs != expected.pairs:
+        differences.append(f"pairs is {made.pairs!r}, expected {expected.pairs!r}")
+    if vectors:
+        ours, theirs = made.vector_settings, expected.vector_settings
+        differences += ours.differences(theirs)
+        if level == "word" and ours.words != theirs.words:
+            differences.append(f"words is {ours.words!r}, expected {theirs.words!r}")
+    if differences:
+        raise MismatchError(
+            f"{name} was made with other settings than the data that the model was fitted on: "
+            f"{'; '.join(differences[:4])}. Extract it again with the same settings, or give "
+            "the corpus file itself."
+        )
+
+
+def marked_spans(words: Sequence[Words | None]) -> list[Sequence[tuple[int, int]]] | None:
+    """Return start and end of the words that a corpus marks in its texts, if it does."""
+    spans = [one.spans for one in words if one is not None and one.spans is not None]
+    return list(spans) if spans else None
+
+
+def words_of_texts(texts: Sequence[str], spans: Spans | None) -> tuple[Int64, Int64, list[str]]:
+    """Return the words of texts: number of the text, number in the text, and word.
+
+    Without ``spans`` (start and end of each word) they are divided at white space.
+    """
+    ends = [word_spans(text) for text in texts] if spans is None else spans
+    counts = [len(pairs) for pairs in ends]
+    words = [text[a:b] for text, pairs in zip(texts, ends, strict=True) for a, b in pairs]
+    number = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])
+    return np.repeat(np.arange(len(texts)), counts), number, words
+
+
+def check_one_test_set(split: Split, test: object) -> None:
+    """Raise a :class:`UsageError` if the split has a test set beside ``test``."""
+    if len(split.test):
+        raise UsageError(
+            f"the split has a test set already; leave out test={str(test)!r}, or take a split "
+            "without one."
+        )
+
+
+def joined_pairs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
+    """Return texts as TF-IDF reads them; pairs are joined by a space."""
+    seconds: Sequence[str | None] = pairs or [None] * len(texts)
+    return [whole_text(a, b, separator=" ") for a, b in zip(texts, seconds, strict=True)]
+
+
+def count_seen(
+    keys: Sequence[int] | Int64 | None, training: Sequence[int] | Int64 | None
+) -> int | None:
+    """Return how many text keys occur among the training keys; ``None`` if either is unknown."""
+    if keys is None or training is None:
+        return None
+    return int(np.isin(np.asarray(keys), np.asarray(training)).sum())

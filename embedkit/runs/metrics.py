@@ -1,177 +1,304 @@
 """Metrics of predictions, as functions of weighted records, and decision thresholds.
 
-Point values agree with scikit-learn. Intervals are those of :mod:`embedkit.runs.resampling`.
+A metric is one row of :data:`METRICS`: how it is computed, shown and resampled. Point values agree
+with scikit-learn. Intervals are those of :mod:`embedkit.runs.intervals`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.resampling import Metric, Score, scored
+from embedkit.runs.intervals import Metric
 from embedkit.types import Bool, Float64, Int64
 
-__all__ = [
-    "BINS",
-    "LOWER_IS_BETTER",
-    "Metric",
-    "Score",
-    "Threshold",
-    "best_threshold",
-    "beta_of",
-    "calibration_bins",
-    "check_metric",
-    "classification_metrics",
-    "classification_scores",
-    "regression_metrics",
-    "regression_scores",
-]
-
-LOWER_IS_BETTER = ("log_loss", "brier", "calibration_error", "rmse", "mae")
-
-BINS = 15
-"""Bins of equal width between 0 and 1 of the calibration error and the reliability curve."""
+_BINS = 15  # of the calibration error, of equal width between 0 and 1
 
 _SMALLEST = float(np.finfo(np.float64).eps)
 _F_BETA = re.compile(r"f(\d+\.?\d*)")
 
 
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """A row of the table of metrics.
+
+    Attributes:
+        of: predictions → the metric as a function of weights.
+        label: its name as people write it, where that is not the name with spaces.
+        task: ``classes``; ``two`` for metrics of the second of two classes; ``entities`` for words
+            with tags such as ``B-PER``; or ``values``.
+        compared: whether ``compare`` shows it whatever metric is asked for.
+        worst: predictions → the end of its range.
+        counts_all: whether a perfect value rests on all records, not on those of the rarer class.
+    """
+
+    of: Callable[[Any], Callable[[Float64], Float64]]
+    label: str = ""
+    task: Literal["classes", "two", "entities", "values"] = "classes"
+    percent: bool = False
+    lower: bool = False
+    compared: bool = False
+    scale: Literal["fraction", "correlation", "error", "explained"] = "fraction"
+    worst: Callable[[Any], float] = lambda _: 0.0
+    counts_all: bool = False
+
+
+def _percent(of: Any, label: str = "", task: Any = "classes", **more: Any) -> MetricRow:
+    return MetricRow(of, label, task, percent=True, **more)
+
+
+def _error(of: Any, label: str, worst: Any, task: Any = "classes") -> MetricRow:
+    return MetricRow(of, label, task, lower=True, compared=True, scale="error", worst=worst)
+
+
+def _correlation_row(of: Any, label: str, task: Any = "values", compared: bool = True) -> MetricRow:
+    return MetricRow(of, label, task, compared=compared, scale="correlation", worst=lambda _: -1.0)
+
+
+METRICS: Mapping[str, MetricRow] = {
+    "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
+    "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True),
+    "log_loss": _error(
+        lambda p: _mean(-np.log(p.true)), "log-loss", lambda _: -math.log(_SMALLEST)
+    ),
+    "brier": _error(
+        lambda p: _mean(p.brier), "Brier score", lambda p: 1.0 if p.classes == 2 else 2.0
+    ),
+    "calibration_error": _error(
+        lambda p: _calibration_error(p.y, p.proba), "calibration error", lambda _: 1.0
+    ),
+    "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True),
+    "average_precision": _percent(
+        lambda p: p.ranked[0].average_precision, task="two", compared=True
+    ),
+    "precision": _percent(lambda p: p.cells.precision, task="two"),
+    "recall": _percent(lambda p: p.cells.recall, task="two"),
+    "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
+    "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy),
+    "mcc": _correlation_row(lambda p: p.cells.mcc, "MCC", "classes", compared=False),
+    "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
+    "rmse": _error(lambda p: p.rmse, "RMSE", lambda p: p.largest, "values"),
+    "mae": _error(lambda p: _mean(np.abs(p.y - p.predicted)), "MAE", lambda p: p.largest, "values"),
+    "r2": MetricRow(
+        lambda p: p.r2,
+        "R²",
+        "values",
+        compared=True,
+        scale="explained",
+        worst=lambda p: 1 - (p.largest / p.unit) ** 2,
+    ),
+    "pearson": _correlation_row(lambda p: p.pearson, "Pearson"),
+    "spearman": _correlation_row(lambda p: p.spearman, "Spearman"),
+}
+"""All metrics, in the order of tables. F-beta scores, such as ``f2``, are like ``f1``."""
+
+LOWER_IS_BETTER = tuple(name for name, row in METRICS.items() if row.lower)
+
+
 def beta_of(metric: str) -> float | None:
     """Return the beta of a metric such as ``f2``; ``None`` for other metrics."""
-    found = _F_BETA.fullmatch(metric)
-    return float(found[1]) or None if found else None
+    match = _F_BETA.fullmatch(metric)
+    return float(match[1]) or None if match else None
+
+
+def row_of(metric: str) -> MetricRow | None:
+    """Return the row of a metric; ``None`` if there is no such metric."""
+    beta = beta_of(metric)
+    return METRICS.get(metric) if beta is None else _f_beta_row(beta)
+
+
+def _f_beta_row(beta: float) -> MetricRow:
+    return _percent(lambda p: p.cells.f_beta(beta), f"F{beta:g}", "two")
+
+
+def is_percent(metric: str) -> bool:
+    """Whether a metric is shown in per cent."""
+    row = row_of(metric)
+    return row is not None and row.percent
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of a metric as people write it.
+
+    >>> metric_name("macro_f1"), metric_name("average_precision"), metric_name("f2")
+    ('macro-F1', 'average precision', 'F2')
+    """
+    row = row_of(metric)
+    return row.label if row is not None and row.label else metric.replace("_", " ")
+
+
+def metric_text(value: float | None, metric: str, *, signed: bool = False) -> str:
+    """Return a score without its unit: per cent with one digit, else three; at most six in all.
+
+    >>> metric_text(0.7712, "accuracy"), metric_text(-0.0271, "accuracy", signed=True)
+    ('77.1', '−2.7')
+    >>> metric_text(0.5, "log_loss"), metric_text(float("nan"), "f2")
+    ('0.500', '–')
+    >>> metric_text(12345.678, "rmse"), metric_text(1e9, "rmse")
+    ('12345.7', '1e+09')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
+    scaled = round(scaled, digits) + 0.0  # no negative zero
+    form = f".{digits}f" if abs(scaled) < 1_000 else ".6g"
+    return f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
 
 
 def check_metric(metric: str, *, classes: int, name: str = "metric") -> None:
     """Raise a :class:`UsageError` for a metric that does not exist for so many classes.
 
-    Args:
-        metric: its name.
-        classes: number of classes; 0 for a regression.
-        name: of the parameter, for messages.
+    A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    y = np.arange(max(2, classes))
-    known = regression_metrics(y.astype(np.float64), y.astype(np.float64)) if not classes else (
-        classification_metrics(y, np.eye(classes), y, beta=beta_of(metric))
-    )  # fmt: skip
+    known = _rows(classes, beta_of(metric))
     if metric not in known:
         raise UsageError(
             f"{name}={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
         )
 
 
-def classification_scores(
-    y: Int64, probabilities: Float64, predicted: Int64, *, seed: int = 0, intervals: bool = True,
-    beta: float | None = None, unit: Int64 | None = None, only: Collection[str] = (),
-) -> dict[str, Score]:  # fmt: skip
-    """Return metrics of classification with 95 % intervals.
-
-    Of all classes: ``accuracy``, ``macro_f1``, ``log_loss``, ``brier``, ``calibration_error``
-    (:data:`BINS` bins of confidence between 0 and 1), ``roc_auc`` (of more than two classes the
-    mean of one class against the rest), ``balanced_accuracy``, ``mcc``. Of the second of two
-    classes: ``average_precision``, ``precision``, ``recall``, ``f1``.
-
-    Args:
-        y: ``(n,)`` true class numbers.
-        probabilities: ``(n, classes)``, each row summing to 1.
-        predicted: ``(n,)`` predicted class numbers.
-        seed: of the blocks that many units are put together in.
-        intervals: whether to compute intervals; NaN without.
-        beta: also F-beta of the second of two classes, as ``f2`` for 2.
-        unit: ``(n,)`` sampling unit of each prediction; by default each is its own.
-        only: names of the metrics to return; by default all.
-    """
-    metrics = classification_metrics(y, probabilities, predicted, beta=beta)
-    return _scores(metrics, len(y), seed, intervals, unit, only)
-
-
-def regression_scores(
-    y: Float64, predicted: Float64, *, seed: int = 0, intervals: bool = True,
-    unit: Int64 | None = None, only: Collection[str] = (),
-) -> dict[str, Score]:  # fmt: skip
-    """Return ``rmse``, ``mae``, ``r2``, ``pearson`` and ``spearman`` with 95 % intervals.
-
-    Arguments as for :func:`classification_scores`, with ``(n,)`` values.
-    """
-    return _scores(regression_metrics(y, predicted), len(y), seed, intervals, unit, only)
-
-
-def _scores(
-    metrics: dict[str, Metric], count: int, seed: int, intervals: bool, unit: Int64 | None,
-    only: Collection[str],
-) -> dict[str, Score]:  # fmt: skip
-    chosen = {name: metric for name, metric in metrics.items() if not only or name in only}
-    unit = np.arange(count) if unit is None else unit
-    if intervals:
-        return scored(chosen, unit, seed=seed)
-    return {name: Score(m.value(count), np.nan, np.nan) for name, m in chosen.items()}
+def _rows(classes: int, beta: float | None = None) -> dict[str, MetricRow]:
+    """The metrics of so many classes, or of values for 0, with that F-beta score."""
+    tasks = ("values",) if not classes else ("classes", "two") if classes == 2 else ("classes",)
+    rows = {name: row for name, row in METRICS.items() if row.task in tasks}
+    if classes == 2 and beta is not None and f"f{beta:g}" not in rows:
+        rows[f"f{beta:g}"] = _f_beta_row(beta)
+    return rows
 
 
 def classification_metrics(
     y: Int64, probabilities: Float64, predicted: Int64, *, beta: float | None = None
 ) -> dict[str, Metric]:
-    """Return the metrics of :func:`classification_scores` as functions of weights."""
-    classes = probabilities.shape[1]
-    confidence = probabilities.max(1)
-    true = np.clip(probabilities[np.arange(len(y)), y], _SMALLEST, 1)
-    brier = ((probabilities - np.eye(classes)[y]) ** 2).sum(1) / (2 if classes == 2 else 1)
-    cells = _Confusion(y, predicted, classes)
-    ranked = [_Ranking(y == c, probabilities[:, c]) for c in range(classes) if classes > 2 or c]
-    found: dict[str, tuple[Callable[[Float64], Float64], str]] = {
-        "accuracy": (_mean(y == predicted), "fraction"),
-        "macro_f1": (cells.macro_f1, "fraction"),
-        "log_loss": (_mean(-np.log(true)), "error"),
-        "brier": (_mean(brier), "error"),
-        "calibration_error": (
-            _calibration_error(confidence, probabilities.argmax(1) == y), "distance"
-        ),
-        "roc_auc": (_mean_roc_auc(ranked), "fraction"),
-    }  # fmt: skip
-    rarer = None
-    if classes == 2:
-        rarer = y == int(y.mean() <= 0.5) if 0 < y.mean() < 1 else None
-        found |= {
-            "average_precision": (ranked[0].average_precision, "fraction"),
-            "precision": (cells.precision, "fraction"),
-            "recall": (cells.recall, "fraction"),
-        }
-        for b in sorted({1.0, beta or 1.0}):
-            found[f"f{b:g}"] = (cells.f_beta(b), "fraction")
-    found |= {
-        "balanced_accuracy": (cells.balanced_accuracy, "fraction"),
-        "mcc": (cells.mcc, "correlation"),
-    }
-    return {
-        name: Metric(
-            of, scale, None if name == "accuracy" else rarer, is_mean=name in ("log_loss", "brier")
-        )
-        for name, (of, scale) in found.items()
-    }
+    """Return the metrics of classes in :data:`METRICS` as functions of weights.
+
+    Args:
+        y: ``(n,)`` true class numbers.
+        probabilities: ``(n, classes)``, each row summing to 1.
+        predicted: ``(n,)`` predicted class numbers.
+        beta: also F-beta of the second of two classes, as ``f2`` for 2.
+    """
+    return _metrics(_Labels(y, probabilities, predicted), beta)
 
 
 def regression_metrics(y: Float64, predicted: Float64) -> dict[str, Metric]:
-    """Return the metrics of :func:`regression_scores` as functions of weights."""
-    centred, shifted = _standardised(y), _standardised(predicted)
-    unit = y.std() or 1.0
-    squares, spread = _mean(((y - predicted) / unit) ** 2), (_mean(centred**2), _mean(centred))
+    """Return the metrics of ``(n,)`` values in :data:`METRICS` as functions of weights."""
+    return _metrics(_Values(y, predicted), None)
 
-    def r_squared(weights: Float64) -> Float64:
-        variance = spread[0](weights) - spread[1](weights) ** 2
-        return np.asarray(1 - squares(weights) / np.maximum(variance, _SMALLEST))
 
+def _metrics(p: _Labels | _Values, beta: float | None) -> dict[str, Metric]:
     return {
-        "rmse": Metric(lambda w: unit * np.sqrt(squares(w)), "error"),
-        "mae": Metric(_mean(np.abs(y - predicted)), "error"),
-        "r2": Metric(r_squared, "explained"),
-        "pearson": Metric(lambda w: _correlation(w, centred, shifted), "correlation"),
-        "spearman": Metric(_spearman(y, predicted), "correlation"),
+        name: Metric(row.of(p), row.scale, row.worst(p), None if row.counts_all else p.rarer)
+        for name, row in _rows(p.classes, beta).items()
     }
+
+
+class _Labels:
+    """Predicted classes and probabilities, and what several metrics compute from them."""
+
+    def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
+        self.y, self.proba, self.predicted = y, proba, predicted
+        self.classes = proba.shape[1]
+
+    @cached_property
+    def rarer(self) -> Bool | None:
+        if self.classes != 2 or not 0 < self.y.mean() < 1:
+            return None
+        return np.asarray(self.y == int(self.y.mean() <= 0.5))
+
+    @cached_property
+    def true(self) -> Float64:
+        return np.clip(self.proba[np.arange(len(self.y)), self.y], _SMALLEST, 1)
+
+    @cached_property
+    def brier(self) -> Float64:
+        squares = ((self.proba - np.eye(self.classes)[self.y]) ** 2).sum(1)
+        return np.asarray(squares / (2 if self.classes == 2 else 1))
+
+    @cached_property
+    def cells(self) -> _Confusion:
+        return _Confusion(self.y, self.predicted, self.classes)
+
+    @cached_property
+    def ranked(self) -> list[_Ranking]:
+        """Rankings by the probability of each class; of two by that of the second alone."""
+        scored_classes = range(self.classes) if self.classes > 2 else range(1, self.classes)
+        return [_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes]
+
+
+class Entities:
+    """Whole entities in words with the tags ``O``, ``B-…`` and ``I-…``, as seqeval counts them.
+
+    An entity begins with ``B``, or with ``I`` after another kind, and is right if its first word,
+    its last word and its kind are. ``first`` ``(n,)`` are the words that begin a text.
+    """
+
+    def __init__(self, y: Int64, predicted: Int64, classes: Sequence[str], first: Bool) -> None:
+        kinds = [name.partition("-")[2] for name in classes]
+        self._kind = np.unique(kinds, return_inverse=True)[1]
+        self._begins = np.array([name.startswith("B") for name in classes])
+        self._inside, self._first = np.array([name != "O" for name in classes]), first
+        self._true, true_end = self._spans(y)
+        self._found, found_end = self._spans(predicted)
+        same = (self._kind[y] == self._kind[predicted]) & (true_end == found_end)
+        self._right = self._true & self._found & same
+
+    @staticmethod
+    def known_by(classes: Sequence[str]) -> bool:
+        """Return whether the classes are tags of entities."""
+        tags = [name[:2] in ("B-", "I-") for name in classes]
+        return any(tags) and all(
+            tag or name == "O" for tag, name in zip(tags, classes, strict=True)
+        )
+
+    def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
+        """Where entities begin, and where the entity of each word ends."""
+        inside, kind = self._inside[tags], self._kind[tags]
+        new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
+        start = inside & (self._begins[tags] | new)
+        last = np.flatnonzero(~np.append((inside & ~start)[1:], False))
+        return start, last[np.searchsorted(last, np.arange(len(tags)))]
+
+    def f1(self, weights: Float64) -> Float64:
+        """F1 of entities, each with the weight of its first word; 0 without any."""
+        right, true, found = (weights @ part for part in (self._right, self._true, self._found))
+        return _ratio(2 * right, true + found)
+
+
+class _Values:
+    """Predicted values, and what several metrics compute from them."""
+
+    rarer, classes = None, 0
+
+    def __init__(self, y: Float64, predicted: Float64) -> None:
+        self.y, self.predicted = y, predicted
+        self.unit = float(y.std()) or 1.0
+        self.largest = float(np.abs(y - predicted).max())
+        self._squares = _mean(((y - predicted) / self.unit) ** 2)
+        self._centred, self._shifted = _standardised(y), _standardised(predicted)
+        self._ranks = _ranks(y), _ranks(predicted)
+
+    def rmse(self, weights: Float64) -> Float64:
+        return np.asarray(self.unit * np.sqrt(self._squares(weights)))
+
+    def r2(self, weights: Float64) -> Float64:
+        variance = _mean(self._centred**2)(weights) - _mean(self._centred)(weights) ** 2
+        return np.asarray(1 - self._squares(weights) / np.maximum(variance, _SMALLEST))
+
+    def pearson(self, weights: Float64) -> Float64:
+        return _correlation(weights, self._centred, self._shifted)
+
+    def spearman(self, weights: Float64) -> Float64:
+        """Rank correlation; every sample is ranked anew, ties by their mean rank."""
+        return _correlation(weights, *(rank(weights) for rank in self._ranks))
 
 
 def _standardised(values: Float64) -> Float64:
@@ -184,14 +311,11 @@ def _mean(values: NDArray[Any]) -> Callable[[Float64], Float64]:
     return lambda weights: np.asarray(weights @ values / weights.sum(1))
 
 
-def calibration_bins(confidence: Float64) -> Int64:
-    """Return the bin of every confidence, of :data:`BINS` of equal width between 0 and 1."""
-    return np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-
-
-def _calibration_error(confidence: Float64, right: Bool) -> Callable[[Float64], Float64]:
+def _calibration_error(y: Int64, proba: Float64) -> Callable[[Float64], Float64]:
     """Expected calibration error: mean distance of confidence and accuracy over bins."""
-    gaps = _indicator(calibration_bins(confidence), BINS) * (confidence - right)
+    confidence, right = proba.max(1), proba.argmax(1) == y
+    bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+    gaps = _indicator(bins, _BINS) * (confidence - right)
     return lambda w: np.asarray(np.abs(gaps @ w.T).sum(0) / w.sum(1))
 
 
@@ -210,15 +334,9 @@ def _correlation(weights: Float64, a: Float64, b: Float64) -> Float64:
     products = [(weights * u * v).sum(1) for u, v in ((a, b), (a, a), (b, b))]
     spread = products[1] * products[2]
     smallest = _SMALLEST * total[:, 0] ** 2
-    found = np.full(len(spread), np.nan)
-    np.divide(products[0], np.sqrt(spread), out=found, where=spread > smallest)
-    return found
-
-
-def _spearman(y: Float64, predicted: Float64) -> Callable[[Float64], Float64]:
-    """Rank correlation; every sample is ranked anew, ties by their mean rank."""
-    ranks = [_ranks(y), _ranks(predicted)]
-    return lambda weights: _correlation(weights, *(rank(weights) for rank in ranks))
+    correlation = np.full(len(spread), np.nan)
+    np.divide(products[0], np.sqrt(spread), out=correlation, where=spread > smallest)
+    return correlation
 
 
 def _ranks(values: Float64) -> Callable[[Float64], Float64]:
@@ -239,23 +357,21 @@ def _ranks(values: Float64) -> Callable[[Float64], Float64]:
 def _mean_roc_auc(ranked: Sequence[_Ranking]) -> Callable[[Float64], Float64]:
     """Mean over the classes that a sample holds; NaN where it holds one alone."""
 
-    def mean(weights: Float64) -> Float64:
+    def mean_of(weights: Float64) -> Float64:
         areas = np.stack([one.roc_auc(weights) for one in ranked])
         known = np.isfinite(areas)
-        found = np.full(len(weights), np.nan)
-        np.divide(np.where(known, areas, 0).sum(0), known.sum(0), out=found, where=known.any(0))
-        return found
+        mean = np.full(len(weights), np.nan)
+        np.divide(np.where(known, areas, 0).sum(0), known.sum(0), out=mean, where=known.any(0))
+        return mean
 
-    return mean
+    return mean_of
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """How one of two classes is decided on.
+    """The probability from which the second of two classes is predicted.
 
-    Attributes:
-        value: probability from which the second class is predicted; ``None``: chosen by a score.
-        beta: of the F score it is chosen by; ``None`` for macro-F1.
+    Without a ``value`` it is chosen by an F score, or by macro-F1 where ``beta`` is ``None``.
     """
 
     value: float | None
@@ -267,9 +383,6 @@ class Threshold:
 
         >>> Threshold.parse("0.3"), Threshold.parse("f2")
         (Threshold(value=0.3, beta=None), Threshold(value=None, beta=2.0))
-
-        Raises:
-            UsageError: it is neither.
         """
         if text == "macro_f1":
             return cls(None, None)
@@ -298,25 +411,25 @@ class Threshold:
 
 
 def best_threshold(y: Int64, positive: Float64, *, beta: float | None = None) -> float:
-    """Probability of the second class from which on deciding for it scores best.
+    """Probability of class 1 from which on predicting it scores best, by F-beta or macro-F1.
+
+    It is the middle between two neighbouring probabilities; of equals the one nearest to 0.5; just
+    above 1 where it is best to predict class 1 for no record, and one has probability 1.
 
     Args:
         y: ``(n,)`` true class numbers, 0 or 1.
         positive: ``(n,)`` probabilities of class 1, of records the model had not seen.
         beta: of the F score of class 1; ``None`` for macro-F1.
-
-    Returns:
-        The middle between the two neighbouring probabilities; of equals the one nearest to 0.5.
-        Just above 1 where it is best to predict class 1 for no record, and one has probability 1.
     """
     values, place = np.unique(-positive, return_inverse=True)
     values = -values  # distinct, from the highest down
     hits = np.append(0, np.cumsum(np.bincount(place, y == 1)))
     chosen = np.append(0, np.cumsum(np.bincount(place)))
     cells = np.stack([len(y) - hits[-1] - (chosen - hits), chosen - hits, hits[-1] - hits, hits])
-    score = _f_beta(cells, beta) if beta is not None else (
-        (_f_beta(cells, 1.0) + _f_beta(cells[::-1], 1.0)) / 2
-    )  # fmt: skip
+    if beta is None:
+        score = (_f_beta(cells, 1.0) + _f_beta(cells[::-1], 1.0)) / 2
+    else:
+        score = _f_beta(cells, beta)
     middle = (values[1:] + values[:-1]) / 2
     middle = np.where(middle > values[1:], middle, values[:-1])  # neighbours in floating point
     nobody = (1 + values[0]) / 2 if values[0] < 1 else np.nextafter(1.0, 2.0)
@@ -333,7 +446,7 @@ def _f_beta(cells: Any, beta: float) -> Any:
 
 
 def _ratio(part: Float64, whole: Float64) -> Float64:
-    """Part of a whole; 0 of nothing."""
+    """Part / whole, 0 where whole is 0."""
     return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
 
 
@@ -358,13 +471,13 @@ class _Confusion:
         return np.diagonal(table, axis1=1, axis2=2), table.sum(2), table.sum(1)
 
     def macro_f1(self, weights: Float64) -> Float64:
-        """Unweighted mean of the F1 of every class that is true or predicted somewhere."""
+        """Mean of the F1 of every class that is true or predicted somewhere."""
         right, true, predicted = self._marginals(weights)
         involved = true + predicted
         return np.asarray(_ratio(2 * right, involved).sum(1) / (involved > 0).sum(1))
 
     def balanced_accuracy(self, weights: Float64) -> Float64:
-        """Unweighted mean of the recall of every class that is true somewhere."""
+        """Mean of the recall of every class that is true somewhere."""
         right, true, _ = self._marginals(weights)
         return np.asarray(_ratio(right, true).sum(1) / (true > 0).sum(1))
 
@@ -377,16 +490,13 @@ class _Confusion:
         return _ratio(covariance, np.sqrt(np.maximum(spread, 0)))
 
     def f_beta(self, beta: float) -> Callable[[Float64], Float64]:
-        """F-beta of the second of two classes."""
         return lambda w: np.asarray(_f_beta(self._table(w).reshape(-1, 4).T, beta))
 
     def precision(self, weights: Float64) -> Float64:
-        """Fraction of the records predicted as the second of two classes that belong to it."""
         right, _, predicted = self._marginals(weights)
         return _ratio(right[:, 1], predicted[:, 1])
 
     def recall(self, weights: Float64) -> Float64:
-        """Fraction of the records of the second of two classes that are predicted as such."""
         right, true, _ = self._marginals(weights)
         return _ratio(right[:, 1], true[:, 1])
 
@@ -401,10 +511,7 @@ class _Ranking:
         self._starts = np.append(0, np.flatnonzero(np.diff(scores[self._order])) + 1)
 
     def _sums(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
-        """Weights of positives and negatives at every score, and of positives down to it.
-
-        They are kept, since both areas are asked for of the same samples.
-        """
+        """Weights of positives and negatives at every score, and of positives down to it; kept."""
         if self._last is None or self._last[0] is not weights:
             ordered = np.take(weights, self._order, axis=1)
             gained = ordered * self._positive
@@ -419,15 +526,15 @@ class _Ranking:
     def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""
         gained, missed, hits = self._sums(weights)
-        pairs, found = hits[:, -1] * missed.sum(1), np.full(len(weights), np.nan)
+        pairs, area = hits[:, -1] * missed.sum(1), np.full(len(weights), np.nan)
         under = np.einsum("ij,ij->i", missed, hits) - np.einsum("ij,ij->i", missed, gained) / 2
-        np.divide(under, pairs, out=found, where=pairs > 0)
-        return found
+        np.divide(under, pairs, out=area, where=pairs > 0)
+        return area
 
     def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
         gained, missed, hits = self._sums(weights)
-        total, found = hits[:, -1], np.full(len(weights), np.nan)
+        total, area = hits[:, -1], np.full(len(weights), np.nan)
         chosen = np.maximum(hits + np.cumsum(missed, axis=1), _SMALLEST)
-        np.divide(np.einsum("ij,ij->i", gained, hits / chosen), total, out=found, where=total > 0)
-        return found
+        np.divide(np.einsum("ij,ij->i", gained, hits / chosen), total, out=area, where=total > 0)
+        return area

@@ -1,14 +1,16 @@
-"""Predictions for held-out records, and ``predictions.parquet``.
+"""Targets, predictions for held-out records, their scores, and ``predictions.parquet``.
 
-    row, id, group, repeat, fold, y_true, y_pred, proba_<class> …   of a regression without proba_
-    row, word, id …                                                 of words
+    row, id, group, repeat, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
+    row, word, id …                                                 for words
+    view_<name> …                                                   by each view of a probe
 
-Every way to a run (estimators on vectors, fine-tuned encoders, blends) ends in the same record, so
-that scores and files are the same for all of them.
+Estimators on vectors, fine-tuned encoders and blends share these records, so that their scores and
+files are the same.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,34 +20,173 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit import fsio
-from embedkit.checksums import check_files
-from embedkit.decoding import check_columns, read_table
+from embedkit import storage
+from embedkit.dataset.read import has_label
 from embedkit.errors import DamagedError, UsageError
-from embedkit.runs.content import ClassScore, ReportedScore
-from embedkit.runs.metrics import Metric, beta_of, classification_metrics, regression_metrics
-from embedkit.runs.resampling import scored
-from embedkit.runs.split_files import TEST
-from embedkit.runs.targets import Target, class_prior
+from embedkit.runs.intervals import Metric, scored
+from embedkit.runs.metrics import Entities, beta_of, classification_metrics, regression_metrics
+from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetContent
+from embedkit.runs.split import TEST, Split
+from embedkit.storage import check_columns, check_files, read_table
 from embedkit.types import Float64, Int64
 
-__all__ = [
-    "Predictions",
-    "class_scores",
-    "decide",
-    "fold_names",
-    "keys_of",
-    "metric_values",
-    "metrics_of",
-    "read_predictions",
-    "reported_scores",
-    "scores_by_class",
-    "write_predictions",
-]
+logger = logging.getLogger(__name__)
+
+_MANY_CLASSES = 20
+_UNEVEN = 0.8  # share of the largest class
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Labels: ``(n,)`` class numbers int64, or values float64 of a regression, without classes.
+
+    A record without a label has -1, or NaN.
+    """
+
+    y: NDArray[Any]
+    classes: tuple[str, ...]
+
+    @property
+    def strata(self) -> Int64:
+        """Class numbers; a single class for a regression."""
+        return self.y if self.classes else np.zeros(len(self.y), np.int64)
+
+
+def target_from(
+    labels: Sequence[str | None], *, rows: Int64, name: str, task: str = "classification"
+) -> Target:
+    """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
+    known = np.array([has_label(label) for label in labels], bool)
+    if not known.all():
+        some = [label for label in labels if has_label(label)]
+        target = target_from(some, rows=rows[known], name=name, task=task)
+        y = np.full(len(known), -1) if target.classes else np.full(len(known), np.nan)
+        y[known] = target.y
+        logger.warning(f"{name}: {int((~known).sum()):,} of {len(known):,} records have no label")
+        return Target(y, target.classes)
+    names = np.unique(np.array(labels, np.str_))
+    if not len(names):
+        raise UsageError(f"{name} has no labelled records.")
+    if len(names) == 1:
+        raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
+    if task == "regression":
+        return Target(_values(labels, rows, name), ())
+    values = np.array([_number(label) for label in names])
+    # numbers by value, then everything else by name
+    classes = tuple(names[np.argsort(values, kind="stable")].tolist())
+    whole = [float(value).is_integer() for value in values]
+    if len(classes) > _MANY_CLASSES and not np.isnan(values).any() and not all(whole):
+        raise UsageError(
+            f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
+            f"{classes[-1]}), not classes. Pass task='regression'."
+        )
+    numbers = {label: i for i, label in enumerate(classes)}
+    return Target(np.array([numbers[str(x)] for x in labels], np.int64), classes)
+
+
+def target_like(
+    target: Target, labels: Sequence[str | None] | None, *, rows: Int64, name: str
+) -> Target:
+    """Return the target for further records by the classes of another; empty without labels."""
+    if labels is None or not any(map(has_label, labels)):
+        return Target(np.empty(0, np.int64), target.classes)
+    numbers = {label: i for i, label in enumerate(target.classes)}
+    for label, row in zip(labels, rows, strict=True):
+        if not has_label(label):
+            raise UsageError(
+                f"{name}: row {row} has no label while others have one. Label all or none."
+            )
+        if numbers and label not in numbers:
+            raise UsageError(
+                f"{name}: row {row} has the label {label!r}, which no training record has; "
+                f"there are {', '.join(target.classes[:10])}."
+            )
+    if not target.classes:
+        return Target(_values(labels, rows, name), ())
+    return Target(np.array([numbers[str(x)] for x in labels], np.int64), target.classes)
+
+
+def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> None:
+    """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
+
+    A rare label of words may be missing among the training words of a fold, where it then has the
+    probability 0: sentences cannot be left out for it.
+    """
+    for repeat in range(repeats or split.repeats):
+        for fold in range(split.n_folds):
+            train, test = split.fold(repeat, fold)
+            if not len(test) or not len(train):
+                raise UsageError(
+                    f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
+                    "record among these. Make the split again from the records that are there."
+                )
+            y = target.y[np.concatenate([train, test])]
+            if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
+                raise UsageError(f"{missing} records of the folds have no label. Split them again.")
+            if not target.classes:
+                continue
+            where = f"the training records of fold {fold}"
+            counts = np.bincount(target.y[train], minlength=len(target.classes))
+            if split.word is None and not counts.all():
+                absent = target.classes[int(np.argmin(counts))]
+                raise UsageError(
+                    f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
+                    f"{len(target.y)} records. Every label needs records in 2 folds or more: use "
+                    "fewer folds, or leave rare labels out."
+                )
+            if np.count_nonzero(counts) == 1:
+                label = target.classes[int(np.argmax(counts))]
+                raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
+
+
+def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
+    """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
+    if not classes:
+        return np.full(count, y.mean())
+    return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
+
+
+def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
+    values = np.array([_number(str(label)) for label in labels])
+    if not np.isfinite(values).all():
+        i = int(np.argmin(np.isfinite(values)))
+        raise UsageError(
+            f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, "
+            "as task='regression' needs."
+        )
+    return values
+
+
+def _number(label: str) -> float:
+    try:
+        return float(label)
+    except ValueError:
+        return float("nan")
+
+
+def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
+    """Records in random order, in which any number from the front has the classes in proportion.
+
+    The first records are one of each class, so that a classifier can be fitted on few.
+    """
+    order = np.random.default_rng(seed).permutation(train)
+    if not target.classes:
+        return order
+    y = target.y[order]
+    by_class = np.argsort(y, kind="stable")
+    counts = np.unique(y, return_counts=True)[1]
+    before = np.concatenate([np.arange(count) / count for count in counts])
+    return np.asarray(order[by_class[np.argsort(before, kind="stable")]], np.int64)
+
 
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
-_COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "repeat": pa.int16(),
-            "fold": pa.string()}  # fmt: skip
+_COLUMNS = {
+    "row": pa.int64(),
+    "id": pa.string(),
+    "group": pa.int64(),
+    "repeat": pa.int16(),
+    "fold": pa.string(),
+}
 _ADVICE = "Make the run again."
 _ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred", "word")
@@ -54,25 +195,22 @@ _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
-    """Predictions by models that had not seen the records.
+    """Predictions by models that had not seen the records; arrays have one row for each.
 
     Out-of-fold predictions come first, ordered by repeat and row; then the test set.
 
     Attributes:
-        row: ``(m,)`` record numbers.
-        ids: ``m`` ids.
-        group: ``(m,)`` sampling unit: records that the split keeps together have the same.
-        fold: ``(m,)`` fold that the record was held out in, ``-1`` for the test set.
-        repeat: ``(m,)`` number of the repeat.
-        y: ``(m,)`` class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test
-            set without labels.
+        group: sampling units: records that the split keeps together.
+        fold: number of the fold that a record was held out in, ``-1`` for the test set.
+        y: class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test set
+            without labels.
         proba: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
-        y_pred: ``(m,)`` predicted class numbers, or the values of a regression.
+        y_pred: predicted class numbers, or the values of a regression.
         classes: labels by class number; empty for a regression.
+        word: number of the word in the record; -1 where records are predicted.
         inner: predictions for the training records of each fold, by models that saw neither them
-            nor the fold; their ``fold`` is the fold left out. ``None`` where there are none.
-            :meth:`take` and :meth:`with_proba` leave them out.
-        word: ``(m,)`` number of the word in the record; -1 where records are predicted.
+            nor the fold (their ``fold``); :meth:`take` and :meth:`with_proba` drop them.
+        views: of a probe, like ``y_pred``, by view.
     """
 
     row: Int64
@@ -84,12 +222,9 @@ class Predictions:
     proba: Float64
     y_pred: NDArray[Any]
     classes: tuple[str, ...]
+    word: Int64
     inner: Predictions | None = None
-    word: Int64 = field(default_factory=lambda: np.full(0, -1))
-
-    def __post_init__(self) -> None:
-        if len(self.word) < len(self.row):
-            object.__setattr__(self, "word", np.full(len(self.row), -1))
+    views: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def of_fold(
@@ -107,20 +242,10 @@ class Predictions:
         inner: Predictions | None = None,
         word: Int64 | None = None,
     ) -> Predictions:
-        """Return the predictions of one fold, or of the test set.
+        """Return the predictions ``proba`` of one fold, or of the test set.
 
-        Args:
-            index: ``(m,)`` indices into ``row``, ``ids`` and the target.
-            proba: ``(m, classes)`` probabilities, or ``(m,)`` values.
-            row: ``(n,)`` record numbers.
-            ids: ``n`` ids.
-            target: true labels; its ``y`` may be empty where they are not known.
-            fold: number of the fold; ``-1`` for the test set.
-            group: ``(n,)`` groups of the split; by default each record is its own.
-            repeat: number of the repeat.
-            threshold: as for :func:`decide`.
-            inner: predictions for the training records of the fold, where there are any.
-            word: ``(n,)`` number of each word in its record, where words are predicted.
+        They are those of the records ``index`` of ``row``, ``ids``, ``group``, ``word`` and the
+        target, whose ``y`` may be empty. Without groups every record is a sampling unit.
         """
         unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
         return cls(
@@ -139,14 +264,17 @@ class Predictions:
 
     @classmethod
     def joined(cls, subsets: Sequence[Predictions]) -> Predictions:
-        """Return several subsets as one, in order."""
-        found = {n: np.concatenate([getattr(s, n) for s in subsets]) for n in _ARRAYS}
-        ids = tuple(identifier for subset in subsets for identifier in subset.ids)
+        """Return several subsets as one, ordered."""
         inner = [subset.inner for subset in subsets if subset.inner is not None]
+        arrays: dict[str, Any] = {
+            n: np.concatenate([getattr(s, n) for s in subsets]) for n in _ARRAYS
+        }
         return cls(
-            **found, ids=ids, classes=subsets[0].classes,
+            **arrays,
+            ids=tuple(identifier for subset in subsets for identifier in subset.ids),
+            classes=subsets[0].classes,
             inner=cls.joined(inner) if inner else None,
-        )._ordered()  # fmt: skip
+        )._ordered()
 
     def _ordered(self) -> Predictions:
         order = np.lexsort((self.keys, self.repeat, self.fold == TEST))
@@ -158,16 +286,17 @@ class Predictions:
             **{name: getattr(self, name)[index] for name in _ARRAYS},
             ids=tuple(self.ids[i] for i in index),
             classes=self.classes,
+            views={name: values[index] for name, values in self.views.items()},
         )
 
     @property
     def keys(self) -> Int64:
-        """``(m,)`` numbers that are equal for the same word of the same record, in their order."""
+        """``(m,)`` numbers that are equal for the same word of the same record, ascending."""
         return keys_of(self.row, self.word)
 
     @property
     def of_words(self) -> bool:
-        """Whether words are predicted, not records."""
+        """True if words are predicted, not records."""
         return bool((self.word >= 0).any())
 
     @property
@@ -193,28 +322,18 @@ class Predictions:
 
     def folds(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold of every repeat."""
-        found = []
+        folds = []
         for repeat in np.unique(self.repeat[self.out_of_fold]):
             here = (self.repeat == repeat) & (self.fold != TEST)
             for fold in np.unique(self.fold[here]):
                 test = here & (self.fold == fold)
-                found.append((np.flatnonzero(here & ~test), np.flatnonzero(test)))
-        return found
+                folds.append((np.flatnonzero(here & ~test), np.flatnonzero(test)))
+        return folds
 
     def with_proba(self, proba: Float64, y_pred: NDArray[Any] | None = None) -> Predictions:
         """Return other predictions for the same records."""
         y_pred = decide(proba) if y_pred is None else y_pred
-        return replace(self, proba=proba, y_pred=y_pred, inner=None)
-
-    def _inner_labels(self, test: Int64) -> NDArray[Any]:
-        """Labels of the training records of a fold that have inner predictions."""
-        inner, repeat = self.inner, self.repeat[test[0]]
-        if inner is None:
-            raise UsageError(
-                "a split of one fold has no training labels to compare with: train with tune=True, "
-                "or fine-tune with validation= above 0."
-            )
-        return np.asarray(inner.y[inner.repeat == repeat])
+        return replace(self, proba=proba, y_pred=y_pred, inner=None, views={})
 
     def majority(self) -> Predictions:
         """Return the baseline: class frequencies (or the mean) of each fold's training records.
@@ -223,14 +342,73 @@ class Predictions:
         """
         proba = np.empty(self.proba.shape)
         for train, test in [*self.folds(), (self.first_repeat, self.test)]:
-            if len(test):
-                y = self.y[train] if len(train) else self._inner_labels(test)
-                proba[test] = class_prior(y, self.classes, len(test))
+            if not len(test):
+                continue
+            if len(train):
+                y = self.y[train]
+            elif self.inner is not None:
+                y = self.inner.y[self.inner.repeat == self.repeat[test[0]]]
+            else:
+                raise UsageError(
+                    "a split of one fold has no training labels to compare with: train with "
+                    "tune=True, or fine-tune with validation= above 0."
+                )
+            proba[test] = class_prior(y, self.classes, len(test))
         return self.with_proba(proba)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestSet:
+    """A test set: records or words with what a model reads of them.
+
+    Attributes:
+        row: ``(m,)`` record numbers.
+        group: ``(m,)`` sampling unit: records of the same text have the same.
+        target: its labels by the classes of the training records; empty without labels.
+        features: ``(m, width)`` float32, or a list of texts.
+        content: where it comes from; ``None`` for the test set of a split.
+        word: ``(m,)`` number of each word in its record; ``None`` of records.
+    """
+
+    __test__ = False  # not a class of tests
+
+    row: Int64
+    ids: Sequence[str]
+    group: Int64
+    target: Target
+    features: Any
+    content: TestSetContent | None = None
+    word: Int64 | None = None
+
+    @classmethod
+    def of_split(
+        cls, split: Split, ids: Sequence[str] | NDArray[np.str_], target: Target, features: Any
+    ) -> TestSet | None:
+        """Return the test set of a split, if there is one; the features are its own alone."""
+        index = split.test
+        return (
+            None
+            if not len(index)
+            else cls(
+                row=split.row[index],
+                ids=[str(ids[i]) for i in index],
+                group=split.group[index],
+                target=Target(target.y[index], target.classes),
+                features=features,
+                word=None if split.word is None else split.word[index],
+            )
+        )
+
+    def predictions(self, proba: Float64, *, threshold: float | None) -> Predictions:
+        """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
+        names = ("row", "ids", "group", "target", "word")
+        where = {name: getattr(self, name) for name in names}
+        index = np.arange(len(self.row))
+        return Predictions.of_fold(index, proba, fold=TEST, threshold=threshold, **where)
+
+
 def keys_of(row: Int64, word: NDArray[Any] | None) -> Int64:
-    """Return ``(n,)`` numbers that are equal for the same record, or word of a record, in order."""
+    """Return ``(n,)`` numbers that are equal for the same record, or word of a record."""
     return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
 
 
@@ -249,61 +427,56 @@ def decide(proba: Float64, *, threshold: float | None = None) -> NDArray[Any]:
 def metrics_of(
     p: Predictions, *, beta: float | None = None, baseline: bool = False
 ) -> dict[str, Metric]:
-    """Return the metrics of predictions as functions of weights.
+    """Return the metrics of labelled predictions as functions of weights.
 
-    Args:
-        p: the predictions, whose labels are known.
-        beta: also F-beta of the second of two classes.
-        baseline: whether these are the majority's. Its F-beta is that of predicting the second
-            class for every record, the best that is possible without looking; predicting it for
-            none scores 0.
+    With ``beta`` F-beta of the second of two classes is one of them. The ``baseline`` has that of
+    predicting the second class for every record, the best that is possible without looking.
     """
     if not p.classes:
         return regression_metrics(p.y, p.proba)
-    found = classification_metrics(p.y, p.proba, p.y_pred, beta=beta)
+    metrics = classification_metrics(p.y, p.proba, p.y_pred, beta=beta)
     if baseline and len(p.classes) == 2:
         positive = classification_metrics(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
-        found |= {name: positive[name] for name in found if beta_of(name)}
-    return found
+        metrics |= {name: positive[name] for name in metrics if beta_of(name)}
+    if p.of_words and Entities.known_by(p.classes):
+        first = (np.diff(p.row, prepend=-1) != 0) | (np.diff(p.repeat, prepend=-1) != 0)
+        metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
+    return metrics
+
+
+def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int64) -> str:
+    """Return the metric that classifiers are judged by, for ``support`` records of each class.
+
+    It is the one that all of them chose their thresholds by; else accuracy, but macro-F1 if one
+    class has more than 80 % of the records, so that always predicting it looks good, or if classes
+    were weighted.
+    """
+    by_threshold = {run.threshold_metric for run in runs}
+    if len(by_threshold) == 1 and (metric := by_threshold.pop()):
+        return metric
+    weighted = any(run.settings.get("class_weight") for run in runs)
+    uneven = max(support) > _UNEVEN * sum(support)
+    return "macro_f1" if weighted or uneven else "accuracy"
 
 
 def reported_scores(
     predictions: Predictions, *, seed: int, beta: float | None = None
 ) -> dict[str, dict[str, ReportedScore]]:
-    """Return scores by subset (``cross_validation``, ``test``) and metric, with the baseline's.
+    """Return scores by subset (``cross_validation``, ``test``) and metric, beside the baseline's.
 
-    Args:
-        predictions: of all folds, and of the test set where there is one.
-        seed: of the blocks that many units are put together in.
-        beta: also F-beta of the second of two classes.
+    The seed is that of the blocks that many units are put together in.
     """
     baseline = predictions.majority()
-    found = {}
+    reported = {}
     for name, index in _scored_subsets(predictions).items():
         ours, theirs = predictions.take(index), baseline.take(index)
         majority = metrics_of(theirs, beta=beta, baseline=True)
         scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
-        found[name] = {
+        reported[name] = {
             metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
             for metric, score in scores.items()
         }
-    return found
-
-
-def metric_values(
-    predictions: Predictions, *, beta: float | None = None
-) -> dict[str, dict[str, float]]:
-    """Return scores without intervals, by subset and metric.
-
-    Args:
-        predictions: of all folds, and of the test set where there is one.
-        beta: also F-beta of the second of two classes.
-    """
-    found = {}
-    for name, index in _scored_subsets(predictions).items():
-        metrics = metrics_of(predictions.take(index), beta=beta)
-        found[name] = {metric: one.value(len(index)) for metric, one in metrics.items()}
-    return found
+    return reported
 
 
 def class_scores(predictions: Predictions) -> dict[str, tuple[ClassScore, ...]]:
@@ -331,13 +504,10 @@ def _scored_subsets(predictions: Predictions) -> dict[str, Int64]:
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write ``predictions.parquet`` of a run, and ``inner_predictions.parquet`` if it has any.
-
-    The same predictions give the same bytes.
-    """
-    fsio.write_parquet(folder / _FILE, _table(predictions))
+    """Write ``predictions.parquet`` of a run, and ``inner_predictions.parquet`` if it has any."""
+    storage.write_parquet(folder / _FILE, _table(predictions))
     if predictions.inner is not None:
-        fsio.write_parquet(folder / _INNER_FILE, _table(predictions.inner))
+        storage.write_parquet(folder / _INNER_FILE, _table(predictions.inner))
 
 
 def _table(predictions: Predictions) -> pa.Table:
@@ -357,6 +527,8 @@ def _table(predictions: Predictions) -> pa.Table:
         columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     else:
         columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
+    for view, values in p.views.items():
+        columns[f"view_{view}"] = [names[i] for i in values] if names else values
     return pa.table(columns)
 
 
@@ -365,26 +537,20 @@ def fold_names(fold: Int64) -> list[str]:
     return ["test" if f == TEST else str(f) for f in fold]
 
 
-def read_predictions(folder: Path, classes: tuple[str, ...]) -> Predictions:
-    """Read the predictions of a run.
-
-    Args:
-        folder: of the run.
-        classes: labels by class number; empty for a regression.
-
-    Raises:
-        DamagedError: a file was changed since, cannot be read, or lacks a column or label.
-    """
-    found = _read(folder / _FILE, classes)
-    inner = folder / _INNER_FILE
-    return replace(found, inner=_read(inner, classes)) if inner.is_file() else found
+def read_predictions(
+    folder: Path, classes: tuple[str, ...], views: Sequence[str] = ()
+) -> Predictions:
+    """Read the predictions of a run with these classes, none for a regression, and views."""
+    predictions, inner = _read(folder / _FILE, classes, views), folder / _INNER_FILE
+    return replace(predictions, inner=_read(inner, classes)) if inner.is_file() else predictions
 
 
-def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
+def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Predictions:
     check_files(file.parent, [file.name], advice=_ADVICE)
     answers = pa.string() if classes else pa.float64()
     proba = [f"proba_{name}" for name in classes]
     columns = _COLUMNS | {"y_true": answers, "y_pred": answers} | dict.fromkeys(proba, pa.float64())
+    columns |= {f"view_{view}": answers for view in views}
     table = read_table(file, advice=_ADVICE)
     of_words = "word" in table.column_names
     if of_words:
@@ -393,7 +559,7 @@ def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
     number = {"test": TEST} | {str(fold): fold for fold in range(len(table) + 1)}
     try:
         y, y_pred = (_numbers(table[n], classes) for n in ("y_true", "y_pred"))
-        found = Predictions(
+        predictions = Predictions(
             row=table["row"].to_numpy(),
             ids=tuple(table["id"].to_pylist()),
             group=table["group"].to_numpy(),
@@ -404,30 +570,31 @@ def _read(file: Path, classes: tuple[str, ...]) -> Predictions:
             y_pred=y_pred,
             classes=classes,
             word=table["word"].to_numpy().astype(np.int64) if of_words else np.full(len(table), -1),
+            views={view: _numbers(table[f"view_{view}"], classes) for view in views},
         )
     except KeyError as error:
         raise DamagedError(
-            f"{file} is damaged: {error} is no fold or class of the run. {_ADVICE}"
+            f"{file} is damaged: {error} is not a fold or class of the run. {_ADVICE}"
         ) from error
-    if problem := _problem(found):
+    if problem := _problem(predictions):
         raise DamagedError(f"{file} is damaged: {problem}. {_ADVICE}")
-    return found._ordered()
+    return predictions._ordered()
 
 
-def _problem(found: Predictions) -> str:
-    """What cannot be in predictions: numbers that no model gives."""
-    if len(found.row) and min(found.row.min(), found.repeat.min()) < 0:
+def _problem(p: Predictions) -> str:
+    """What is invalid, or "": values are finite and in range, probabilities sum to 1."""
+    if len(p.row) and min(p.row.min(), p.repeat.min()) < 0:
         return "row or repeat is negative"
-    if not found.classes:
-        return "" if np.isfinite(found.y_pred).all() else "y_pred is not finite"
-    wrong = ~((found.proba >= 0) & (found.proba <= 1)).all(axis=1)  # NaN too
-    wrong |= np.abs(found.proba.sum(axis=1) - 1) > _ROUNDING
+    if not p.classes:
+        return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
+    wrong = ~((p.proba >= 0) & (p.proba <= 1)).all(axis=1)  # NaN too
+    wrong |= np.abs(p.proba.sum(axis=1) - 1) > _ROUNDING
     if wrong.any():
-        return f"the probabilities of row {found.row[wrong][0]} are none: {found.proba[wrong][0]}"
-    return "" if (found.y_pred >= 0).all() else "y_pred holds null"
+        return f"row {p.row[wrong][0]} has invalid probabilities: {p.proba[wrong][0]}"
+    return "" if (p.y_pred >= 0).all() else "y_pred holds null"
 
 
-def _numbers(column: pa.ChunkedArray, classes: tuple[str, ...]) -> NDArray[Any]:
+def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:
     if not classes:
         return np.asarray(column.to_numpy(), np.float64)
     numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}

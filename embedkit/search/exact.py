@@ -1,50 +1,118 @@
 """Exact nearest neighbours, computed from the row groups of the Parquet files.
 
-Each thread reads a row group, multiplies it with the queries and keeps the best scores in a result
-heap of faiss; the heaps of all row groups are merged in order. Memory does not grow with the
-dataset.
-
-The products are NumPy's and not those of ``faiss.knn``: for fewer than some hundred queries faiss
-compares pair by pair (``docs/search.md`` has both times), and of records with equal scores it does
-not keep the first ones.
+Products are NumPy's, not those of ``faiss.knn``, which compares pair by pair for fewer than some
+hundred queries and of records with equal scores does not keep the first ones.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from embedkit.choices import SEARCH_METRICS, check_choice
-from embedkit.dataset.reader import Block
-from embedkit.dataset.store import VectorData
-from embedkit.errors import UsageError, check_counts
+from embedkit.choices import SEARCH_METRICS, WHITENINGS, check_choice
+from embedkit.dataset.read import Block, VectorData, load, text_keys
+from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.display import Shown
+from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
 
-if TYPE_CHECKING:
-    from embedkit.search.whitening import Whitening
+logger = logging.getLogger(__name__)
 
-__all__ = ["Neighbours", "nearest", "unit_rows"]
 
+_INDEX = "embedkit_index"
+_FITTED, _SMALLEST = 50_000, 1e-6
 _TILE = 1 << 21  # scores that a thread holds at once: 8 MB
-_PAIRS = 2_048  # distances that are refined at once
-_LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e38
-_ROUNDING = 2.0**-20  # relative error bound of a float32 sum of up to some thousand products
 _BLOCKS = 4  # row groups that a thread works on before the results are merged
+_MOST_OF_INDEX = 2_048  # beyond that exact search is faster
+
+
+def chosen_records(data: VectorData, condition: str) -> Bool:
+    """Records ``(n,)`` for which an SQL condition is true; reads only the columns in it."""
+    import duckdb
+
+    columns = data.columns
+    words = {word.casefold() for word in re.findall(r"\w+", condition)}
+    named = [name for name in columns if set(re.findall(r"\w+", name.casefold())) <= words]
+    chosen = np.zeros(len(data), bool)
+    start = 0
+    # a condition is an expression of the user's, not a way to other files
+    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as database:
+        for shard in range(data.manifest.n_shards):
+            table = data.reader.scalars(named or columns[:1], shard)
+            indices = pa.array(np.arange(start, start + table.num_rows))
+            table = table.append_column(_INDEX, indices)
+            try:
+                found = database.from_arrow(table).filter(condition).project(_INDEX).fetchnumpy()
+            except duckdb.Error as error:
+                raise UsageError(
+                    f"where={condition!r}: {first_line(error)}. The columns are "
+                    f"{', '.join(columns)}; an example: label = '1'."
+                ) from error
+            chosen[np.asarray(found[_INDEX], np.int64)] = True
+            start += table.num_rows
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Whitening:
+    """A linear map that centers a view or, with a ``(width, width)`` matrix, whitens it."""
+
+    mean: Float32
+    matrix: Float32 | None
+
+    def apply(self, vectors: Float32) -> Float32:
+        """Centered or whitened vectors, ``(n, width)`` float32."""
+        moved = vectors - self.mean
+        return np.asarray(moved if self.matrix is None else moved @ self.matrix, np.float32)
+
+
+def fit_whitening(data: VectorData, kind: str) -> Whitening:
+    """Fit a map; whitening to a random sample of up to 50,000 records.
+
+    The covariance is shrunk (Ledoit and Wolf 2004): of fewer records than dimensions the inverse of
+    the plain one makes all records equally distant. Directions of less than a millionth of the
+    largest variance are rounding noise and are mapped to zero.
+    """
+    from sklearn.covariance import ledoit_wolf
+
+    check_choice(WHITENINGS, whitening=kind)
+    if len(data) < 2:
+        raise UsageError(
+            f"{data.path} has {len(data)} records; whitening={kind!r} needs 2 or more."
+        )
+    total = np.zeros(data.width)
+    for block in data.reader.blocks:
+        total += data.reader.vectors_of(block).sum(axis=0, dtype=np.float64)
+    mean = (total / len(data)).astype(np.float32)
+    if kind == "center":
+        return Whitening(mean, None)
+    random = np.random.default_rng(0)
+    sample = np.sort(random.choice(len(data), min(len(data), _FITTED), replace=False))
+    moved = data.reader.vectors_at(sample).astype(np.float64) - mean
+    values, directions = np.linalg.eigh(ledoit_wolf(moved, assume_centered=True)[0])
+    scale = np.zeros_like(values)
+    real = values > _SMALLEST * values[-1]
+    scale[real] = values[real] ** -0.5
+    return Whitening(mean, (directions * scale).astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Nearest records of some queries.
+    """Nearest records of some queries, ``(queries, k)``, the nearest first.
 
-    Attributes:
-        scores: ``(queries, k)`` float32, the nearest first: cosines, products, or distances.
-        indices: ``(queries, k)`` int64 positions among the records of the dataset; ``-1`` where
-            there are fewer than ``k``. Records with equal scores are in ascending order.
+    Indices are positions in the dataset, -1 where it has fewer than ``k`` records; records with
+    equal scores are in ascending order.
     """
 
     scores: Float32
@@ -65,22 +133,7 @@ def nearest(
     """Find the ``k`` nearest records of each query by comparing it with every record.
 
     Memory holds one row group and one tile of scores for each thread, and ``k`` results of some
-    row groups for each query, whatever the size of the dataset.
-
-    Args:
-        data: the dataset, with its chosen view.
-        queries: ``(queries, width)`` float32.
-        k: number of neighbours; fewer are found where there are fewer records.
-        metric: ``cosine`` (0 for a vector of zeros), ``dot`` or ``euclid``. Distances are computed
-            from differences in float64, so that they hold far from the origin too.
-        whitening: applied to queries and records first.
-        chosen: ``(n,)`` bool, the records to compare with; all by default.
-        threads: by default the number of cores that the process may use.
-        progress: called after every row group, in records.
-
-    Raises:
-        UsageError: a setting or the shape of the queries cannot be used.
-        DamagedError: a file does not hold what was written.
+    row groups for each query. ``chosen`` are the records to compare with, ``(n,)``.
     """
     from threadpoolctl import threadpool_limits
 
@@ -110,16 +163,11 @@ def nearest(
                 heap.add_result(values, indices)
                 progress(Progress("searching", block.stop, len(data), "records"))
         heap.finalize()
-    return Neighbours(_scores(heap.D, heap.I, metric), heap.I)
-
-
-def _scores(values: Float32, indices: Int64, metric: str) -> Float32:
-    """Similarities, or distances, from what the heap keeps the smallest of."""
-    scores = np.sqrt(values) if metric == "euclid" else -values
+    scores = np.sqrt(heap.D) if metric == "euclid" else -heap.D
     if metric == "cosine":  # rounding can lead beyond 1
         scores = np.clip(scores, -1, 1)
-    scores[indices < 0] = np.inf if metric == "euclid" else -np.inf
-    return scores
+    scores[heap.I < 0] = np.inf if metric == "euclid" else -np.inf
+    return Neighbours(scores, heap.I)
 
 
 def unit_rows(vectors: Float32) -> Float32:
@@ -131,17 +179,28 @@ def unit_rows(vectors: Float32) -> Float32:
     return np.asarray(vectors * _inverse_norms(vectors)[:, None], np.float32)
 
 
+def _inverse_norms(vectors: Float32) -> Float32:
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    return np.asarray(np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0))
+
+
 def _best(
-    data: VectorData, queries: Float32, k: int, metric: str, whitening: Whitening | None,
-    chosen: Bool | None, block: Block,
-) -> tuple[Float32, Int64]:  # fmt: skip
-    """Values and indices of the ``k`` nearest records of a row group, in no order.
+    data: VectorData,
+    queries: Float32,
+    k: int,
+    metric: str,
+    whitening: Whitening | None,
+    chosen: Bool | None,
+    block: Block,
+) -> tuple[Float32, Int64]:
+    """Values and indices of the ``k`` nearest records of a row group, in their order.
 
     The values are negated products or squared distances: a heap that keeps the smallest ones admits
     only smaller values and drops the largest index of equal ones, so that of equal values the
-    lowest indices are kept.
+    lowest indices are kept. It has to get them in this order from every row group.
     """
     import faiss
+    from sklearn.metrics import euclidean_distances
 
     vectors, indices = data.reader.vectors_of(block), np.arange(block.start, block.stop)
     if chosen is not None:
@@ -154,43 +213,236 @@ def _best(
     step = max(1, _TILE // len(vectors))
     for first in range(0, len(queries), step):
         some = queries[first : first + step]
-        values = some @ vectors.T
-        if metric == "euclid":
-            values = _distances(values, some, vectors, heap.k)
+        if metric == "euclid":  # computed in float64
+            values = np.asarray(euclidean_distances(some, vectors, squared=True), np.float32)
         else:
+            values = some @ vectors.T
             values *= factor
         heap.add_result_subset(np.arange(first, first + len(some)), values, indices)
+    heap.finalize()
     return heap.D, heap.I
 
 
-def _distances(products: Float32, queries: Float32, vectors: Float32, k: int) -> Float32:
-    """Squared distances, infinite for records that are not among the ``k`` nearest.
+Finder = Callable[..., Neighbours]
+"""Finds the ``k`` nearest records of ``(queries, width)`` vectors: called with them and ``k=``."""
 
-    q² - 2 q·x + x² loses what is small beside q² and x². It only excludes records; distances of the
-    others are computed from the differences. ``products`` is overwritten.
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A record, with its cosine or product (more is nearer), or its distance (less is nearer)."""
+
+    score: float
+    row: int
+    id: str
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Shown):
+    """Nearest records of one query: a text, ``row 7``, or ``vector 0``."""
+
+    query: str
+    hits: tuple[Hit, ...]
+
+
+class Searcher:
+    """Finds the nearest records of a dataset; the model is loaded for the first text.
+
+    Args:
+        dataset: folder that ``extract`` wrote.
+        view: a stored view; by default the last mean.
+        metric: ``cosine``, ``dot`` or ``euclid``.
+        whitening: ``center`` or ``whiten``, or ``None``.
+        where: an SQL condition on the columns, such as ``label = '1'``.
+        keep_duplicates: also return records whose text was returned already.
+        prefix: put before query texts; by default the prefix of the dataset's texts.
+        model: folder or hub id of the checkpoint, if it is not under the name it had.
+        device: where to encode queries.
+        finder: finds neighbours instead of exact search, see
+            :func:`~embedkit.search.index.open_index`.
+        progress: called by exact search, in records.
+
+    Raises:
+        UsageError: there is no such view or column, or a setting is unknown.
+
+    Example:
+        >>> searcher = embedkit.Searcher("vectors", view="mean_-1")
+        >>> answer = searcher.texts(["the river bank of town 3"], k=1)[0]
+        >>> answer.hits[0].row, round(answer.hits[0].score, 3)
+        (3, 1.0)
     """
-    own, squares = _squares(queries), _squares(vectors)
-    products *= -2
-    products += squares  # q² is left out: it is the same for all records
-    limit = np.partition(products, k - 1, axis=1)[:, k - 1]
-    limit += 2 * _ROUNDING * (np.sqrt(own) + np.sqrt(squares.max())) ** 2
-    rows, columns = np.nonzero(products <= limit[:, None])
-    products[:] = np.inf
-    for start in range(0, len(rows), _PAIRS):
-        row, column = rows[start : start + _PAIRS], columns[start : start + _PAIRS]
-        apart = queries[row].astype(np.float64) - vectors[column]
-        products[row, column] = np.einsum("ij,ij->i", apart, apart)
-    return products
 
+    def __init__(
+        self,
+        dataset: str | Path,
+        *,
+        view: str | None = None,
+        metric: str = "cosine",
+        whitening: str | None = None,
+        where: str | None = None,
+        keep_duplicates: bool = False,
+        prefix: str | None = None,
+        model: str | None = None,
+        device: str = "auto",
+        finder: Finder | None = None,
+        progress: ProgressCallback = no_progress,
+    ) -> None:
+        check_choice(SEARCH_METRICS, metric=metric)
+        if finder is not None and where is not None:
+            raise UsageError("where needs exact search; leave the index out.")
+        self.data = load(dataset, view)
+        if len(self.data) == 0:
+            raise UsageError(f"{dataset} has no records, so there is nothing to find.")
+        self._prefix, self._model, self._device = prefix, model, device
+        self._encode: DatasetEncoder | None = None
+        self._chosen = None if where is None else chosen_records(self.data, where)
+        if self._chosen is not None and not self._chosen.any():
+            raise UsageError(f"where={where!r}: no record of {dataset} matches.")
+        self._is_exact = finder is None
+        self._find = finder or partial(
+            nearest,
+            self.data,
+            metric=metric,
+            chosen=self._chosen,
+            whitening=None if whitening is None else fit_whitening(self.data, whitening),
+            progress=progress,
+        )
+        self._keys = None if keep_duplicates else text_keys(self.data)
+        wanted = ("row", "id", "text", "text_pair", "label")
+        self._columns = [name for name in wanted if name in self.data.columns]
 
-def _squares(vectors: Float32) -> Float32:
-    return np.asarray(np.einsum("ij,ij->i", vectors, vectors), np.float32)
+    def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer]:
+        """Find the nearest records of query texts; one answer for each, in order.
 
+        Raises:
+            TypeError: a single string was given.
+            UsageError: a query is empty.
+            MismatchError: the model is not the one that made the dataset.
+        """
+        check_counts(k=k)
+        if isinstance(queries, str):
+            raise TypeError(f"a single string was given; expected a list of texts: [{queries!r}].")
+        for number, text in enumerate(queries, 1):
+            if not text.strip():
+                which = f" (number {number})" if len(queries) > 1 else ""
+                raise UsageError(f"the query{which} is empty.")
+        data = self.data
+        if self._encode is None:
+            made = encode_as(
+                data.manifest,
+                data.views,
+                owner=str(data.path),
+                device=self._device,
+                model=self._model,
+            )
+            settings = made.settings
+            if self._prefix is not None:
+                settings = replace(settings, prefix=self._prefix)
+            if settings.on_long == "error":  # a long query is no error of the dataset's
+                settings = replace(settings, on_long="truncate")
+            self._encode = DatasetEncoder(made.encoder, settings, data.views)
+        self._warn(self._encode, queries)
+        return self._answer(list(queries), self._encode(queries), k, {})
 
-def _inverse_norms(vectors: Float32) -> Float32:
-    squares = _squares(vectors)
-    norms = np.sqrt(squares)
-    odd = np.flatnonzero(~((squares > _LEAST_SQUARE) & (squares < _MOST_SQUARE)))
-    if len(odd):  # the square of a very short or long vector is no float32
-        norms[odd] = np.linalg.norm(vectors[odd].astype(np.float64), axis=1)
-    return np.divide(1, norms, out=np.zeros_like(norms), where=norms > 1 / _MOST_SQUARE)
+    def _warn(self, encode: DatasetEncoder, texts: Sequence[str]) -> None:
+        """Log a warning for each query that was cut or that the vocabulary does not know."""
+        tokenized = encode.tokenized(["", *texts])
+        prefix = tokenized[0]
+        for number, text in enumerate(texts, 1):
+            tokens = tokenized[number]
+            own = int((~tokens.special).sum() - (~prefix.special).sum())
+            unknown = int(tokens.n_unknown[0] - prefix.n_unknown[0])
+            shown = repr(text if len(text) <= 40 else text[:39] + "…")
+            if tokens.cut:
+                logger.warning(
+                    f"query {shown} has {tokens.n_tokens[0]} tokens; only the first "
+                    f"{len(tokens.ids)} count"
+                )
+            if 2 * unknown >= own:  # also of a query without tokens
+                logger.warning(
+                    f"query {shown}: {unknown} of its {own} tokens are unknown to the model "
+                    "([UNK]); results mean little. Does the model know this language?"
+                )
+
+    def like(self, rows: Sequence[int], *, k: int = 10) -> list[Answer]:
+        """Find the nearest records of stored ones, without these themselves.
+
+        Raises:
+            UsageError: there is no such row.
+        """
+        check_counts(k=k)
+        indices = np.searchsorted(self.data.row, rows)
+        indices = np.minimum(indices, len(self.data) - 1)
+        for row, index in zip(rows, indices, strict=True):
+            if self.data.row[index] != row:
+                raise UsageError(
+                    f"{self.data.path} has no row {row}; rows go from {self.data.row[0]} to "
+                    f"{self.data.row[-1]}, and rejects leave gaps."
+                )
+        names = [f"row {row}" for row in rows]
+        own = dict(enumerate(indices.tolist()))
+        return self._answer(names, self.data.reader.vectors_at(indices), k, own)
+
+    def vectors(self, queries: NDArray[Any], *, k: int = 10) -> list[Answer]:
+        """Find the nearest records of vectors ``(width,)`` or ``(n, width)``.
+
+        Raises:
+            UsageError: they have another width or are not finite numbers.
+        """
+        check_counts(k=k)
+        if np.asarray(queries).dtype.kind not in "fiu":
+            raise UsageError(f"query vectors of {np.asarray(queries).dtype}: expected numbers.")
+        matrix = np.atleast_2d(np.asarray(queries, np.float32))
+        if not np.isfinite(matrix).all():
+            raise UsageError("a query vector contains NaN or infinity.")
+        return self._answer([f"vector {i}" for i in range(len(matrix))], matrix, k, {})
+
+    def _answer(
+        self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
+    ) -> list[Answer]:
+        """Find a few more than asked for, and still more where too many were duplicates."""
+        there = len(self.data) if self._chosen is None else int(self._chosen.sum())
+        if k > there:
+            logger.warning("k=%d, but there are only %d records to choose from", k, there)
+        # the most that an index is asked for: beyond that exact search is faster
+        most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
+        asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)
+        kept: dict[int, dict[int, float]] = {}
+        while waiting := [number for number in range(len(names)) if number not in kept]:
+            found = self._find(queries[waiting], k=asked)
+            for number, scores, indices in zip(waiting, found.scores, found.indices, strict=True):
+                distinct = self._distinct(scores.tolist(), indices.tolist(), own.get(number))
+                if len(distinct) >= k or asked >= most:
+                    kept[number] = dict(distinct[:k])
+            asked = min(most, 4 * asked)
+        wanted = sorted({index for hits in kept.values() for index in hits})
+        columns = self.data.reader.pick(np.array(wanted, np.int64), self._columns)
+        records = dict(zip(wanted, zip(*columns.values(), strict=True), strict=True))
+        return [
+            Answer(
+                name,
+                tuple(
+                    Hit(score, **dict(zip(columns, records[index], strict=True)))
+                    for index, score in kept[number].items()
+                ),
+            )
+            for number, name in enumerate(names)
+        ]
+
+    def _distinct(
+        self, scores: list[float], indices: list[int], own: int | None
+    ) -> list[tuple[int, float]]:
+        """Neighbours without the record ``own`` and without repeated texts."""
+        keys = self._keys
+        seen = set() if own is None or keys is None else {int(keys[own])}
+        distinct = []
+        for score, index in zip(scores, indices, strict=True):
+            if index < 0 or index == own:
+                continue
+            key = -1 - index if keys is None else int(keys[index])
+            if key not in seen:
+                distinct.append((index, score))
+            seen.add(key)
+        return distinct

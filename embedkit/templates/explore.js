@@ -4,12 +4,13 @@
 {% include "layers.js" %}
   const block = (name) => by(name).textContent;
   const data = await unpackJSON(block("content"));
-  const n = data.count, STEP = 50, REACH = 9, FINGER = 24, STILL = 5, CELLS = 200, LABELS = 200;
+  const n = data.count, STEP = 50, REACH = 9, FINGER = 24, STILL = 5, CELLS = 200, LABELS = 200, NAMED = 24;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const canvas = by("map"), pen = canvas.getContext("2d"), hover = by("hover");
   let printing = false;
   const theme = () => (dark.matches && !printing ? "dark" : "light");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+  const face = getComputedStyle(document.body).fontFamily;
 
   // numbers stand in planes: all lowest bytes, then all second ones, and so on
   const planes = async (name, width) => {
@@ -45,30 +46,29 @@
   const written = (column, value) => (Number.isNaN(value) ? "–" : column.kind === "date" ? day(value) : String(+value.toPrecision(6)));
   const valueOf = (column, i) => (column.codes ? column.names[column.codes[i]] : written(column, column.values[i]));
 
-  // what is shown: a label that is on, a text that matches, a point that is selected
-  const state = { layer: data.start, color: -1, query: "", chosen: -1, listed: STEP, drag: "move" };
-  let records = null, texts = null, searched = null, byRow = null, order = null, colors = null, on = null, match = null, selected = null;
+  // what is marked: a text that matches, a point that is selected, a label that is picked
+  const state = { layer: data.start, color: -1, query: "", chosen: -1, drag: "move", over: -1, picked: new Set() };
+  let records = null, texts = null, searched = null, byRow = null, order = null, colors = null, match = null, selected = null;
   const current = new Float32Array(2 * n);
-  const visible = (i) => !on || on[colors[i]];
-  const marked = (i) => (!match || match[i]) && (!selected || selected[i]);
+  let spots = [];
+  const marked = (i) => (!match || match[i]) && (!selected || selected[i]) && (!state.picked.size || state.picked.has(colors[i]));
 
   // the view: points are in the unit square
   let scale = 1, moveX = 0, moveY = 0, width = 0, height = 0, fit = 1, whole = true, waiting = false, frame = null;
   const toX = (x) => x * scale + moveX, toY = (y) => height - (y * scale + moveY);
   const fromX = (x) => (x - moveX) / scale, fromY = (y) => (height - y - moveY) / scale;
-  let bounds = [0, 0, 1, 1];
   const home = () => {
-    const [left, low, right, high] = bounds;
-    scale = fit = 0.92 * Math.min(width / (right - left || 1), height / (high - low || 1));
+    const [left, low, right, high] = data.bounds, free = height - (innerWidth > 1000 && !printing ? 44 : 0); // of the buttons
+    scale = fit = 0.94 * Math.min(width / (right - left || 1), free / (high - low || 1));
     moveX = width / 2 - ((left + right) / 2) * scale;
-    moveY = height / 2 - ((low + high) / 2) * scale;
+    moveY = free / 2 - ((low + high) / 2) * scale;
     whole = true;
     repaint();
   };
   const place = () => {
     // the middle of the picture stays among the points
     const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
-    const [left, low, right, high] = bounds;
+    const [left, low, right, high] = data.bounds;
     moveX = width / 2 - clamp(fromX(width / 2), left, right) * scale;
     moveY = height / 2 - clamp(fromY(height / 2), low, high) * scale;
     whole = false;
@@ -102,21 +102,95 @@
     const list = column.codes ? data.colors[theme()] : data.ramp[theme()];
     return list[number % list.length];
   };
+  // 12 colours times 6 shapes; neighbours in the order differ in both
+  const cornersOf = (number) => (columns[state.color]?.codes
+    ? data.shapes[(number + Math.floor(number / data.colors.light.length)) % data.shapes.length] : []);
+  const trace = (x, y, radius, corners) => {
+    if (corners.length) {
+      corners.forEach(([dx, dy], i) => (i ? pen.lineTo(x + radius * dx, y + radius * dy) : pen.moveTo(x + radius * dx, y + radius * dy)));
+      pen.closePath();
+    } else { pen.moveTo(x + radius, y); pen.arc(x, y, radius, 0, 7); }
+  };
+  // where a label has most points, and few others have any: the middle of its points in nine cells of a grid
+  const spotsOf = (points) => {
+    const column = columns[state.color], GRID = 16;
+    if (!column?.codes || !column.names) return [];
+    const cellOf = (i) => [0, 1].map((axis) => Math.min(GRID - 1, Math.floor(points[2 * i + axis] * GRID)));
+    const all = new Float32Array((GRID + 2) ** 2), every = (a, b, use) => {
+      for (let x = a; x < a + 3; x++) for (let y = b; y < b + 3; y++) use(x * (GRID + 2) + y);
+    };
+    const own = Array.from({ length: Math.min(NAMED, Math.round(width / 40), column.names.length) }, () => ({ counts: all.slice(), list: [] }));
+    for (let i = 0; i < n; i++) {
+      if (!marked(i)) continue;
+      const mine = own[colors[i]], [a, b] = cellOf(i);
+      mine?.list.push(i);
+      every(a, b, (at) => { all[at]++; if (mine) mine.counts[at]++; });
+    }
+    return own.map(({ counts, list }) => {
+      if (!list.length) return null;
+      let best = 0;
+      counts.forEach((value, at) => { if (value ** 2 * (all[best] || 1) > counts[best] ** 2 * (all[at] || 1)) best = at; });
+      const x = Math.floor(best / (GRID + 2)) - 1, y = (best % (GRID + 2)) - 1;
+      const near = list.filter((i) => { const [a, b] = cellOf(i); return Math.abs(a - x) < 2 && Math.abs(b - y) < 2; });
+      const mean = (axis) => near.reduce((sum, i) => sum + points[2 * i + axis], 0) / near.length;
+      // the third number lifts the name of a few points above them
+      return [mean(0), mean(1), list.length < 4 ? 18 : 0];
+    });
+  };
+  const paintNames = () => {
+    const taken = [], [card, ink] = printing ? ["#ffffff", "#1b1f24"] : [css("--card"), css("--ink")];
+    pen.font = `600 ${width < 600 ? 11 : 12}px ${face}`;
+    pen.textBaseline = "middle";
+    pen.lineWidth = 1.5;
+    spots.forEach((spot, number) => {
+      if (!spot || (state.over >= 0 && state.over !== number)) return;
+      const x = toX(spot[0]), y = toY(spot[1]) - spot[2];
+      if (x < 0 || y < 0 || x > width || y > height) return;
+      const name = shown(columns[state.color].names[number]), text = name.length > 24 ? `${name.slice(0, 23)}…` : name;
+      const half = pen.measureText(text).width / 2 + 6;
+      // the nearest free place on a spiral
+      let at = null;
+      for (let turn = 0; turn < 150 && !at; turn++) {
+        const far = 7 * Math.sqrt(turn), angle = turn * 2.4;
+        const left = Math.min(width - half - 2, Math.max(half + 2, x + 1.6 * far * Math.cos(angle)));
+        const top = Math.min(height - 13, Math.max(13, y + far * Math.sin(angle)));
+        if (!taken.some(([a, b, wide]) => Math.abs(a - left) < wide + half + 2 && Math.abs(b - top) < 21)) at = [left, top, half];
+      }
+      if (!at) return;
+      taken.push(at);
+      pen.strokeStyle = colorOf(number);
+      if (Math.hypot(at[0] - x, at[1] - y) > 14) { pen.beginPath(); pen.moveTo(x, y); pen.lineTo(at[0], at[1]); pen.stroke(); }
+      pen.fillStyle = card;
+      pen.beginPath(); pen.roundRect(at[0] - half, at[1] - 9.5, 2 * half, 19, 9); pen.globalAlpha = 0.88; pen.fill(); pen.globalAlpha = 1; pen.stroke();
+      pen.fillStyle = ink;
+      pen.fillText(text, at[0] - half + 6, at[1] + 0.5);
+    });
+    canvas.dataset.names = taken.length;
+  };
   function paint() {
     waiting = false;
-    const started = performance.now(), size = pointSize(), half = size / 2;
+    const started = performance.now(), size = pointSize(), radius = size / 2;
     pen.clearRect(0, 0, width, height);
-    const dimmed = match || selected;
+    const dimmed = match || selected || state.picked.size || state.over >= 0;
+    const above = (i) => marked(i) && (state.over < 0 || colors[i] === state.over);
     for (const top of dimmed ? [false, true] : [true]) {
       pen.globalAlpha = top ? 1 : 0.12;
-      let color = -1;
+      let color = -1, corners = [];
+      pen.beginPath();
       for (const i of order) {
-        if (!visible(i) || (dimmed && Boolean(marked(i)) !== top)) continue;
+        if (dimmed && Boolean(above(i)) !== top) continue;
         const x = toX(current[2 * i]), y = toY(current[2 * i + 1]);
         if (x < -9 || y < -9 || x > width + 9 || y > height + 9) continue;
-        if (colors[i] !== color) { color = colors[i]; pen.fillStyle = colorOf(color); }
-        if (size > 4) { pen.beginPath(); pen.arc(x, y, half, 0, 7); pen.fill(); } else pen.fillRect(x - half, y - half, size, size);
+        if (colors[i] !== color) {
+          pen.fill();
+          pen.beginPath();
+          color = colors[i];
+          corners = cornersOf(color);
+          pen.fillStyle = colorOf(color);
+        }
+        if (size > 4) trace(x, y, radius, corners); else pen.rect(x - radius, y - radius, size, size);
       }
+      pen.fill();
     }
     pen.globalAlpha = 1;
     pen.strokeStyle = css("--ink");
@@ -143,6 +217,7 @@
       pen.closePath(); pen.stroke();
       pen.setLineDash([]);
     }
+    paintNames();
     canvas.dataset.at = [scale, moveX, moveY, height].join(" ");
     document.body.dataset.paintMs = (performance.now() - started).toFixed(1);
     document.body.dataset.paintedAt ??= performance.now().toFixed(0);
@@ -168,7 +243,7 @@
       for (let b = cellAt(py - reach); b <= cellAt(py + reach); b++)
         for (let m = first[a * CELLS + b]; m < first[a * CELLS + b + 1]; m++) {
           const i = members[m], apart = (current[2 * i] - px) ** 2 + (current[2 * i + 1] - py) ** 2;
-          if (apart < least && visible(i) && marked(i)) { least = apart; best = i; }
+          if (apart < least && marked(i)) { least = apart; best = i; }
         }
     return best;
   };
@@ -176,27 +251,28 @@
   // layers
   let moving = 0, go = null;
   const names = data.views.map((view) => view.layer);
-  const tenNearest = `the ten nearest neighbours`;
+  const hundred = (value) => Math.round(100 * value);
   const say = () => {
     const view = data.views[state.layer];
-    const kept = `the picture keeps ${percent(view.kept)} of ${tenNearest}`;
-    by("heading").textContent = view.same === null
-      ? `${view.name}: ${kept}`
-      : `${view.name}: ${percent(view.same)} of ${tenNearest} have the label of their text (chance ${percent(data.chance)}); ${kept.replace(tenNearest, "them")}`;
-    const lines = [{ name: "kept by the picture", values: data.views.map((one) => one.kept), color: "var(--m1)", dashed: true }];
-    if (view.same !== null) lines.unshift({ name: "same label", values: data.views.map((one) => one.same), color: "var(--m0)" });
-    lineChart(by("chart"), { names, lines, chance: data.chance ?? undefined, low: 0, high: 1, format: percent, label: "fractions of the ten nearest neighbours by layer", now: state.layer, go: (number) => go(number) });
+    by("heading").textContent = shown(view.title);
+    const same = view.same === null ? "" : `${hundred(view.same)} of 100 nearest neighbours have the label of their text (by chance ${hundred(data.chance)}). `;
+    by("dek").textContent = `${same}The flat picture keeps ${hundred(view.kept)} of 100 neighbours.`;
+    const lines = [{ name: "neighbours kept by the picture", values: data.views.map((one) => one.kept), color: "var(--m1)", dashed: true }];
+    if (view.same !== null) lines.unshift({ name: "neighbours with the same label", values: data.views.map((one) => one.same), color: "var(--m0)" });
+    if (names.length > 1) lineChart(by("chart"), { names, lines, chance: data.chance ?? undefined, low: 0, high: 1, format: percent, label: "fractions of the ten nearest neighbours by layer", now: state.layer, go: (number) => go(number), tall: 116 });
   };
   const show = async (layer) => {
     state.layer = layer;
     say();
+    remember();
     const target = await layoutOf(layer), mine = ++moving;
-    const from = current.slice(), started = performance.now();
+    const from = current.slice(), started = performance.now(), spotsFrom = spots, spotsTo = spotsOf(target);
     const step = () => {
       if (mine !== moving) return;
       const part = still.matches || !first ? 1 : Math.min(1, (performance.now() - started) / 500);
       const ease = part * part * (3 - 2 * part);
       for (let i = 0; i < 2 * n; i++) current[i] = from[i] + (target[i] - from[i]) * ease;
+      spots = spotsTo.map((to, i) => to && (spotsFrom[i] ?? to).map((value, axis) => value + (to[axis] - value) * ease));
       paint();
       if (part < 1) requestAnimationFrame(step);
       else { sort(); canvas.dataset.layer = names[layer]; }
@@ -217,60 +293,73 @@
   // one text; texts reach the page as text only
   const labelColumn = data.columns.findIndex((column) => column.name === "label");
   const textOf = (i) => shown(texts[i] || "(no text)");
-  const note = (i) => {
+  const note = (i, lead = "") => {
     const parts = [`row ${records.rows[i]}`];
     if (records.ids[i] !== String(records.rows[i])) parts.push(shown(records.ids[i]));
     const named = new Set([labelColumn, state.color].filter((number) => number >= 0));
     for (const number of named) parts.push(`${number === labelColumn ? "" : `${data.columns[number].name} `}${shown(valueOf(columns[number], i))}`);
-    return parts.join(" · ");
+    const small = make("small");
+    small.append(symbol(cornersOf(colors[i]), colorOf(colors[i])), ` ${lead}${parts.join(" · ")}`);
+    return small;
   };
-  const pieces = (i, limit) => {
-    const text = textOf(i), cut = text.length > limit ? `${text.slice(0, limit)}…` : text;
-    return [speak(make("span", "text", cut), cut), make("small", "", note(i))];
+  const pieces = (i, lead) => {
+    const text = textOf(i), cut = text.length > 300 ? `${text.slice(0, 300)}…` : text;
+    return [speak(make("span", "text", cut), cut), note(i, lead)];
   };
   const item = (i, cosine) => {
     const line = make("li"), button = make("button");
     button.type = "button";
     button.dataset.row = records.rows[i];
-    button.append(...pieces(i, 300));
-    if (cosine !== undefined) button.lastChild.prepend(`cosine ${cosine.toFixed(3)} · `);
+    button.append(...pieces(i, cosine === undefined ? "" : `cosine ${cosine.toFixed(3)} · `));
     button.addEventListener("click", () => choose(i));
     line.append(button);
     return line;
   };
   const describe = () => {
-    const i = state.chosen, box = by("chosen");
+    const i = state.chosen;
     repaint();
+    by("picked").hidden = i < 0;
     if (i < 0 || !nears[state.layer]) return;
     const text = textOf(i), body = make("div", "whole", text), values = make("p", "soft");
     body.tabIndex = 0;
     body.setAttribute("role", "region");
     body.setAttribute("aria-label", "the whole text");
     const parts = [`id ${shown(records.ids[i])}`, ...columns.map((column) => `${column.name} ${shown(valueOf(column, i))}`)];
-    values.textContent = parts.join(" · ");
+    values.textContent = `row ${records.rows[i]} · ${parts.join(" · ")}`;
     const near = nears[state.layer], list = make("ol", "found");
     for (let k = 0; k < Math.min(near.k, data.listed); k++) list.append(item(near.indices[i * near.k + k], near.cosine(i * near.k + k)));
-    box.replaceChildren(speak(body, text), values, make("h3", "", `Nearest in full width, ${data.views[state.layer].name}`), list);
+    by("chosen").replaceChildren(speak(body, text), values, make("h3", "", `Nearest texts, ${named(state.layer)}`), list);
   };
   const choose = async (i) => {
     if (!texts) return;
     state.chosen = i;
     await nearOf(state.layer);
     describe();
+    by("picked").scrollTop = 0;
+    remember();
   };
 
-  // the list of what is found
-  const found = () => byRow.filter((i) => visible(i) && marked(i));
-  const list = (more) => {
+  // the list of what is found, and how many of each label that are
+  const found = () => byRow.filter(marked);
+  const showTexts = textList({
+    items: found, total: () => n, draw: (i) => item(i), noun: "text", step: STEP,
+    head: () => ["row", "id", ...data.columns.map((column) => column.name), "text"],
+    row: (i) => [records.rows[i], records.ids[i], ...columns.map((column) => valueOf(column, i)), texts[i]],
+  });
+  const list = () => {
     if (!texts) return;
-    state.listed = more ? state.listed + 4 * STEP : STEP;
-    const all = found(), rest = all.length - state.listed;
-    by("list").replaceChildren(...Array.from(all.slice(0, state.listed), (i) => item(i)));
-    by("more").hidden = rest <= 0;
-    by("more").textContent = `Show ${count(Math.min(rest, 4 * STEP))} more`;
-    by("count").textContent = all.length ? `${count(all.length)} of ${count(n)} texts` : "No text matches.";
+    showTexts();
+    const column = columns[state.color], counts = column?.codes ? new Uint32Array(column.names.length) : [];
+    const all = !match && !selected && !state.picked.size;
+    if (column?.codes) for (const i of found()) counts[colors[i]]++;
+    by("legend").querySelectorAll(".name").forEach((button, number) => {
+      button.setAttribute("aria-pressed", String(state.picked.has(number)));
+      button.querySelector(".num").replaceChildren(...(all ? [] : [make("b", "", count(counts[number])), " of "]), count(column.counts[number]));
+    });
+    spots = spotsOf(current);
     hover.hidden = true;
     repaint();
+    remember();
   };
   const search = () => {
     const query = normal(by("find").value.trim());
@@ -284,11 +373,35 @@
     list();
   };
 
+  // what is shown stands in the address: layer, row, find, color, label
+  const remember = () => {
+    if (!texts) return;
+    const parts = new URLSearchParams(), column = columns[state.color];
+    if (state.layer !== data.start) parts.set("layer", names[state.layer]);
+    if (state.chosen >= 0) parts.set("row", records.rows[state.chosen]);
+    if (state.query) parts.set("find", by("find").value.trim());
+    if (state.color !== begin) parts.set("color", column.name);
+    for (const number of state.picked) parts.append("label", column.names[number]);
+    history.replaceState(null, "", `#${parts}`);
+  };
+  const restore = async () => {
+    const parts = new URLSearchParams(location.hash.slice(1));
+    const layer = names.indexOf(parts.get("layer") ?? names[data.start]), row = records.rows.indexOf(Number(parts.get("row") ?? NaN));
+    const color = data.columns.findIndex((column) => column.name === (parts.get("color") ?? data.first));
+    if (color !== state.color) { by("color").value = color; await recolor(color); legend(); }
+    state.picked = new Set(parts.getAll("label").map((name) => columns[state.color]?.names?.indexOf(name) ?? -1).filter((number) => number >= 0));
+    by("find").value = parts.get("find") ?? "";
+    search();
+    if (layer >= 0 && layer !== state.layer) go(layer);
+    state.chosen = -1;
+    if (row >= 0) await choose(row); else describe();
+  };
+
   // colours and their legend
   const recolor = async (number) => {
     state.color = number;
+    state.picked.clear();
     const column = number < 0 ? null : await columnOf(number);
-    on = null;
     colors = new Uint16Array(n);
     if (column?.codes) { for (let i = 0; i < n; i++) colors[i] = Math.min(65534, column.codes[i]); }
     else if (column) {
@@ -309,8 +422,7 @@
   };
   const legend = (all) => {
     const box = by("legend"), column = columns[state.color];
-    box.removeAttribute("tabindex"); box.removeAttribute("role"); box.removeAttribute("aria-labelledby");
-    if (!column) { box.replaceChildren(make("p", "soft", "No column to colour by.")); return; }
+    if (!column) { box.replaceChildren(); return; }
     if (!column.codes) {
       const ramp = make("div", "ramp"), ends = make("div", "ends");
       ramp.style.background = `linear-gradient(to right, ${data.ramp[theme()].join(",")})`;
@@ -320,36 +432,23 @@
     }
     const items = make("ul"), limit = all ? column.names.length : LABELS;
     column.names.slice(0, limit).forEach((name, number) => {
-      const row = make("li", "row"), toggle = make("button", "name"), dot = make("i"), only = make("button", "only", "only this");
-      const text = shown(name);
-      toggle.type = only.type = "button";
-      dot.style.background = colorOf(number);
-      toggle.append(dot, speak(make("span", "", text), text), make("span", "num", count(column.counts[number])));
-      only.setAttribute("aria-label", `only ${text}`);
-      toggle.addEventListener("click", () => { on ??= new Uint8Array(column.names.length).fill(1); on[number] = 1 - on[number]; press(); });
-      only.addEventListener("click", () => {
-        const alone = on && on[number] && on.reduce((sum, one) => sum + one, 0) === 1;
-        on = alone ? null : new Uint8Array(column.names.length);
-        if (on) on[number] = 1;
-        press();
-      });
-      row.append(toggle, only);
+      const row = make("li"), button = make("button", "name"), text = shown(name);
+      const over = (here) => { state.over = here; repaint(); };
+      button.type = "button";
+      button.append(symbol(cornersOf(number), colorOf(number)), speak(make("span", "", text), text), make("span", "num"));
+      button.addEventListener("click", () => { if (!state.picked.delete(number)) state.picked.add(number); list(); });
+      button.addEventListener("pointerenter", () => over(number));
+      button.addEventListener("pointerleave", () => over(-1));
+      row.append(button);
       items.append(row);
     });
-    const press = () => {
-      [...items.querySelectorAll(".name")].forEach((toggle, number) => toggle.setAttribute("aria-pressed", String(!on || Boolean(on[number]))));
-      list();
-    };
     box.replaceChildren(items);
     if (column.names.length > limit) {
       const rest = make("button", "more", `Show all ${count(column.names.length)} labels`);
       rest.type = "button";
-      rest.addEventListener("click", () => legend(true));
+      rest.addEventListener("click", () => { legend(true); list(); });
       box.append(rest);
     }
-    const colorsLeft = data.colors.light.length;
-    if (column.names.length > colorsLeft) box.append(make("p", "soft", `Colours repeat after ${colorsLeft} labels.`));
-    [...items.querySelectorAll(".name")].forEach((toggle) => toggle.setAttribute("aria-pressed", "true"));
   };
 
   // pointer and keys
@@ -453,44 +552,34 @@
       document.querySelectorAll("button[data-drag]").forEach((one) => one.setAttribute("aria-pressed", String(one === button)));
     });
   }
-  by("clear").addEventListener("click", () => {
+  const clear = () => {
     by("find").value = "";
-    match = selected = on = null;
-    legend();
-    list();
+    selected = null;
+    state.picked.clear();
+    state.chosen = -1;
+    describe();
+    search();
+  };
+  by("clear").addEventListener("click", clear);
+  addEventListener("keydown", (event) => {
+    const typing = event.target.matches("input, select");
+    if (event.key === "Escape") clear();
+    else if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) { event.preventDefault(); by("find").focus(); }
   });
   let timer = 0;
   by("find").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(search, 120); });
-  by("more").addEventListener("click", () => {
-    const before = state.listed;
-    list(true);
-    by("list").children[before]?.querySelector("button").focus();
-  });
-  by("copy").addEventListener("click", () => {
-    const all = Array.from(found());
-    const head = ["row", "id", ...data.columns.map((column) => column.name), "text"];
-    const lines = all.map((i) => [records.rows[i], records.ids[i], ...columns.map((column) => valueOf(column, i)), texts[i]].map(cell).join("\t"));
-    copy([head.map(cell).join("\t"), ...lines].join("\n") + "\n");
-    by("copy").focus();
-    by("count").textContent = `Copied ${count(all.length)} texts`;
-  });
-  dark.addEventListener("change", () => { legend(); repaint(); });
+  dark.addEventListener("change", () => { legend(); list(); });
+  addEventListener("hashchange", restore);
   addEventListener("beforeprint", () => { printing = true; paint(); });
   addEventListener("afterprint", () => { printing = false; paint(); });
 
   // first the picture, then all that answers
   const methods = { tsne: "t-SNE", umap: "UMAP", pca: "two principal components" };
   const some = data.count < data.total ? `${count(n)} of ${count(data.total)} texts, a random sample` : `${count(n)} texts`;
-  by("facts").textContent = shown(`${data.dataset} · ${some} · ${data.model} · layout by ${methods[data.method]}`);
+  by("facts").textContent = shown(`${data.dataset} · ${some} · ${data.model}, ${data.pooling} · ${methods[data.method]}`);
   const begin = data.columns.findIndex((column) => column.name === data.first);
   await recolor(begin);
   const points = await layoutOf(data.start);
-  let [left, low, right, high] = [1, 1, 0, 0];
-  for (let i = 0; i < n; i++) {
-    left = Math.min(left, points[2 * i]); right = Math.max(right, points[2 * i]);
-    low = Math.min(low, points[2 * i + 1]); high = Math.max(high, points[2 * i + 1]);
-  }
-  bounds = [left, low, right, high];
   current.set(points);
   resize();
   new ResizeObserver(resize).observe(canvas);
@@ -509,15 +598,15 @@
   choice.value = begin;
   choice.addEventListener("change", async () => { await recolor(Number(choice.value)); legend(); list(); });
   legend();
-  go = layerControl(names.map((name) => (/^\d+$/.test(name) ? `layer ${name}` : name)), data.start, show);
-  by("by-layer-caption").textContent = `Of ${tenNearest} of a text in full width, by cosine: how many have its label, and how many are among its ten nearest in the picture. Click a layer to see it.`;
+  const named = (number) => (/^\d+$/.test(names[number]) ? `layer ${names[number]}` : names[number]);
+  go = layerControl(names.map((_, number) => named(number)), data.start, show);
   const recall = Math.min(...data.views.map((view) => view.recall));
-  by("how").textContent = `Cosines are those of the stored vectors; ${recall < 1 ? `the search found ${percent(recall)} or more of the true neighbours` : "neighbours are exact"}. Layouts of different layers are turned onto each other.`;
+  by("how").textContent = `Neighbours are the ten nearest by cosine in full width${recall < 1 ? ` (the search found ${percent(recall)} or more of them)` : ""}. A label stands apart if its texts' neighbours have it at least half way from chance to always; it overlaps least from a third of the way on.`;
   records = await unpackJSON(block("records"));
   texts = await unpackJSON(block("texts"));
   byRow = Uint32Array.from({ length: n }, (_, i) => i).sort((a, b) => records.rows[a] - records.rows[b]);
   sort();
-  list();
+  await restore();
   for (let number = 0; number < data.views.length; number++) await layoutOf(number);
   document.body.dataset.ready = "yes";
 })();

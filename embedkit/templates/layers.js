@@ -6,6 +6,17 @@
     parent.append(made);
     return made;
   };
+  // the mark of a label or sense; corners are those of the figures, without any it is a circle
+  const symbol = (corners, fill) => {
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("viewBox", "-9 -9 18 18");
+    svg.setAttribute("aria-hidden", "true");
+    drawMark(corners, svg).style.fill = fill;
+    return svg;
+  };
+  const drawMark = (corners, parent) => (corners.length
+    ? draw("polygon", { points: corners.map(([x, y]) => `${6.5 * x},${6.5 * y}`).join(" ") }, parent)
+    : draw("circle", { r: 6.5 }, parent));
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
   // a slider over layers that can play; `show` is called with the number of a layer
@@ -41,8 +52,8 @@
   };
 
   // lines by layer; each line: { values, color, name, low, high }
-  const lineChart = (target, { names, lines, chance, low, high, format, label, now, go }) => {
-    const wide = Math.max(300, Math.min(1100, target.clientWidth || 560)), tall = 220, left = 52, right = 12;
+  const lineChart = (target, { names, lines, chance, low, high, format, label, now, go, tall = 220 }) => {
+    const wide = Math.max(300, Math.min(1100, target.clientWidth || 560)), left = 52, right = 12, foot = tall - 36;
     const svg = document.createElementNS(SVG, "svg");
     draw("title", {}, svg, label);
     svg.setAttribute("class", "lines");
@@ -51,16 +62,16 @@
     svg.style.maxWidth = `${wide}px`;
     const step = (wide - left - right) / Math.max(1, names.length - 1);
     const x = (i) => (names.length > 1 ? left + i * step : (left + wide - right) / 2);
-    const y = (value) => 184 - ((value - low) / (high - low)) * 168;
-    for (let i = 0; i <= 4; i++) {
-      const value = low + ((high - low) * i) / 4;
+    const y = (value) => foot - ((value - low) / (high - low)) * (foot - 16), steps = tall < 200 ? 2 : 4;
+    for (let i = 0; i <= steps; i++) {
+      const value = low + ((high - low) * i) / steps;
       draw("line", { class: "axis", x1: left, x2: wide - right, y1: y(value), y2: y(value) }, svg);
       draw("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, svg, format(value));
     }
     const widest = Math.max(...names.map((name) => name.length)) * 7 + 8;
     const every = Math.max(1, Math.ceil(widest / Math.max(step, 1)));
     names.forEach((name, i) => {
-      if (i % every === 0) draw("text", { x: x(i), y: 206, "text-anchor": i && i === names.length - 1 && name.length > 3 ? "end" : "middle" }, svg, name);
+      if (i % every === 0) draw("text", { x: x(i), y: foot + 22, "text-anchor": i && i === names.length - 1 && name.length > 3 ? "end" : "middle" }, svg, name);
     });
     if (chance !== undefined) {
       draw("line", { class: "chance", x1: left, x2: wide - right, y1: y(chance), y2: y(chance) }, svg);
@@ -74,7 +85,7 @@
       draw("polyline", { points: known.map(([value, i]) => `${x(i)},${y(value)}`).join(" "), fill: "none", stroke: line.color, "stroke-width": 2.5, "stroke-dasharray": line.dashed ? "7 4" : "none" }, svg);
       if (known.length === 1) draw("circle", { cx: x(known[0][1]), cy: y(known[0][0]), r: 4, fill: line.color }, svg);
     }
-    draw("line", { class: "now", x1: x(now), x2: x(now), y1: 12, y2: 188 }, svg);
+    draw("line", { class: "now", x1: x(now), x2: x(now), y1: 12, y2: foot + 4 }, svg);
     names.forEach((_, i) => {
       draw("rect", { class: "hit", x: x(i) - step / 2, y: 8, width: step || wide, height: tall - 8 }, svg).addEventListener("click", () => go(i));
     });

@@ -43,3 +43,26 @@
     document.execCommand("copy"); // the clipboard interface is missing on pages of a file
     area.remove();
   };
+
+  // the list of texts of a page: what matches now, some at a time, counted, and copied as TSV
+  const textList = ({ items, total, draw, noun, head, row, step = 25 }) => {
+    let room = step;
+    const show = (more) => {
+      const found = Array.from(items()), first = more ? room : 0;
+      room = more ? room + 4 * step : step;
+      by("list").replaceChildren(...found.slice(0, room).map(draw));
+      const left = found.length - room;
+      by("more").hidden = left <= 0;
+      by("more").textContent = `Show ${count(Math.min(left, 4 * step))} more`;
+      by("count").textContent = found.length ? `${count(found.length)} of ${count(total())} ${noun}s` : `No ${noun} matches.`;
+      if (more) by("list").children[first]?.querySelector("summary, button").focus();
+    };
+    by("more").addEventListener("click", () => show(true));
+    by("copy").addEventListener("click", () => {
+      const lines = [head(), ...Array.from(items(), row)].map((cells) => cells.map(cell).join("\t"));
+      copy(lines.join("\n") + "\n");
+      by("copy").focus();
+      by("count").textContent = `Copied ${count(lines.length - 1)} ${noun}s`;
+    });
+    return () => show(false);
+  };

@@ -1,12 +1,6 @@
 "use strict";
 (() => {
-  const words = JSON.parse(document.getElementById("words").textContent);
 {% include "page.js" %}
-  const say = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (_, name) => {
-    const value = values[name];
-    return typeof value === "number" ? value.toLocaleString("en-US") : value;
-  });
-
   // sortable tables: the heading becomes a button
   for (const table of document.querySelectorAll("table.sortable")) {
     const headings = [...table.tHead.rows[0].cells];
@@ -20,9 +14,8 @@
         headings.forEach((other) => other.removeAttribute("aria-sort"));
         heading.setAttribute("aria-sort", down ? "descending" : "ascending");
         const value = (row) => {
-          const cell = row.cells[column];
-          const text = cell.dataset.value ?? cell.textContent;
-          const number = parseFloat(text.replace("\u2212", "-").replace(/,/g, ""));
+          const text = row.cells[column].dataset.value ?? row.cells[column].textContent;
+          const number = parseFloat(text.replace(/,/g, ""));
           return Number.isNaN(number) ? text : number;
         };
         const rows = [...table.tBodies[0].rows].map((row) => [value(row), row]);
@@ -43,38 +36,30 @@
       everyClass.remove();
     });
   }
+  by("copy-next").hidden = false;
+  by("copy-next").addEventListener("click", () => {
+    copy(by("next").textContent);
+    by("copy-next").textContent = "Copied";
+    by("copy-next").focus();
+  });
 
   const explore = (data) => {
-    const step = 25;
-    const state = { list: data.order[0], view: null, text: "", truth: "", said: "", shown: step };
+    const isClasses = data.labels.length > 0;
+    const state = { list: data.order[0], view: null, text: "", truth: "", predicted: "" };
     const everything = Array.from(data.rows, (_, i) => i);
     let searched = null;
-    const label = (number) => (data.labels.length ? data.labels[number] : String(number));
+    const label = (number) => (isClasses ? data.labels[number] : String(number));
+    const named = (tag, style, text) => speak(make(tag, style, shown(text)), text);
+    const textOf = (i) => shown(data.texts[i] ?? `record ${data.rows[i]}`);
 
-    const tabs = document.querySelector("#explorer .tabs");
-    for (const name of data.order) {
-      const button = make("button", "", data.names[name]);
-      button.type = "button";
-      button.dataset.name = name;
-      const count = name === "all" ? everything.length : data.lists[name].length;
-      button.append(make("span", "num", count.toLocaleString("en-US")));
-      button.addEventListener("click", () => show({ list: name }));
-      tabs.append(button);
-    }
-
-    // a view of a probe: its number of the probe and its name
-    const saidBy = ({ probe, name }) => data.views[probe][name];
-    const isWrong = (said, i) => (data.labels.length ? said !== data.y[i] : Math.abs(said - data.y[i]) > data.limit);
-    const errorsOf = (view) => everything.filter((i) => isWrong(saidBy(view)[i], i));
-    const viewTab = make("button", "");
-    viewTab.type = "button";
-    viewTab.hidden = true;
-    tabs.append(viewTab);
-
+    // a view of a probe: the number of the probe and its name
+    const byView = ({ probe, name }) => data.views[probe][name];
+    const isWrong = (answer, i) => (isClasses ? answer !== data.y[i] : Math.abs(answer - data.y[i]) > data.limit);
+    const errorsOf = (view) => everything.filter((i) => isWrong(byView(view)[i], i));
     const matching = () => {
       let found = state.view ? errorsOf(state.view) : state.list === "all" ? everything : data.lists[state.list];
       if (state.truth !== "") found = found.filter((i) => data.y[i] === Number(state.truth));
-      if (state.said !== "") found = found.filter((i) => data.said[0][i] === Number(state.said));
+      if (state.predicted !== "") found = found.filter((i) => data.predicted[0][i] === Number(state.predicted));
       if (state.text) {
         searched ??= everything.map((i) => normal(`${data.texts[i] ?? ""}\n${data.ids[i]}\n${data.rows[i]}`));
         const query = normal(state.text);
@@ -83,182 +68,170 @@
       return found;
     };
 
-    const sure = (method, i) =>
-      say("percent", { value: Math.round(data.confidence[method][i] / 10) }).replace(" ", "\u00a0");
-    // what the methods say: of classes those that say the same together, with their probabilities
+    // answers: of classes those of the same class together, with their probabilities
     const FEW = 3;
     const answers = (i, whole = false) => {
       const groups = new Map();
       data.methods.forEach((_, method) => {
-        const number = data.said[method][i];
-        const key = data.labels.length ? number : method;
+        const key = isClasses ? data.predicted[method][i] : method;
         groups.set(key, [...(groups.get(key) ?? []), method]);
       });
-      const made = [...groups.values()].map((methods) => chip(data.said[methods[0]][i], methods, i, whole));
-      if (!whole && made.length > FEW + 1) made.splice(FEW, made.length, make("span", "rest", `+${made.length - FEW}`));
+      const chips = [...groups.values()].map((methods) => {
+        const number = data.predicted[methods[0]][i];
+        const wrong = isClasses ? number !== data.y[i] : !data.right[methods[0]][i];
+        const chip = make("span", wrong ? "chip wrong" : "chip");
+        chip.append(named("b", "", label(number)));
+        for (const method of whole ? methods : methods.slice(0, FEW)) {
+          const who = make("span", "who");
+          who.append(make("span", "by", shown(data.methods[method])));
+          if (isClasses) who.append(` ${Math.round(data.confidence[method][i] / 10)}\u00a0%`);
+          chip.append(who);
+        }
+        if (!whole && methods.length > FEW) chip.append(make("span", "rest", `+${methods.length - FEW}`));
+        return chip;
+      });
+      if (!whole && chips.length > FEW + 1) chips.splice(FEW, chips.length, make("span", "rest", `+${chips.length - FEW}`));
       if (state.view) {
-        const said = saidBy(state.view)[i], one = make("span", isWrong(said, i) ? "chip wrong" : "chip");
-        one.append(speak(make("b", "", shown(label(said))), label(said)), make("span", "by", state.view.name));
-        made.push(one);
+        const answer = byView(state.view)[i], chip = make("span", isWrong(answer, i) ? "chip wrong" : "chip");
+        chip.append(named("b", "", label(answer)), make("span", "by", state.view.name));
+        chips.push(chip);
       }
-      return made;
+      const truth = make("span", "chip true");
+      truth.append(make("span", "by", "true"), named("span", "", label(data.y[i])));
+      return [truth, ...chips];
     };
-    const chip = (number, methods, i, whole) => {
-      const wrong = data.labels.length ? number !== data.y[i] : !data.right[methods[0]][i];
-      const made = make("span", wrong ? "chip wrong" : "chip");
-      made.append(speak(make("b", "", shown(label(number))), label(number)));
-      if (data.confidence.length) {
-        const bar = make("span", "bar");
-        bar.style.width = `${Math.max(...methods.map((m) => data.confidence[m][i])) / 25}px`;
-        made.append(bar);
-      }
-      for (const method of whole ? methods : methods.slice(0, FEW)) {
-        const who = make("span", "who");
-        who.append(make("span", "by", shown(data.methods[method])));
-        if (data.confidence.length) who.append(" ", make("span", "", sure(method, i)));
-        made.append(who);
-      }
-      if (!whole && methods.length > FEW) made.append(make("span", "rest", `+${methods.length - FEW}`));
-      return made;
-    };
-    const truth = (i) => {
-      const made = make("span", "chip true");
-      made.append(make("span", "by", words["cases.true"]));
-      made.append(speak(make("span", "", shown(label(data.y[i]))), label(data.y[i])));
-      return made;
-    };
-
-    const one = (i) => {
-      const item = make("article", "case");
-      const details = make("details");
-      const summary = make("summary");
-      const text = shown(data.texts[i] ?? say("cases.record", { row: data.rows[i] }));
-      summary.append(speak(make("p", "text", text), text));
+    const draw = (i) => {
+      const item = make("article", "case"), details = make("details"), summary = make("summary"), chips = make("div", "chips");
+      summary.append(named("p", "text", textOf(i)));
       details.append(summary);
-      const said = make("div", "said");
       details.addEventListener("toggle", () => {
         if (!details.open) return;
-        said.replaceChildren(truth(i), ...answers(i, true));
+        chips.replaceChildren(...answers(i, true));
         open(details, i);
       }, { once: true });
-      said.append(truth(i), ...answers(i));
-      item.append(details, said);
+      chips.append(...answers(i));
+      item.append(details, chips);
       return item;
     };
     const open = (details, i) => {
-      const near = data.near && data.near.of[i];
+      const near = data.near?.of[i];
       if (near) {
-        const box = make("div", "near");
-        box.append(make("p", "soft", say("cases.near", { view: data.near.view })));
-        const list = make("ul");
+        const box = make("div", "near"), list = make("ul");
         for (const [j, cosine] of near) {
-          const line = make("li");
-          const tag = make("span", data.labels.length && data.y[j] !== data.y[i] ? "chip wrong" : "chip");
-          tag.append(speak(make("span", "", shown(label(data.y[j]))), label(data.y[j])));
-          const text = shown(data.texts[j] ?? say("cases.record", { row: data.rows[j] }));
-          line.append(tag, " ", speak(make("span", "", text.slice(0, 300)), text), " ", make("span", "soft", (cosine / 1000).toFixed(3)));
+          const line = make("li"), tag = make("span", isClasses && data.y[j] !== data.y[i] ? "chip wrong" : "chip");
+          tag.append(named("span", "", label(data.y[j])));
+          line.append(tag, " ", named("span", "", textOf(j).slice(0, 300)), " ", make("span", "soft", (cosine / 1000).toFixed(3)));
           list.append(line);
         }
-        box.append(list);
+        box.append(make("p", "soft", `Nearest records (${data.near.view}, cosine)`), list);
         details.append(box);
       }
-      const where = [say("cases.record", { row: String(data.rows[i]) })];
-      if (data.ids[i] !== String(data.rows[i])) where.push(shown(data.ids[i]));
-      where.push(say("cases.fold", { fold: String(data.fold[i]) }));
-      if (data.lengths) where.push(`${data.lengths[i].toLocaleString("en-US")} ${data.unit}`);
-      if (data.cut && data.cut[i]) where.push(words["cases.cut_at"]);
+      const where = [`record ${data.rows[i]}`, `fold ${data.fold[i]}`];
+      if (data.ids[i] !== String(data.rows[i])) where.splice(1, 0, shown(data.ids[i]));
+      if (data.lengths) where.push(`${count(data.lengths[i])} tokens`);
+      if (data.lists.cut?.includes(i)) where.push("cut");
       details.append(make("p", "where", where.join(" · ")));
     };
+    const show = textList({
+      items: matching, total: () => everything.length, draw, noun: "record",
+      head: () => ["row", "id", "true", ...data.methods.flatMap((m) => (isClasses ? [m, `${m} %`] : [m])), ...(state.view ? [state.view.name] : []), "text"],
+      row: (i) => [
+        data.rows[i], data.ids[i], label(data.y[i]),
+        ...data.methods.flatMap((_, m) => (isClasses ? [label(data.predicted[m][i]), data.confidence[m][i] / 10] : [data.predicted[m][i]])),
+        ...(state.view ? [label(byView(state.view)[i])] : []), data.texts[i],
+      ],
+    });
 
-    const show = (changes = {}) => {
-      Object.assign(state, { shown: step }, "list" in changes ? { view: null } : {}, changes);
-      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button === viewTab ? !!state.view : !state.view && button.dataset.name === state.list));
-      viewTab.hidden = !state.view;
-      if (state.view) viewTab.replaceChildren(say("cases.view", { view: state.view.name }), make("span", "num", errorsOf(state.view).length.toLocaleString("en-US")));
-      const found = matching();
-      by("list").replaceChildren(...found.slice(0, state.shown).map(one));
-      const left = found.length - state.shown;
-      by("more").hidden = left <= 0;
-      by("more").textContent = say("cases.more", { count: Math.min(left, step * 4) });
-      by("count").textContent = found.length
-        ? say("cases.shown", { shown: Math.min(state.shown, found.length), count: found.length })
-        : words["cases.empty"];
+    const tabs = document.querySelector("#explorer .tabs");
+    const tab = (name, text, number) => {
+      const button = make("button", "", text);
+      button.type = "button";
+      button.dataset.name = name;
+      button.append(make("span", "num", count(number)));
+      return button;
     };
     const set = (changes) => {
-      if ("text" in changes) by("find").value = changes.text;
-      for (const [key, id] of [["truth", "true"], ["said", "said"]]) {
-        if (key in changes && by(id)) by(id).value = changes[key];
-      }
-      show(changes);
+      Object.assign(state, "list" in changes ? { view: null } : {}, changes);
+      by("find").value = state.text;
+      if (isClasses) [by("true").value, by("predicted").value] = [state.truth, state.predicted];
+      tabs.querySelector("[data-name=view]")?.remove();
+      if (state.view) tabs.append(tab("view", `${state.view.name} wrong`, errorsOf(state.view).length));
+      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button.dataset.name === (state.view ? "view" : state.list)));
+      show();
     };
+    for (const name of data.order) {
+      const button = tab(name, data.names[name], name === "all" ? everything.length : data.lists[name].length);
+      button.addEventListener("click", () => set({ list: name }));
+      tabs.append(button);
+    }
     const go = (changes) => {
-      set({ text: "", truth: "", said: "", ...changes });
+      set({ text: "", truth: "", predicted: "", ...changes });
       by("cases").scrollIntoView();
       tabs.querySelector("[aria-pressed=true]").focus({ preventScroll: true });
     };
-
-    by("find").addEventListener("input", (event) => show({ text: event.target.value.trim() }));
-    by("true")?.addEventListener("change", (event) => show({ truth: event.target.value }));
-    by("said")?.addEventListener("change", (event) => show({ said: event.target.value }));
-    by("clear").addEventListener("click", () => set({ text: "", truth: "", said: "" }));
-    by("more").addEventListener("click", () => {
-      const first = state.shown;
-      show({ shown: state.shown + step * 4 });
-      by("list").children[first]?.querySelector("summary").focus();
-    });
-    by("copy").addEventListener("click", () => {
-      const head = ["row", "id", "true", ...data.methods.flatMap((m) => (data.confidence.length ? [m, `${m} %`] : [m])), ...(state.view ? [state.view.name] : []), "text"];
-      const lines = matching().map((i) => [
-        data.rows[i], data.ids[i], label(data.y[i]),
-        ...data.methods.flatMap((_, m) => (data.confidence.length
-          ? [label(data.said[m][i]), data.confidence[m][i] / 10] : [data.said[m][i]])),
-        ...(state.view ? [label(saidBy(state.view)[i])] : []), data.texts[i],
-      ].map(cell).join("\t"));
-      copy([head.map(cell).join("\t"), ...lines].join("\n") + "\n");
-      by("copy").focus();
-      by("count").textContent = say("cases.copied", { count: lines.length });
-    });
-    for (const button of document.querySelectorAll(".pairs button")) {
-      button.addEventListener("click", () => go({ list: "all", truth: button.dataset.true, said: button.dataset.said }));
+    by("find").addEventListener("input", (event) => { state.text = event.target.value; show(); });
+    by("true")?.addEventListener("change", (event) => set({ truth: event.target.value }));
+    by("predicted")?.addEventListener("change", (event) => set({ predicted: event.target.value }));
+    by("clear").addEventListener("click", () => set({ text: "", truth: "", predicted: "" }));
+    for (const button of document.querySelectorAll("button[data-true]")) {
+      button.addEventListener("click", () => go({ list: "all", truth: button.dataset.true, predicted: button.dataset.predicted }));
     }
-    for (const button of document.querySelectorAll(".alerts button")) {
+    for (const button of document.querySelectorAll("button[data-list]")) {
       button.hidden = false;
       button.addEventListener("click", () => go({ list: button.dataset.list }));
     }
+
+    // of two classes: what another threshold would find
+    if (by("threshold")) {
+      const positive = everything.map((i) => (data.predicted[0][i] ? data.confidence[0][i] : 1000 - data.confidence[0][i]));
+      const slide = () => {
+        const limit = by("slide").value * 10, within = by("person").value * 10;
+        const rest = everything.filter((i) => Math.abs(positive[i] - limit) >= within), sent = everything.length - rest.length;
+        const chosen = rest.filter((i) => positive[i] >= limit), right = chosen.filter((i) => data.y[i] === 1).length;
+        const part = (some, all) => (all ? percent(some / all) : "–");
+        by("limit").textContent = percent(limit / 1000);
+        by("within").textContent = `${within / 10} points`;
+        by("limited").textContent = `${count(chosen.length)} of ${count(rest.length)} predicted so; recall ${part(right, rest.filter((i) => data.y[i] === 1).length)}, precision ${part(right, chosen.length)}; ${part(sent, everything.length)} sent to a person`;
+      };
+      by("threshold").hidden = false;
+      by("slide").addEventListener("input", slide);
+      by("person").addEventListener("input", slide);
+      slide();
+    }
+
     // cells of a heat map lead to the errors of their view; arrow keys go from cell to cell
     data.views.forEach((views, probe) => {
+      const svg = document.querySelector(`#picture-layers-${probe + 1} svg`);
       if (!Object.keys(views).length) return;
-      for (const svg of document.querySelectorAll(`#picture-layers-${probe + 1} svg`)) {
-        svg.setAttribute("role", "group");
-        const cells = [...svg.querySelectorAll("polygon[data-name]")];
-        const best = cells.find((one) => one.style.stroke) ?? cells[0];
-        for (const one of cells) {
-          const { name } = one.dataset, choose = () => go({ list: "all", view: { probe, name } });
-          one.setAttribute("role", "button");
-          one.setAttribute("tabindex", one === best ? 0 : -1);
-          one.setAttribute("aria-label", say("cases.view", { view: name }));
-          one.addEventListener("click", choose);
-          one.addEventListener("keydown", (event) => {
-            const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-            if (event.key !== "Enter" && event.key !== " " && !step) return;
-            event.preventDefault();
-            if (!step) { choose(); return; }
-            const here = one.getBBox();
-            const ahead = cells.map((other) => {
-              const box = other.getBBox(), x = box.x - here.x, y = box.y - here.y;
-              return [x * step[0] + y * step[1], Math.abs(x * step[1]) + Math.abs(y * step[0]), other];
-            }).filter(([far, aside]) => far > 1 && aside < 1).sort(([a], [b]) => a - b);
-            if (!ahead.length) return;
-            one.setAttribute("tabindex", -1);
-            ahead[0][2].setAttribute("tabindex", 0);
-            ahead[0][2].focus();
-          });
-        }
+      svg.setAttribute("role", "group");
+      const cells = [...svg.querySelectorAll("polygon[data-name]")];
+      const best = cells.find((one) => one.style.stroke) ?? cells[0];
+      for (const one of cells) {
+        const { name } = one.dataset, choose = () => go({ list: "all", view: { probe, name } });
+        one.setAttribute("role", "button");
+        one.setAttribute("tabindex", one === best ? 0 : -1);
+        one.setAttribute("aria-label", `${name} wrong`);
+        one.addEventListener("click", choose);
+        one.addEventListener("keydown", (event) => {
+          const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+          if (event.key !== "Enter" && event.key !== " " && !step) return;
+          event.preventDefault();
+          if (!step) { choose(); return; }
+          const here = one.getBBox();
+          const ahead = cells.map((other) => {
+            const box = other.getBBox(), x = box.x - here.x, y = box.y - here.y;
+            return [x * step[0] + y * step[1], Math.abs(x * step[1]) + Math.abs(y * step[0]), other];
+          }).filter(([far, aside]) => far > 1 && aside < 1).sort(([a], [b]) => a - b);
+          if (!ahead.length) return;
+          one.setAttribute("tabindex", -1);
+          ahead[0][2].setAttribute("tabindex", 0);
+          ahead[0][2].focus();
+        });
       }
     });
     document.querySelectorAll(".click").forEach((one) => { one.hidden = false; });
     by("explorer").hidden = false;
-    show();
+    set({});
   };
   unpackJSON(by("data").textContent).then(explore);
 })();

@@ -4,20 +4,12 @@
 {% include "layers.js" %}
   const data = await unpackJSON(by("content").textContent);
   const words = Object.keys(data.uses), first = data.models[0];
-  const STEP = 100, NAMED = 40, BUTTONS = 40, TALL = 380;
-  const state = { word: data.start.word, layer: data.start.layer, chosen: 0, query: "", listed: STEP };
-  const corners = { square: "-6,-6 6,-6 6,6 -6,6", diamond: "0,-8 8,0 0,8 -8,0", up: "0,-8 8,6 -8,6", down: "0,8 8,-6 -8,-6", cross: "-7,-3 -3,-3 -3,-7 3,-7 3,-3 7,-3 7,3 3,3 3,7 -3,7 -3,3 -7,3" };
+  const STEP = 100, NAMED = 40, TALL = 380;
+  const state = { word: data.start.word, layer: data.start.layer, chosen: 0, query: "" };
   // as on the other pages: no two of 38 senses have the same colour and the same shape
-  const mark = (style, parent) => {
-    const rest = Math.max(style - 2, 0), shape = data.shapes[(style + Math.floor(rest / 6)) % data.shapes.length], name = `m${style < 2 ? style : 2 + (rest % 6)}`;
-    return shape === "circle" ? draw("circle", { r: 6.5, class: name }, parent) : draw("polygon", { points: corners[shape], class: name }, parent);
-  };
-  const symbol = (style) => {
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", "-9 -9 18 18");
-    svg.setAttribute("aria-hidden", "true");
-    mark(style, svg);
-    return svg;
+  const markOf = (style) => {
+    const rest = Math.max(style - 2, 0);
+    return [data.shapes[(style + Math.floor(rest / 6)) % data.shapes.length], `var(--m${style < 2 ? style : 2 + (rest % 6)})`];
   };
   const uses = () => data.uses[state.word];
   const senses = () => [...new Set(uses().map((use) => use.sense))];
@@ -33,7 +25,7 @@
   // one column of panels for each model
   const panels = data.models.map((model, number) => {
     const card = (title) => {
-      const made = make("section", "card"), heading = make("h2", "", title);
+      const made = make("section", "card"), heading = make("h3", "", title);
       heading.id = `title-${number}-${by("panels").children.length}`;
       made.setAttribute("aria-labelledby", heading.id);
       made.append(heading);
@@ -44,8 +36,8 @@
   const beside = data.models.length > 1;
   for (const kind of ["map", "word", "all"]) {
     for (const panel of panels) {
-      const whose = beside ? `${shown(panel.model.name)}: ` : "";
-      const section = panel.card(whose + { map: "uses", word: "same sense and other sense, this word", all: "nearest other use has the same sense, all words" }[kind]);
+      const whose = beside ? `${shown(panel.model.name)}. ` : "";
+      const section = panel.card(whose + { map: "Uses", word: "Same sense and other sense, this word", all: "Nearest other use has the same sense, all words" }[kind]);
       if (kind !== "map") section.append(make("p", "caption", kind === "word"
         ? `Mean cosine of two uses${panel.model.centered ? ", after the mean of the layer is subtracted" : ""}.`
         : `Of ${count(panel.model.scored)} uses of ${count(panel.model.n_words)} words; band: 95 % interval.`));
@@ -76,7 +68,8 @@
       panel.trail = draw("polyline", { class: "trail" }, svg);
       panel.points = list.map((use, i) => {
         const group = draw("g", { class: "point", tabindex: few ? 0 : -1, role: "button", "aria-label": `${senseOf(use)}: ${shown(use.before + use.word + use.after)}` }, svg);
-        mark(styleOf(use), group);
+        const [corners, fill] = markOf(styleOf(use));
+        drawMark(corners, group).style.fill = fill;
         draw("circle", { class: "ring", r: 11 }, group);
         if (few && senses().length > 1) draw("text", { x: 15, y: 4 }, group, senseOf(use).length > 18 ? `${senseOf(use).slice(0, 17)}…` : senseOf(use));
         group.addEventListener("mouseenter", () => pick(i));
@@ -89,26 +82,26 @@
     by("legend").replaceChildren(...senses().map((sense) => {
       const line = make("li"), use = list.find((one) => one.sense === sense);
       const name = senseOf(use);
-      line.append(symbol(styleOf(use)), speak(make("span", "", `${name} ${count(list.filter((one) => one.sense === sense).length)}`), name));
+      line.append(symbol(...markOf(styleOf(use))), speak(make("span", "", `${name} ${count(list.filter((one) => one.sense === sense).length)}`), name));
       return line;
     }));
-    for (const button of by("words").children) button.setAttribute("aria-pressed", String(button.dataset.word === state.word));
-    by("word").value = words.indexOf(state.word);
+    for (const button of by("words").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.word === state.word));
     state.chosen = 0;
-    state.listed = STEP;
     drawList();
   };
   const facts = () => {
     const list = uses(), layer = state.layer, own = first.words[state.word];
     const same = own.same[layer], other = own.other[layer];
-    by("heading").textContent = shown(known(same, other)
-      ? `${state.word} at ${named(first.layers[layer])}: same sense ${same.toFixed(3)}, other sense ${other.toFixed(3)} (${signed(same - other)})`
-      : `${state.word} at ${named(first.layers[layer])}: ${count(list.length)} uses`);
+    const [verdict, numbers] = own.said.split(": ");
+    by("heading").textContent = shown(`${state.word}: ${verdict || `${count(list.length)} uses`}`);
+    const at = known(same, other) ? `: mean cosine ${same.toFixed(3)} of uses with the same sense, ${other.toFixed(3)} with other senses (${signed(same - other)})` : "";
+    by("at").textContent = `${numbers ? `${numbers[0].toUpperCase()}${numbers.slice(1)}. ` : ""}At ${named(first.layers[layer])}${at}`;
     by("facts").textContent = data.models.map((model) => {
       const at = layerOf(model), [value, low, high] = model.all[at];
-      const over = known(value) ? `: over ${count(model.n_words)} words the nearest other use has the same sense in ${percent(value)} (${percent(low)} to ${percent(high)}), chance ${percent(model.chance)}` : "";
+      const over = known(value) ? `: nearest other use with the same sense in ${percent(value)} (${percent(low)} to ${percent(high)}), chance ${percent(model.chance)}` : "";
       return `${shown(model.name)}, ${named(model.layers[at])}${over}`;
     }).join(" · ");
+    by("words").querySelectorAll("td").forEach((cell) => cell.classList.toggle("now", cell.parentNode.dataset.word === state.word && Number(cell.dataset.layer) === layer));
   };
   const update = () => {
     facts();
@@ -158,61 +151,65 @@
   };
   const pick = (i) => { if (i !== state.chosen) { state.chosen = i; describe(); } };
   const matching = () => uses().map((use, i) => [use, i]).filter(([use]) => normal(`${use.before}${use.word}${use.after}\n${use.sense ?? ""}\n${use.id}`).includes(state.query));
-  function drawList() {
-    const all = matching(), found = new Set(all.map(([, i]) => i));
-    by("list").replaceChildren(...all.slice(0, state.listed).map(([use, i]) => {
+  const showUses = textList({
+    items: matching, total: () => uses().length, noun: "use", step: STEP,
+    head: () => ["row", "id", "word", "sense", "before", "use", "after"],
+    row: ([use]) => [use.row, use.id, state.word, use.sense, use.before, use.word, use.after],
+    draw: ([use, i]) => {
       const line = make("li"), button = make("button");
       button.type = "button";
       button.dataset.use = i;
       const before = make("span", "before"), turned = make("bdi", "", shown(use.before));
       before.append(speak(turned, use.before));
-      button.append(symbol(styleOf(use)), before, speak(make("b", "", shown(use.word)), use.word), speak(make("span", "", shown(use.after)), use.after));
+      button.append(symbol(...markOf(styleOf(use))), before, speak(make("b", "", shown(use.word)), use.word), speak(make("span", "", shown(use.after)), use.after));
       button.addEventListener("mouseenter", () => pick(i));
       button.addEventListener("focus", () => pick(i));
       button.addEventListener("click", () => pick(i));
       line.append(button);
       return line;
-    }));
-    const left = all.length - state.listed;
-    by("more").hidden = left <= 0;
-    by("more").textContent = `Show ${count(Math.min(left, STEP))} more`;
-    by("count").textContent = all.length ? `${count(all.length)} of ${count(uses().length)} uses` : "No use matches.";
+    },
+  });
+  function drawList() {
+    const found = new Set(matching().map(([, i]) => i));
+    showUses();
     for (const panel of panels) panel.points.forEach((group, i) => group.classList.toggle("off", !found.has(i)));
     update();
   }
 
   const choose = (word) => { state.word = word; build(); };
-  if (words.length <= BUTTONS) {
-    by("words").replaceChildren(...words.map((word) => {
-      const button = make("button"), name = shown(word);
-      button.type = "button";
-      button.dataset.word = word;
-      button.append(speak(make("span", "", name), name), make("span", "num", count(data.uses[word].length)));
-      button.addEventListener("click", () => choose(word));
-      return button;
-    }));
-  } else {
-    by("choice").hidden = false;
+  // words by layer: how much nearer uses of the same sense lie than others
+  const total = Object.values(data.uses).flat().length;
+  by("title").textContent = shown(first.said ? `${words.length > 1 ? `${count(words.length)} words` : words[0]}: ${first.said.split(": ")[0]}` : `${count(total)} uses of ${count(words.length)} words`);
+  const gaps = (word) => first.words[word].same.map((same, layer) => (known(same, first.words[word].other[layer]) ? same - first.words[word].other[layer] : null));
+  const far = Math.max(1e-9, ...words.flatMap(gaps).map(Math.abs)), anyGap = words.some((word) => gaps(word).some(known));
+  by("about").textContent = anyGap
+    ? "Mean cosine of two uses with the same sense, less that of two uses with other senses. Choose a word, or a cell for its layer."
+    : "Choose a word.";
+  const head = make("tr"), body = make("tbody");
+  head.append(make("th", "", "word and uses"), ...(anyGap ? first.layers.map((layer) => make("th", "", layer)) : []));
+  for (const cell of head.children) cell.scope = "col";
+  for (const word of [...words].sort((a, b) => data.uses[b].length - data.uses[a].length)) {
+    const line = make("tr"), button = make("button"), first_ = make("th"), name = shown(word);
+    button.type = "button";
+    line.dataset.word = button.dataset.word = word;
+    button.append(speak(make("span", "", name), name), make("span", "num", count(data.uses[word].length)));
+    button.addEventListener("click", () => choose(word));
+    first_.scope = "row";
+    first_.append(button);
+    line.append(first_, ...(anyGap ? gaps(word).map((gap, layer) => {
+      const cell = make("td", "", known(gap) ? signed(gap).replace("0.", ".") : "");
+      cell.dataset.layer = layer;
+      cell.style.setProperty("--gap", gap < 0 ? "var(--m1)" : "var(--m0)");
+      cell.style.setProperty("--part", `${Math.round(50 * Math.sqrt(Math.abs(gap ?? 0) / far))}%`);
+      cell.addEventListener("click", () => { choose(word); jump(layer); });
+      return cell;
+    }) : []));
+    body.append(line);
   }
-  words.forEach((word, number) => {
-    const option = make("option", "", `${shown(word)} (${count(data.uses[word].length)})`);
-    option.value = number;
-    by("word").append(option);
-  });
-  by("word").addEventListener("change", () => choose(words[Number(by("word").value)]));
-  by("find").addEventListener("input", () => { state.query = normal(by("find").value.trim()); state.listed = STEP; drawList(); });
-  by("more").addEventListener("click", () => {
-    const before = state.listed;
-    state.listed += STEP;
-    drawList();
-    by("list").children[before]?.querySelector("button").focus();
-  });
-  by("copy").addEventListener("click", () => {
-    const all = matching(), lines = all.map(([use]) => [use.row, use.id, state.word, use.sense, use.before, use.word, use.after].map(cell).join("\t"));
-    copy([["row", "id", "word", "sense", "before", "use", "after"].join("\t"), ...lines].join("\n") + "\n");
-    by("copy").focus();
-    by("count").textContent = `Copied ${count(all.length)} uses`;
-  });
+  const top = make("thead");
+  top.append(head);
+  by("words").append(top, body);
+  by("find").addEventListener("input", () => { state.query = normal(by("find").value.trim()); drawList(); });
   let wide = panels[0].map.clientWidth;
   build();
   new ResizeObserver(() => {

@@ -1,0 +1,458 @@
+"""Commands extract, info, verify and tokenize."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.choices import ENGINES, ON_LONG, STORAGES
+from embedkit.cli.command import Result, command, in_options, seconds_so_far
+from embedkit.cli.options import FILE, LAYERS, option, options
+from embedkit.cli.text import asked_for_all, count_text, ledger_text, number_text, table_text
+from embedkit.display import bytes_text, duration_text
+from embedkit.errors import EXIT_REJECTS, UsageError
+from embedkit.types import ProgressCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from embedkit.corpus import CorpusOptions
+    from embedkit.dataset.extract import Estimate, ExtractResult
+    from embedkit.dataset.format import Manifest
+    from embedkit.dataset.info import DatasetInfo
+    from embedkit.dataset.shards import ExtractPlan
+    from embedkit.dataset.verify import Verification
+    from embedkit.encoding.model import ModelInfo, ModuleInfo
+
+logger = logging.getLogger(__name__)
+
+_USUAL_LENGTH = 512
+
+
+def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """``--words`` may stand without a value, and then takes a corpus behind it for one."""
+    if value is not None and Path(value).is_file():
+        raise UsageError(
+            f"--words {value}: this is a file, not one of first, last, first_last, mean. "
+            "Name the corpus before --words."
+        )
+    return value
+
+
+@command(
+    "embedkit extract reviews.tsv",
+    "embedkit extract reviews.tsv --layers all --pooling cls,mean,pooler --out vectors",
+    "embedkit extract talks.jsonl.gz --text body --on-long window --words --dry-run",
+    "zcat big.tsv.gz | embedkit extract - --format tsv --out big.vectors",
+)
+@click.argument("corpus", nargs=-1, required=True)
+@options(
+    option("--out", type=FILE, help="Folder of the dataset to write. [CORPUS.vectors]"),
+    "--model",
+    option("--layers", default="-1", help=LAYERS),
+    option(
+        "--pooling",
+        help="cls, mean, max, last_token, pooler or sentence; several with commas. "
+        "[what the checkpoint defines, else mean]",
+    ),
+    option(
+        "--words",
+        is_flag=False,
+        flag_value="mean",
+        default=None,
+        callback=_no_corpus,
+        metavar="[first|last|first_last|mean]",
+        help="Also write word vectors, formed from these sub-tokens. [mean]",
+    ),
+    "--word-label",
+    option(
+        "--spans",
+        metavar="START,END",
+        help="Columns with the first character of a span of each text and the one after its last: "
+        "its vector is written instead of those of words.",
+    ),
+    option("--tokens", is_flag=True, help="Also write token vectors."),
+    option("--dry-run", is_flag=True, help="Estimate rows, tokens, size and time; write nothing."),
+    "--overwrite",
+    "--text",
+    "--text-pair",
+    "--id",
+    "--label",
+    option("--keep", help="Further columns to store, separated by commas."),
+    "--format",
+    "--encoding",
+    "--quoting",
+    "--no-header",
+    "--min-chars",
+    "--sample",
+    "--limit",
+    "--revision",
+    "--device",
+    "--max-length",
+    option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        help="Texts of the full length per batch; more of shorter ones. [by device]",
+    ),
+    option(
+        "--on-long",
+        type=click.Choice(ON_LONG),
+        help="How to treat texts of more than --max-length tokens. "
+        "[truncate; with a run as --model, as it was trained]",
+    ),
+    "--prefix",
+    option("--prompt", help="Name of a prompt of the checkpoint, as the prefix: see info MODEL."),
+    option("--dims", type=int, help="Keep the first N coordinates, scaled to length 1."),
+    "--precision",
+    option(
+        "--storage",
+        default="float32",
+        type=click.Choice(STORAGES),
+        help="Storage type; float16: half the size; compact: 0.43 of it, read as float32.",
+    ),
+    option("--no-text", is_flag=True, help="Do not store the texts."),
+    option("--workers", type=int, help="Processes that make shards. [one for each --device]"),
+    option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default="local",
+        help="Where workers run; ray: on all machines of a cluster, see docs/scale.md.",
+    ),
+    option("--address", help="Address of the Ray cluster. [the one that ray finds]"),
+    option("--gpus-per-worker", type=float, default=0.0, help="GPUs of a Ray worker, such as 0.5."),
+    option("--shard-index", type=int, help="Make this one of --num-shards parts only, from 0."),
+    option("--num-shards", type=int, help="Number of parts; afterwards run without both."),
+)
+def extract(
+    corpus: tuple[str, ...],
+    out: Path | None,
+    dry_run: bool,
+    overwrite: bool,
+    no_text: bool,
+    batch_size: int | None,
+    reading: CorpusOptions,
+    progress: ProgressCallback,
+    **settings: Any,
+) -> Result:
+    """Write the vectors of a corpus as Parquet files.
+
+    Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
+    is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
+    compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
+    command again to resume an interrupted job, or to make damaged files of a dataset again.
+    """
+    from embedkit.dataset.extract import plan_extract, run_plan
+    from embedkit.dataset.format import ExtractSettings
+
+    if batch_size is not None:
+        settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
+    chosen = ExtractSettings(**settings, store_text=not no_text)
+    files = [Path(name) for name in corpus]
+    with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
+        if dry_run:
+            return _dry_run(plan, overwrite, progress)
+        result = run_plan(plan, overwrite=overwrite, progress=progress)
+    if chosen.num_shards is not None and not result.was_complete:
+        content = {"out": str(result.out), "missing_shards": result.missing_shards}
+        return Result(content, lambda: _part_text(result))
+    totals = result.manifest.totals
+    return Result(
+        {"out": str(result.out), **asdict(totals)},
+        lambda: _result_text(result),
+        code=EXIT_REJECTS if totals.rejected else 0,
+    )
+
+
+def _part_text(result: ExtractResult) -> str:
+    missing = count_text(result.missing_shards, "shard")
+    return (
+        f"this part of {result.out} is done; {missing} of other parts missing. Run the same "
+        "command without --shard-index and --num-shards when all parts have ended."
+    )
+
+
+def _dry_run(plan: ExtractPlan, overwrite: bool, progress: ProgressCallback) -> Result:
+    from embedkit.dataset.extract import estimate
+    from embedkit.dataset.job import existing_output
+
+    command = click.get_current_context().command
+    there = in_options(existing_output(plan.out, plan.job, overwrite=overwrite), command.params)
+    cost = estimate(plan, progress=progress)
+    return Result(
+        {**asdict(cost), "output": there}, lambda: _estimate_text(plan, cost, there), asked_for=True
+    )
+
+
+def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
+    from embedkit.encoding.views import view_ranges
+
+    lines = [
+        f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
+        f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
+        f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
+        f"{cost.truncated:.1%} of them longer than {plan.vectors.max_length})",
+    ]
+    sizes: dict[str, list[str]] = {}
+    for name, size in cost.bytes_per_view.items():
+        sizes.setdefault(bytes_text(size), []).append(name)
+    for shown, names in sizes.items():
+        each = f"{shown} each" if len(names) > 1 else shown
+        lines.append(f"    {view_ranges(names)}: {each}")
+    lines += [
+        f"  disk       about {bytes_text(cost.bytes_total)}, {bytes_text(cost.free_bytes)} free",
+        f"  time       about {duration_text(cost.seconds)} "
+        f"({cost.tokens_per_second:,.0f} tokens/s measured here)",
+    ]
+    if cost.bytes_total * 1.1 > cost.free_bytes:
+        lines.append("  WARNING: this will not fit. Use fewer --layers or --storage compact.")
+    lines += [f"  note: {note}" for note in (*cost.notices, there) if note]
+    return "\n".join(lines)
+
+
+def _result_text(result: ExtractResult) -> str:
+    """Output of ``extract``: counts, and lines that open the dataset."""
+    from embedkit.dataset.info import open_lines
+    from embedkit.encoding.views import view_ranges
+
+    manifest, totals = result.manifest, result.manifest.totals
+    first = f"{result.out} is already complete; nothing was done."
+    if not result.was_complete:
+        size = sum(f.bytes for f in manifest.files.values())
+        speed = result.tokens_fresh / result.seconds if result.seconds else 0
+        resumed = result.resumed_shards
+        first = (
+            f"wrote {result.out}: {totals.accepted:,} rows × "
+            f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
+            f"{duration_text(seconds_so_far())} (encoding {speed:,.0f} tokens/s"
+            + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
+        )
+    records = ledger_text(
+        totals.accepted,
+        "embedded",
+        totals.rejected_by_reason,
+        totals.left_out_by_reason,
+        f"{result.out}/_embedkit/rejects.jsonl",
+    )
+    opened = open_lines(result.out, manifest)
+    lines = [
+        first,
+        f"  records  {records}",
+        f"  tokens   {tokens_text(manifest)}",
+        f"  views    {view_ranges(list(manifest.views))}",
+        "open it:",
+        f"  {opened['pandas']}",
+        f"  {opened['embedkit']}",
+    ]
+    return "\n".join(lines)
+
+
+def tokens_text(manifest: Manifest) -> str:
+    """Return the number of tokens of a dataset, and of those that were cut off."""
+    ledger, limit = manifest.totals.ledger, manifest.job.vectors.max_length
+    text = f"{ledger.get('tokens', 0):,}"
+    if cut := ledger.get("records_truncated", 0):
+        lost = f"{ledger['tokens_cut']:,} tokens left out"
+        return f"{text}; {count_text(cut, 'text')} cut at {limit} ({lost})"
+    if longer := ledger.get("records_longer_than_limit", 0):
+        return f"{text}; {longer:,} texts of more than {limit} were read in windows"
+    return f"{text}; no text was cut (limit {limit})"
+
+
+_NAMES_SHOWN = 6
+
+
+@command(
+    "embedkit info corpus.vectors",
+    "embedkit info runs/logreg",
+    "embedkit info klue/bert-base",
+    more=True,
+)
+@click.argument("what")
+def info(what: str) -> Result:
+    """Describe a dataset, a run or a checkpoint.
+
+    WHAT is a folder that extract wrote, a folder that train, probe, finetune or similarity wrote,
+    or the hub id or folder of a checkpoint.
+    """
+    from embedkit.dataset.info import DatasetInfo, atlas_line, open_lines
+    from embedkit.runs.folder import info as describe
+    from embedkit.runs.run import Run, as_json
+
+    path, found = Path(what), describe(what)
+    if isinstance(found, Run):
+        from embedkit.cli.run_text import run_info_text
+
+        return Result(as_json(found), lambda: run_info_text(path, found), asked_for=True)
+    if isinstance(found, DatasetInfo):
+        data = {
+            "path": str(path),
+            **asdict(found.manifest),
+            "health": [asdict(h) for h in found.health],
+            "health_rows": found.health_rows,
+            "duplicate_texts": found.duplicate_texts,
+            "open": open_lines(path, found.manifest),
+            "atlas": atlas_line(path, found.manifest),
+        }
+        return Result(data, lambda: _dataset_text(found), asked_for=True)
+    return Result(found, lambda: _model_text(found), asked_for=True)
+
+
+def _dataset_text(info: DatasetInfo) -> str:
+    from embedkit.dataset.info import USELESS, atlas_line, health_findings, open_lines
+
+    manifest = info.manifest
+    totals, names, model = manifest.totals, manifest.names, manifest.job.model
+    ledger, path = totals.ledger, shlex.quote(str(info.path))
+    good = sum(h.not_finite == h.zeros == 0 and h.anisotropy < USELESS for h in info.health)
+    views = count_text(len(info.health), "view")
+    suitable = "suitable" if good == len(info.health) else f"{good} of them suitable"
+    findings = health_findings(info.health)
+    tables = [
+        f"{folder} {rows:,} rows, {bytes_text(size)}" for folder, _, rows, size in info.tables
+    ]
+    records = ledger_text(
+        totals.accepted, "embedded", totals.rejected_by_reason, totals.left_out_by_reason
+    )
+    lines = [
+        f"{info.path}: {totals.accepted:,} texts × {views}, {suitable} for search",
+        f"  model      {names.checkpoint}, {model.n_layers} layers, {model.width} wide, "
+        f"{manifest.job.vectors.precision}",
+        f"  input      {', '.join(names.inputs)}",
+        f"  records    {records}",
+        f"  duplicates {count_text(info.duplicate_texts, 'row')} with an earlier text",
+        f"  tokens     {tokens_text(manifest)}",
+    ]
+    if unknown := ledger.get("tokens_unknown"):
+        lines.append(f"  unknown    {unknown:,} tokens ({unknown / ledger['tokens_kept']:.1%})")
+    lines.append(f"  on disk    {'; '.join(tables)}")
+    if asked_for_all():
+        lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
+        lines += [f"  {line}" for line in findings]
+        rows = [
+            {
+                "view": h.name,
+                "width": h.width,
+                "cosine": number_text(h.anisotropy),
+                "norm": number_text(h.norm_mean),
+                "min": number_text(h.norm_min),
+                "max": number_text(h.norm_max),
+                "zero": h.zeros,
+                "nan": h.not_finite,
+            }
+            for h in info.health
+        ]
+        lines += [table_text(rows), "open it:"]
+        lines += [f"  {line}" for line in open_lines(info.path, manifest).values()]
+        lines += ["look at it:", f"  {atlas_line(info.path, manifest)}"]
+    else:
+        more = len(findings) - 2
+        lines += [f"  cosine     {line}" for line in findings[:2]]
+        lines += [f"  cosine     {count_text(more, 'more finding')} (--all)"] if more > 0 else []
+        lines.append(f"open it: data = embedkit.load({str(info.path)!r}); data.X, data.text")
+    lines.append(f"look at it: embedkit explore {path}")
+    return "\n".join(lines)
+
+
+def _model_text(model: ModelInfo) -> str:
+    """A checkpoint with its module tree."""
+    pooler = "yes" if model.has_pooler else "no (--pooling pooler is refused)"
+    lines = [
+        f"{model.name}: {model.architecture}, {model.n_layers} layers, {model.width} wide",
+        f"  from       {model.source}: {model.folder}",
+        *([f"  revision   {model.revision}"] if model.revision else []),
+        f"  positions  {model.positions}; texts are cut at {model.max_length} tokens by default",
+        f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
+        f"  pooler     {pooler}",
+        f"  sentence   {model.sentence}",
+        *(f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()),
+        *([f"  labels     {', '.join(model.labels)}"] if model.labels else []),
+        f"  parameters {model.parameters:,}, of the encoder {model.encoder_parameters:,}",
+        f"  missing    {_names_text(model.missing)}",
+        f"  unused     {_names_text(model.unused)}",
+    ]
+    modules = [module for module in model.modules if asked_for_all() or module.depth <= 1]
+    lines += [_module_line(module) for module in modules[: None if asked_for_all() else 2]]
+    lines += [] if asked_for_all() else ["all modules: --all"]
+    return "\n".join(lines)
+
+
+def _module_line(module: ModuleInfo) -> str:
+    kind = module.kind if module.count == 1 else f"{module.count} × {module.kind}"
+    shapes = ", ".join(f"{n} {' × '.join(map(str, s))}" for n, s in module.shapes.items())
+    each = " each" if module.count > 1 else ""
+    count = f"{module.parameters:,}{each}" if module.parameters else ""
+    line = f"  {'  ' * module.depth}{module.name} ({kind})"
+    return f"{line:<46} {count:>17}  {shapes}".rstrip()
+
+
+def _names_text(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{count_text(len(names), 'weight')}: {shown}{more}" if names else "no weights"
+
+
+@command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")
+@click.argument("out", type=FILE)
+@options(
+    option(
+        "--recompute",
+        default=0,
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Encode N randomly chosen shards again and compare.",
+    )
+)
+def verify(out: Path, recompute: int, progress: ProgressCallback) -> Result:
+    """Check a dataset with its indexes, a run, an index, a split or predictions.
+
+    Checksums; of a dataset also counts, order and finite numbers.
+    """
+    from embedkit.dataset.verify import require_ok
+    from embedkit.dataset.verify import verify as check
+
+    found = check(out, recompute=recompute, progress=progress)
+    return Result(
+        found, lambda: _verification_text(found, out), check=lambda: require_ok(found, out)
+    )
+
+
+def _verification_text(found: Verification, out: Path) -> str:
+    counts = [count_text(found.files, "file")]
+    counts += [f"{found.rows:,} rows"] * bool(found.rows)
+    counts += [f"{found.values:,} numbers"] * bool(found.values)
+    text = f"{out}: {', '.join(counts)}: undamaged"
+    if found.recomputed_shards:
+        text += (
+            f"\nrecomputed {found.recomputed_rows:,} rows of "
+            f"{count_text(len(found.recomputed_shards), 'shard')}: "
+            f"{found.identical_rows:,} with the same bits, "
+            f"largest relative difference {found.worst:.1e}"
+        )
+    return text
+
+
+@command('embedkit tokenize "배를 타고 여행을 간다."', "embedkit tokenize --vocab 2000:2010")
+@click.argument("text", required=False)
+@options(
+    option("--pair", help="Second text of a pair."),
+    option("--vocab", metavar="FROM:TO", help="Print a slice of the vocabulary instead."),
+    "--model",
+)
+def tokenize(text: str | None, pair: str | None, vocab: str | None, model: str) -> Result:
+    """Show how a text is tokenized.
+
+    A row for each token: its id, segment, offsets and word.
+    """
+    from embedkit.encoding.tokenizer import tokenize as run
+
+    if (text is None) == (vocab is None):
+        raise UsageError("give either a text or --vocab FROM:TO.")
+    if vocab is not None and pair is not None:
+        raise UsageError("--pair goes with a text, not with --vocab.")
+    rows = run(text, pair, vocab=vocab, model=model)
+    return Result(rows, lambda: table_text(rows), asked_for=True)

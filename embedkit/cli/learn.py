@@ -1,0 +1,705 @@
+"""Commands that learn: split, train, probe, finetune, predict, compare and export."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.choices import BEST_BLEND, BLENDS, EXPORTS, FEATURES, HEADS, PRECISIONS
+from embedkit.cli.command import Result, command
+from embedkit.cli.options import FILE, KnownOrClass, names_of, option, options, progress_bar
+from embedkit.cli.text import (
+    asked_for_all,
+    count_text,
+    fitted,
+    metric_heading,
+    number_text,
+    path_text,
+    percent_text,
+    reasons_text,
+    say,
+    score_text,
+    table_text,
+    terminal_width,
+)
+from embedkit.display import bytes_text, json_line, shorten, visible
+from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
+
+if TYPE_CHECKING:
+    from embedkit.comparison.recommendation import Recommendation
+    from embedkit.comparison.table import Compared, Comparison, Cost, Difference, Row
+    from embedkit.corpus import CorpusOptions
+    from embedkit.predict import Prediction, Predictor
+    from embedkit.runs.intervals import Score
+    from embedkit.types import ProgressCallback
+
+
+@command(
+    "embedkit split reviews.vectors --out split.parquet",
+    "embedkit split reviews.tsv --folds 5 --test 0.2 --group author --out split.parquet",
+)
+@click.argument("source", type=FILE)
+@options(
+    option("--out", type=FILE, help="Parquet file to write. [SOURCE.split.parquet]"),
+    option(
+        "--folds",
+        default=5,
+        help="Number of folds; 1: a fifth of the records is held out, all others are trained on.",
+    ),
+    option("--test", default=0.0, help="Fraction of the records to hold out as a test set."),
+    option("--group", help="Group column; a group is never divided between folds."),
+    "--seed",
+    "--overwrite",
+    "--text",
+    "--label",
+)
+def split(
+    source: Path,
+    out: Path | None,
+    label: str | None,
+    seed: int,
+    reading: CorpusOptions,
+    **settings: Any,
+) -> Result:
+    """Assign records to folds.
+
+    Folds are stratified by label; duplicate texts always share a fold. SOURCE is a dataset that
+    extract wrote, or a corpus file; the options on how to read are for the latter.
+    """
+    import numpy as np
+
+    from embedkit.runs.split import UNITS
+    from embedkit.runs.split import split as make
+
+    out = out or Path(f"{source.stem}.split.parquet")
+    result = make(source, out=out, label=label, seed=seed, reading=reading, **settings)
+    sizes = {str(fold): int((result.folds[:, 0] == fold).sum()) for fold in range(result.n_folds)}
+    if result.n_folds == 1:
+        sizes["train"] = len(result.in_folds) - sizes["0"]
+    if len(result.test):
+        sizes["test"] = len(result.test)
+    records, groups = len(result.row), len(np.unique(result.group))
+
+    def text() -> str:
+        names = [f"{'fold ' if n.isdigit() else ''}{n} {size:,}" for n, size in sizes.items()]
+        return (
+            f"wrote {path_text(out)}: {records:,} records, {count_text(result.n_folds, 'fold')}\n"
+            f"  {', '.join(names)}\n"
+            f"  never divided: {UNITS[result.settings.unit]} ({groups:,})"
+        )
+
+    data = {
+        "out": str(out),
+        "records": records,
+        "groups": groups,
+        "folds": sizes,
+        "unit": result.settings.unit,
+        "fingerprint": result.fingerprint,
+    }
+    return Result(data, text)
+
+
+def _run_of(source: Path, method: str) -> Path:
+    """The folder of a run that has no ``--out``."""
+    return Path("runs", f"{source.resolve().stem}-{method}")
+
+
+@command(
+    "embedkit train reviews.vectors",
+    "embedkit train reviews.vectors --view mean_6,cls_6 --estimator lightgbm --out runs/lgbm",
+    "embedkit train reviews.vectors --features tfidf --out runs/tfidf",
+    "embedkit train treebank.vectors --level word --view 6 --out runs/tags",
+    more=True,
+)
+@click.argument("dataset", type=FILE)
+@options(
+    "--out",
+    option(
+        "--view",
+        help="Stored view; several, separated by commas, are concatenated. "
+        "[mean of the last layer]",
+    ),
+    "--level",
+    "--estimator",
+    option(
+        "--features",
+        default="vectors",
+        type=click.Choice(FEATURES),
+        help="Stored vectors, or TF-IDF of the stored texts or words.",
+    ),
+    "--task",
+    "--split",
+    option(
+        "--split-column", help="Stored column with the names of the folds; test is the test set."
+    ),
+    "--folds",
+    option(
+        "--test",
+        type=FILE,
+        help="Test set: a corpus file, or a dataset extracted with the same settings; labels are "
+        "optional.",
+    ),
+    option(
+        "--threshold",
+        help="Decision threshold for the second of two classes: a number, or a metric to optimize "
+        "in inner folds (macro_f1, f1, f2 …).",
+    ),
+    "--class-weight",
+    "--seed",
+    "--overwrite",
+)
+def train(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
+    """Cross-validate an estimator on stored vectors.
+
+    It is then fitted on all folds, and saved for predict. DATASET is a folder that extract wrote;
+    of a corpus file one is made first, with the default settings of extract.
+    """
+    from embedkit.classifiers.train import train as fit
+    from embedkit.cli.run_text import run_data, run_text
+
+    method = settings["estimator"] or {"classification": "logreg"}.get(settings["task"], "ridge")
+    method = "tfidf" if settings["features"] == "tfidf" else method.rpartition(":")[2]
+    settings["out"] = settings["out"] or _run_of(dataset, method)
+    result = fit(dataset, view=names_of(view), progress=progress, **settings)
+    return Result(run_data(result), lambda: run_text(result))
+
+
+@command(
+    "embedkit probe reviews.vectors --out runs/probe",
+    "embedkit probe reviews.vectors --control random-weights --learning-curve --out runs/probe",
+    more=True,
+)
+@click.argument("dataset", type=FILE)
+@options(
+    "--out",
+    option("--view", help="Views to score, separated by commas. [all that are stored]"),
+    "--level",
+    "--task",
+    "--split",
+    option(
+        "--metric",
+        help="Metric that is shown, tuned for and used to choose the view. "
+        "[accuracy or r2 is shown, log_loss or rmse is tuned for]",
+    ),
+    option(
+        "--control",
+        type=click.Choice(["random-weights"]),
+        help="Also encode the texts with three untrained encoders.",
+    ),
+    option(
+        "--learning-curve",
+        is_flag=True,
+        help="Also score fits on 10 to 100 % of the training records.",
+    ),
+    "--overwrite",
+)
+def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
+    """Score every stored view under the same folds.
+
+    Controls: the majority class, a control task with random labels and, with --control, untrained
+    encoders.
+    """
+    from embedkit.classifiers.probe import probe as run
+    from embedkit.cli.run_text import run_data, run_text
+
+    settings["out"] = settings["out"] or _run_of(dataset, "probe")
+    result = run(dataset, view=names_of(view), progress=progress, **settings)
+    return Result(run_data(result), lambda: run_text(result))
+
+
+@command(
+    "embedkit finetune reviews.tsv --out runs/cls",
+    "embedkit finetune reviews.vectors --split split.parquet --head cnn --epochs 10 --patience 2 "
+    "--out runs/cnn",
+    "embedkit finetune treebank.conllu --level word --word-label upos --out runs/tagger",
+    "embedkit finetune papers.csv --text title --text-pair abstract --class-weight balanced "
+    "--threshold f2 --test new.csv --out runs/papers",
+)
+@click.argument("corpus", type=FILE)
+@options(
+    "--out",
+    "--model",
+    "--device",
+    option(
+        "--head",
+        default="cls",
+        type=KnownOrClass(HEADS),
+        help="Classification head, or module:Class of a torch.nn.Module.",
+    ),
+    "--level",
+    "--task",
+    "--split",
+    "--folds",
+    option(
+        "--test",
+        type=FILE,
+        help="Test set: a corpus file or a dataset; labels are optional. The predictions of the "
+        "models of all folds are averaged.",
+    ),
+    "--test-sample",
+    "--test-min-chars",
+    option("--epochs", default=3, help="Maximum number of epochs."),
+    option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
+    option("--batch-size", default=16, help="Texts per batch."),
+    option(
+        "--dropout",
+        type=float,
+        help="Dropout before the last layer of the head. [set by the checkpoint]",
+    ),
+    "--max-length",
+    "--class-weight",
+    option("--freeze-layers", metavar="K|embeddings|all", help="Encoder layers to freeze."),
+    option(
+        "--lora",
+        type=int,
+        metavar="RANK",
+        help="Train low-rank matrices (LoRA) instead of the weights of the encoder; try rank 8 "
+        "and a learning rate of 1e-3.",
+    ),
+    option(
+        "--precision",
+        default="auto",
+        type=click.Choice(PRECISIONS),
+        help="Precision of the computation; auto: fp32 on CPU, bf16 on CUDA (fp16 on older "
+        "devices).",
+    ),
+    option(
+        "--validation",
+        default=0.1,
+        help="Fraction of the training records used for validation; 0 disables it.",
+    ),
+    option(
+        "--patience",
+        type=int,
+        help="Stop a fold after N epochs without a better validation loss (or --select-by).",
+    ),
+    option(
+        "--select-by",
+        default="loss",
+        help="Choose the epoch by the validation loss, or by a metric of the validation records "
+        "(accuracy, macro_f1, f2 …).",
+    ),
+    option(
+        "--threshold",
+        help="Decision threshold for the second of two classes: a number, or a metric to "
+        "optimize on the validation records (macro_f1, f1, f2 …).",
+    ),
+    "--text",
+    "--text-pair",
+    "--label",
+    "--word-label",
+    "--limit",
+    "--seed",
+    "--overwrite",
+)
+def finetune(
+    corpus: Path, seed: int, reading: CorpusOptions, progress: ProgressCallback, **settings: Any
+) -> Result:
+    """Train an encoder with a classification head.
+
+    One model is trained per fold. CORPUS is a corpus file with a label column, or a dataset that
+    extract wrote, whose texts and labels are used. Run the same command again to resume an
+    interrupted run. embedkit.finetune in Python has further options.
+    """
+    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.finetuning.run import finetune as run
+
+    settings["out"] = settings["out"] or _run_of(corpus, "finetuned")
+    result = run(corpus, reading=reading, seed=seed, progress=progress, **settings)
+    return Result(
+        run_data(result), lambda: run_text(result), code=EXIT_REJECTS if result.rejected else 0
+    )
+
+
+_SHOWN = 3
+"""Labels of one text that are printed with their probabilities; ``--json`` has all."""
+
+
+@command(
+    'embedkit predict runs/logreg --text "재미있어요" --label-names 0=부정,1=긍정',
+    "embedkit predict runs/logreg new.tsv --out predictions.tsv",
+    "embedkit predict runs/logreg -",
+    'embedkit predict ./checkpoint --text "재미있어요"',
+)
+@click.argument("run", metavar="RUN|CHECKPOINT")
+@click.argument("corpus", required=False)
+@options(
+    option("--text", "single", help="One text, instead of a corpus."),
+    option("--pair", help="Second text of a pair, with --text."),
+    option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
+    "--text-pair",
+    "--id",
+    "--encoding",
+    option(
+        "--out",
+        type=FILE,
+        help="File to write; .tsv, .csv, .jsonl or .parquet. [TSV to standard output]",
+    ),
+    "--submission",
+    option("--label-names", help="Readable names, such as 0=negative,1=positive."),
+    "--device",
+)
+def predict(
+    run: str,
+    corpus: str | None,
+    single: str | None,
+    pair: str | None,
+    label_names: str | None,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+    reading: CorpusOptions,
+    **output: Any,
+) -> int:
+    """Predict labels of new texts with a run or a checkpoint.
+
+    RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
+    classification (BertForSequenceClassification and the like); CORPUS a file of texts, a dataset
+    extracted with the same settings as that of the run, or - to read lines from standard input.
+    """
+    from embedkit.predict import Predictor, parse_label_names, predict_file
+
+    if (corpus is None) == (single is None):
+        raise UsageError("give either a corpus, -, or --text.")
+    if pair is not None and single is None:
+        raise UsageError("--pair goes with --text; for a corpus name the column with --text-pair.")
+    model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
+    with progress_bar() as progress:
+        if corpus not in (None, "-"):
+            written = predict_file(
+                run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
+            )
+        elif given := [f"--{name}" for name, value in output.items() if value is not None]:
+            raise UsageError(f"{given[0]} is for a corpus; redirect other output with >.")
+        else:
+            predictor = Predictor(run, **model)
+    if corpus is None:
+        _show_text(predictor, str(single), pair, as_json)
+        return 0
+    if corpus == "-":
+        return _predict_lines(predictor, as_json)
+    if not quiet:
+        what, of = ("words", " records") if written.words else ("texts", "")
+        counts = f"{written.count:,} {what} predicted, {sum(written.rejected.values()):,}{of} "
+        where = f" → {output['out']}" if output["out"] else ""
+        say(f"{counts}rejected{reasons_text(written.rejected)}{where}", err=True)
+    return EXIT_REJECTS if written.rejected else 0
+
+
+def _predict_lines(predictor: Predictor, as_json: bool) -> int:
+    """Print the prediction for every line at once, until the input ends or Ctrl-C is pressed."""
+    lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+    try:
+        for line in lines:
+            _show_text(predictor, line.rstrip("\r\n"), None, as_json)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        say("", err=True)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool) -> None:
+    """Print the prediction for a text, or a line for each of its words."""
+    shown: list[tuple[dict[str, Any], Prediction]]
+    if not predictor.labels_words:
+        shown = [({}, one) for one in predictor.predict([text], None if pair is None else [pair])]
+    elif pair is not None:
+        raise UsageError(f"--pair is for runs that label records; {predictor.run} labels words.")
+    else:
+        (words,) = predictor.predict_words([text])
+        names = ("word", "text", "start", "end")
+        shown = [({n: getattr(w, n) for n in names}, w.prediction) for w in words]
+    for place, prediction in shown:
+        if as_json:
+            click.echo(json_line(place | {"label": prediction.label, "proba": prediction.proba}))
+            continue
+        ordered = sorted(prediction.proba.items(), key=lambda item: -item[1])
+        tail = "  ".join(f"{name} {percent_text(p)}" for name, p in ordered[:_SHOWN])
+        if rest := [p for _, p in ordered[_SHOWN:]]:
+            tail += f"  {count_text(len(rest), 'other')} {percent_text(sum(rest))}"
+        cells = [place["text"] for _ in place][:1] + [prediction.label] + [tail] * bool(tail)
+        say("\t".join(map(visible, cells)))
+
+
+@command(
+    "embedkit compare runs/tfidf runs/logreg runs/lightgbm",
+    "embedkit compare runs/* --metric macro_f1 --min-difference 0.5 --report report.html",
+    "embedkit compare runs/tfidf runs/cls --write-blend blend.tsv --answers tfidf.tsv "
+    "--answers cls.tsv",
+    more=True,
+)
+@click.argument("runs", nargs=-1, required=True, type=FILE)
+@options(
+    option(
+        "--metric",
+        help="Metric to sort by and to test. [accuracy; macro_f1 if classes are uneven or "
+        "weighted; rmse for regression]",
+    ),
+    option(
+        "--min-difference",
+        type=float,
+        help="Smallest difference that matters, in points of a metric in per cent, else in the "
+        "metric's units. [1 point; 0.01 of a correlation; 1 % of the baseline's error]",
+    ),
+    option("--report", type=FILE, help="HTML report to write."),
+    option(
+        "--write-blend",
+        type=FILE,
+        help="File for the blended labels and probabilities; .tsv, .csv, .jsonl or .parquet.",
+    ),
+    option(
+        "--blend",
+        default="mean",
+        type=click.Choice([*BLENDS, BEST_BLEND]),
+        help="Blend to write; best: the method to use, a blend or a single run.",
+    ),
+    option(
+        "--answers",
+        multiple=True,
+        type=FILE,
+        help="Predictions of predict for new texts, one file per run in the same order: blend "
+        "these.",
+    ),
+    "--submission",
+    "--overwrite",
+)
+def compare(
+    runs: tuple[Path, ...],
+    metric: str | None,
+    min_difference: float | None,
+    report: Path | None,
+    write_blend: Path | None,
+    blend: str,
+    answers: tuple[Path, ...],
+    submission: str | None,
+    overwrite: bool,
+    progress: ProgressCallback,
+) -> Result:
+    """Compare runs: a verdict, scores, differences, cost.
+
+    RUNS are folders that train, finetune or probe wrote, all with the same split. Differences are
+    to the run on TF-IDF, or to the majority class. Two blends of the runs are compared too.
+    """
+    from embedkit.comparison.recommendation import recommend
+    from embedkit.comparison.table import compare as calculate
+    from embedkit.predict import parse_submission
+
+    if (answers or submission) and write_blend is None:
+        given = "--answers are" if answers else "--submission is"
+        raise UsageError(f"{given} blended into a file; name it with --write-blend.")
+    columns = parse_submission(submission)
+    compared = calculate(runs, metric=metric, min_difference=min_difference, progress=progress)
+    written: list[str] = []
+    if write_blend is not None:
+        from embedkit.comparison.blend import write_blend as write
+
+        made = compared.chosen_blend(blend)
+        count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
+        written.append(f"{path_text(write_blend)}: {count:,} records, {made.name}")
+    if report is not None:
+        from embedkit.comparison.report import write_report
+
+        write_report(compared, report, overwrite=overwrite, progress=progress)
+    advice = recommend(compared)
+    return Result(
+        {**asdict(compared.table), "recommendation": advice},
+        lambda: _compare_text(compared, advice, written, report),
+    )
+
+
+def _compare_text(
+    compared: Compared, advice: Recommendation, written: list[str], report: Path | None
+) -> str:
+    """The answer, the methods, the decisions and what to do next; with ``--all`` all numbers."""
+    from embedkit.comparison.recommendation import run_notices
+
+    first = [f"{advice.title} ({advice.method.name})", advice.reason]
+    if asked_for_all():
+        last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
+    else:
+        tried = [f"{o.question.lower()}: {o.answer}" for o in advice.decisions if not o.command]
+        missing = [one.question.lower() for one in advice.decisions if one.command]
+        tried += [f"not tried: {', '.join(missing)}"] if missing else []
+        last = ["; ".join(tried).replace("layer: layer", "layer")]
+        if shorts := [one.short for one in run_notices(compared)]:
+            last.append(f"look first: {', '.join(shorts)}")
+    last.append(f"next: {advice.next}")
+    last += [f"wrote {path}" for path in written]
+    last += [] if report is None else [f"report: {path_text(report)}"]
+    last.append(comparison_text(compared.table) if asked_for_all() else "all numbers: --all")
+    return "\n".join([*first, _methods_text(compared, advice, first + last), *last])
+
+
+def _methods_text(compared: Compared, advice: Recommendation, others: list[str]) -> str:
+    """The table of methods, with as many rows as make 15 lines with the others."""
+    from embedkit.comparison.recommendation import cost_text, fit_text
+
+    table, metric, width = compared.table, compared.table.metric, terminal_width()
+    room = max(width - (62 if is_percent(metric) else 66), 8)
+    lines: dict[str, dict[str, str]] = {}
+    tested = any(row.test for row in table.rows)
+    for one in (row for row in table.rows if row.kind != "majority"):
+        gain = metric_text(one.to_baseline.value, metric, signed=True) if one.to_baseline else "–"
+        cells = {
+            "  method": f"{'→' if one.name == advice.method.name else ' '} "
+            + shorten(one.name, room),
+            _score_heading(metric): score_text(one.scores[metric], metric),
+            f"against {shorten(table.baseline, 9)}": f"{one.verdict} {gain}".strip(),
+        }
+        if tested:
+            test = one.test
+            cells["test"] = metric_text(test[metric].value, metric) if metric in test else "–"
+        else:
+            cells["train"] = fit_text(one) or "–"
+        time = cost_text(one)
+        lines[one.name] = cells | {table.level.replace("sentence", "text"): time or "–"}
+    guess = score_text(compared.row("majority").scores[metric], metric)
+    lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
+    lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
+    room = 14 - sum(len(fitted(line)) for line in others)
+    if asked_for_all() or len(lines) <= room:
+        return table_text(list(lines.values()))
+    first = [name for name in (advice.method.name, table.baseline) if name in lines]
+    kept = set(list(dict.fromkeys([*first, *lines]))[: max(room - 1, 3)])
+    more = f"  … {len(lines) - len(kept)} more (--all)"
+    return f"{table_text([cells for name, cells in lines.items() if name in kept])}\n{more}"
+
+
+def _score_heading(metric: str) -> str:
+    return metric_heading(metric) + (" ↓" if metric in LOWER_IS_BETTER else "")
+
+
+def comparison_text(table: Comparison) -> str:
+    """Return scores, differences and cost for a terminal."""
+    return "\n".join(_blocks(table))
+
+
+def _blocks(table: Comparison) -> Iterator[str]:
+    """All scores, differences and costs, each table below its title."""
+    from embedkit.comparison.recommendation import input_text
+
+    name = "words" if table.level == "word" else "records"
+    counts = f"{table.records['folds']:,} {name} in folds"
+    if table.records["test"]:
+        counts += f", {table.records['test']:,} in the test set"
+    yield f"Scores on held-out records ({counts}), best first, with 95 % intervals:"
+    yield table_text([_score_cells(table, row, row.scores) for row in table.rows])
+    if tested := [row for row in table.rows if row.test]:
+        yield "Test set:"
+        yield table_text([_score_cells(table, row, row.test) for row in tested])
+    unit = " in points" if is_percent(table.metric) else ""
+    yield (
+        f"Differences in {table.metric}{unit} to the baseline ({table.baseline}) and to the first "
+        f"row ({table.best}), with 95 % intervals; p of a paired t-test of units, corrected for "
+        f"all {table.tests} pairs:"
+    )
+    rows = [(row.name, row.to_baseline, row.to_best) for row in table.rows]
+    yield table_text([_difference_cells(table, *row) for row in rows])
+    if tested:
+        yield f"Differences in {table.metric}{unit} on the test set:"
+        rows = [(row.name, row.test_to_baseline, row.test_to_best) for row in tested]
+        yield table_text([_difference_cells(table, *row) for row in rows])
+    yield from (input_text(*one) for one in table.inputs.items())
+    yield "Cost; an encoder that was not trained further is not counted on disk:"
+    yield table_text(
+        [_cost_cells(row.name, row.cost, table.level) for row in table.rows if row.cost]
+    )
+
+
+def _score_cells(table: Comparison, row: Row, scores: Mapping[str, Score]) -> dict[str, str]:
+    names = dict.fromkeys([table.metric, *scores])
+    cells = {_score_heading(name): score_text(scores[name], name) for name in names}
+    return {"method": row.name} | cells
+
+
+def _difference_cells(
+    table: Comparison, name: str, to_baseline: Difference | None, to_best: Difference | None
+) -> dict[str, str]:
+    """Against the baseline first: where columns do not fit, it is the one that stays."""
+    cells = {"method": name}
+    for other, difference in (("baseline", to_baseline), ("first row", to_best)):
+        if difference is None or math.isnan(difference.value):
+            cells |= {f"to {other}": "–", f"p ({other})": "–"}
+            continue
+        value, low, high = (
+            metric_text(number, table.metric, signed=True)
+            for number in (difference.value, difference.low, difference.high)
+        )
+        p = difference.p_corrected
+        cells[f"to {other}"] = f"{value} ({low} to {high})"
+        cells[f"p ({other})"] = "< 0.001" if p is not None and p < 0.001 else number_text(p)
+    return cells
+
+
+def _cost_cells(name: str, cost: Cost, level: str) -> dict[str, str]:
+    per = "ms/word" if level == "word" else "ms/text"
+    memory, fitted = cost.peak_memory_bytes, cost.parameters
+    return {
+        "method": name,
+        "fit s": number_text(cost.fit_seconds, ".1f"),
+        f"encode, {per}": number_text(cost.encode_seconds, ".1f"),
+        f"predict, {per}": number_text(cost.predict_seconds),  # seconds per 1,000
+        "peak memory": "–" if memory is None else bytes_text(memory),
+        "trainable": number_text(fitted, ",")
+        if fitted is None or fitted < 1_000_000
+        else f"{fitted / 1e6:.1f} M",
+        "on disk": bytes_text(cost.size_bytes),
+        "device": cost.device,
+    }
+
+
+@command(
+    "embedkit export runs/finetuned --out checkpoint",
+    "embedkit export runs/finetuned --fold 0 --out checkpoint",
+    "embedkit export reviews.vectors --to csv --out reviews.csv",
+)
+@click.argument("what", type=FILE)
+@options(
+    option("--out", type=FILE, required=True, help="New file or folder to write."),
+    option(
+        "--fold", default="best", help="Number of the fold, or best: the lowest validation loss."
+    ),
+    option("--to", type=click.Choice(EXPORTS), help="Format for the vectors of a dataset."),
+    "--view",
+)
+def export(what: Path, out: Path, fold: str, to: str | None, view: str | None) -> Result:
+    """Write a fine-tuned model for transformers, or the vectors of a dataset for other tools.
+
+    WHAT is a folder that finetune or extract wrote. With --head pooler on a family whose classifier
+    is that (BERT, RoBERTa, XLM-R, CamemBERT, ALBERT, MPNet), AutoModelForSequenceClassification
+    loads the folder and gives the same probabilities; with other heads it holds the encoder alone.
+    """
+    if to is not None:
+        from embedkit.dataset.read import load
+
+        data = load(what, view)
+        data.export(out, to=to)
+        found = {"out": str(out), "rows": len(data), "width": data.width, "views": data.views}
+        return Result(found, lambda: f"wrote {out}: {len(data):,} rows × {data.width}")
+    from embedkit.finetuning.checkpoint import export as write
+
+    result = write(what, out=out, fold=fold)
+
+    def text() -> str:
+        name, head = result.model, result.head
+        what = f"the model {name} with its {head} head"
+        if not result.has_head:
+            what = f"the encoder of {name} without its {head} head, which transformers lacks"
+        lines = [f"wrote {result.out}: {what}", f"  texts are cut at {result.max_length} tokens"]
+        if result.prefix:
+            lines.append(f"  put {result.prefix!r} before every text, as in training")
+        if result.threshold is not None and result.has_head:
+            lines.append(f"  embedkit predicts the second class from {result.threshold:.4f} on")
+        return "\n".join([*lines, "load it:", *map("  {}".format, code)])
+
+    code = result.code.splitlines()
+    return Result(result, text)

@@ -1,0 +1,539 @@
+"""Commands that look at vectors: search, index, similarity, words and explore."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
+from embedkit.cli.command import Result, command
+from embedkit.cli.options import FILE, LAYERS, names_of, option, options
+from embedkit.cli.text import (
+    asked_for_all,
+    count_text,
+    interval_text,
+    number_text,
+    one_line,
+    percent_text,
+    table_text,
+)
+from embedkit.display import bytes_text, duration_text, visible
+from embedkit.errors import EXIT_REJECTS, UsageError
+from embedkit.runs.metrics import metric_text
+
+if TYPE_CHECKING:
+    from embedkit.contexts.senses import SenseReport
+    from embedkit.contexts.uses import Use, WordReport
+    from embedkit.maps.map import Explored
+    from embedkit.search.exact import Answer
+    from embedkit.sts import PairSimilarity
+    from embedkit.types import ProgressCallback
+
+
+_SHOWN = 100
+_BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+
+
+@command(
+    'embedkit search reviews.vectors "a waste of money" -k 5',
+    "embedkit search reviews.vectors --queries questions.txt --tsv",
+    "embedkit search reviews.vectors --like 17 --where \"label = '1'\"",
+    'embedkit search reviews.vectors "good fun" --index hnsw',
+)
+@click.argument("dataset", type=FILE)
+@click.argument("query", required=False)
+@options(
+    option("-k", "k", default=10, help="Number of results per query."),
+    option("--queries", type=FILE, help="Text file of queries, one per line."),
+    option(
+        "--like",
+        type=int,
+        multiple=True,
+        metavar="ROW",
+        help="Find records similar to this row; can be repeated.",
+    ),
+    "--view",
+    option(
+        "--metric",
+        default="cosine",
+        type=click.Choice(SEARCH_METRICS),
+        help="Similarity of two vectors.",
+    ),
+    "--whitening",
+    option("--where", help="SQL condition on the columns, such as \"label = '1'\"."),
+    option(
+        "--index",
+        "kind",
+        type=click.Choice(INDEX_KINDS),
+        help="Search an index instead of all records.",
+    ),
+    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+    option("--tsv", "as_tsv", is_flag=True, help="Print tab-separated values."),
+)
+def search(
+    dataset: Path,
+    query: str | None,
+    k: int,
+    queries: Path | None,
+    like: tuple[int, ...],
+    kind: str | None,
+    as_tsv: bool,
+    progress: ProgressCallback,
+    **settings: Any,
+) -> Result:
+    """Find the nearest texts of a dataset.
+
+    DATASET is a folder that extract wrote, QUERY a text. Search is exact unless --index is given.
+    Duplicate texts are returned once.
+    """
+    from embedkit.search.exact import Searcher
+
+    if [query is not None, queries is not None, bool(like)].count(True) != 1:
+        raise UsageError("give a QUERY, or --queries FILE, or --like ROW.")
+    if kind is not None:
+        from embedkit.dataset.read import load
+        from embedkit.search.index import open_index
+
+        shared = {name: settings[name] for name in ("metric", "whitening")}
+        settings["finder"] = open_index(load(dataset, settings["view"]), kind=kind, **shared)
+    searcher = Searcher(dataset, progress=progress, **settings)
+    if like:
+        answers = searcher.like(like, k=k)
+    else:
+        answers = searcher.texts(_read_queries(queries) if queries else [str(query)], k=k)
+    text = _answers_tsv if as_tsv else _answers_text
+    return Result([asdict(answer) for answer in answers], lambda: text(answers), asked_for=True)
+
+
+def _read_queries(path: Path) -> list[str]:
+    """Lines of a UTF-8 text file."""
+    try:
+        return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"--queries {path} cannot be read: {reason}.") from error
+
+
+def _answers_text(answers: Sequence[Answer]) -> str:
+    """A table for each query."""
+    parts = []
+    for answer in answers:
+        parts.append(visible(one_line(answer.query), limit=_SHOWN))
+        labelled = any(hit.label is not None for hit in answer.hits)
+        rows: list[dict[str, Any]] = []
+        for hit in answer.hits:
+            rows.append({"score": f"{hit.score:.4f}", "row": hit.row, "id": hit.id})
+            rows[-1] |= {"label": hit.label or ""} if labelled else {}
+            if hit.text is not None:
+                both = hit.text if hit.text_pair is None else f"{hit.text} | {hit.text_pair}"
+                rows[-1]["text"] = visible(one_line(both), limit=_SHOWN)
+        parts.append(table_text(rows))
+    return "\n".join(parts)
+
+
+def _answers_tsv(answers: Sequence[Answer]) -> str:
+    """Lines with a header; tabs and line ends in a text become spaces."""
+    lines = [["query", "rank", "score", "row", "id", "label", "text", "text_pair"]]
+    for answer in answers:
+        for rank, hit in enumerate(answer.hits, start=1):
+            numbers = [str(rank), f"{hit.score:.6f}", str(hit.row)]
+            texts = [hit.id, hit.label or "", hit.text or "", hit.text_pair or ""]
+            lines.append([answer.query, *numbers, *texts])
+    return "\n".join("\t".join(cell.translate(_BREAKS) for cell in line) for line in lines)
+
+
+@command("embedkit index reviews.vectors", "embedkit index reviews.vectors --kind ivf --view cls_6")
+@click.argument("dataset", type=FILE)
+@options(
+    option(
+        "--kind",
+        default="hnsw",
+        type=click.Choice(INDEX_KINDS),
+        help="flat: exact; hnsw: fastest, in memory; ivf: on disk; ivfpq: compressed.",
+    ),
+    "--view",
+    "--whitening",
+    "--overwrite",
+)
+def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
+    """Build an index for approximate search by cosine.
+
+    It is saved in the folder of the dataset. Its recall is measured with up to 500 held-out
+    records, which are added afterwards.
+    """
+    from embedkit.search.index import build_index
+
+    info = build_index(dataset, progress=progress, **settings)
+    recall = "too few records to measure its recall"
+    if info.recall is not None:
+        recall = f"it finds {percent_text(info.recall)} of the ten nearest records (recall@10)"
+    text = (
+        f"{dataset}: {info.kind} index of {info.records:,} × {info.width} "
+        f"({info.view}, {info.metric}{f', {info.whitening}' * bool(info.whitening)}), "
+        f"{bytes_text(info.nbytes)}, in {duration_text(info.seconds)}; {recall}"
+    )
+    return Result(info, lambda: text)
+
+
+_MATRIX, _FEW = 10, 4
+
+
+@command(
+    "embedkit similarity sts.tsv --text sentence1 --text-pair sentence2 --score score",
+    "embedkit similarity pairs.csv --text a --text-pair b --layers -1 --out pairs",
+    more=True,
+)
+@click.argument("corpus", type=FILE)
+@options(
+    option("--text", required=True, help="Column of the first text."),
+    option("--text-pair", required=True, help="Column of the second text."),
+    option("--score", help="Column of the human score."),
+    option("--layers", default="all", help=LAYERS),
+    option(
+        "--pooling",
+        default="cls,mean,max",
+        help="cls, mean, max, last_token or pooler; several with commas.",
+    ),
+    option("--out", type=FILE, help="Folder for the cosines, the table and the figure."),
+    "--overwrite",
+    "--model",
+)
+def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Result:
+    """Compute cosine similarities of text pairs.
+
+    Every layer and pooling is a view. Without --score the cosine of every pair is printed; with it
+    the correlation of every view with the score.
+    """
+    from embedkit.sts import similarity as compare
+
+    found = compare(corpus, progress=progress, **settings)
+    pairs = [
+        {
+            "row": record.row,
+            "id": record.id,
+            "score": None if found.gold is None else float(found.gold[i]),
+            "cosine": {name: float(values[i]) for name, values in found.cosines.items()},
+        }
+        for i, record in enumerate(found.records)
+    ]
+    counts = {"rejected": found.rejected, "truncated": found.truncated}
+    agreement = [asdict(one) for one in found.agreement]
+    return Result(
+        {"model": found.model, "agreement": agreement, **counts, "pairs": pairs},
+        lambda: _similarity_text(found),
+        asked_for=True,
+        code=EXIT_REJECTS if found.rejected else 0,
+    )
+
+
+def _similarity_text(found: PairSimilarity) -> str:
+    """Correlations by layer and pooling; without human scores the cosine of every pair."""
+    from embedkit.cli.run_text import agreement_finding
+    from embedkit.encoding.views import split_view
+
+    count = f"{len(found.records):,} pairs"
+    count += f", {found.rejected:,} records rejected" if found.rejected else ""
+    count += f", {found.truncated:,} texts cut" if found.truncated else ""
+    if not found.agreement:
+        cosines = found.cosines.items()
+        cells = [
+            {"row": record.row, "id": record.id}
+            | {name: number_text(values[i]) for name, values in cosines}
+            for i, record in enumerate(found.records)
+        ]
+        return f"{table_text(cells)}\n{count}"
+    rows: dict[str, dict[str, str]] = {}
+    for one in found.agreement:
+        pooling, layer = split_view(one.view)
+        rows.setdefault(layer or "–", {})[pooling] = number_text(one.spearman.value)
+    poolings = dict.fromkeys(pooling for cells in rows.values() for pooling in cells)
+    lines = [
+        agreement_finding(found.agreement),
+        f"Spearman of the cosine with the score, {count} ({found.model}):",
+        table_text(
+            [
+                {"layer": layer, **{name: cells.get(name, "") for name in poolings}}
+                for layer, cells in rows.items()
+            ]
+        ),
+    ]
+    scores = [one.spearman for one in found.agreement if math.isfinite(one.spearman.value)]
+    if scores:
+        width = max((score.high - score.low) / 2 for score in scores)
+        lines.append(
+            f"95 % intervals: ±{number_text(width)} at most; Pearson: --json, or "
+            "embedkit info of --out"
+        )
+    if len(scores) < len(found.agreement):
+        lines.append("–: the cosines of all pairs are equal, so there is no correlation")
+    return "\n".join(lines)
+
+
+@command(
+    "embedkit words homonyms.vectors 배 --layer -1",
+    "embedkit words homonyms.vectors --sense label --span start,end --out senses.html",
+    'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
+    more=True,
+)
+@click.argument("what", nargs=-1)
+@options(
+    option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
+    option(
+        "--match",
+        default="word",
+        type=click.Choice(MATCHES),
+        help="word: whole words, in Hangul with particles; start: longer words too; anywhere: "
+        "any substring.",
+    ),
+    option(
+        "--layer",
+        help="Layer or combination of layers, such as sum:-4..-1. [all; the last is clustered]",
+    ),
+    option(
+        "--clusters",
+        type=click.IntRange(min=1),
+        help="Number of clusters. [chosen by silhouette score]",
+    ),
+    option(
+        "--sense",
+        help="Column with the sense of each record: compare uses with the same and "
+        "with other senses, layer by layer, of WORD or of all words of --span.",
+    ),
+    option(
+        "--span",
+        metavar="START,END",
+        help="Columns with the first character of the use in a record and the one after its "
+        "last; other occurrences are no uses. [all occurrences of WORD]",
+    ),
+    option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
+    option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),
+    option(
+        "--against",
+        type=FILE,
+        help="Dataset of the same corpus by another model, shown beside the first on the page.",
+    ),
+    "--overwrite",
+    "--model",
+)
+def words(
+    what: tuple[str, ...], texts: tuple[str, ...], progress: ProgressCallback, **settings: Any
+) -> Result:
+    """Compare the uses of a word.
+
+    WHAT is a DATASET and a WORD; a WORD alone with --text; a DATASET alone with --span.
+
+    A dataset needs word or token vectors (extract --words or --tokens; --keep the columns of
+    --span).
+    """
+    from embedkit.maps.senses import words as compare
+
+    names = names_of(settings["span"])
+    if names is not None and len(names) != 2:
+        raise UsageError("--span needs two columns: START,END.")
+    if len(what) != (1 if texts or names else 2) and not (names and len(what) == 2):
+        raise UsageError("give DATASET WORD, WORD with sentences in --text, or DATASET --span.")
+    settings["span"] = (names[0], names[1]) if names else None
+    source, word = (texts, what[0]) if texts else (what[0], what[1] if len(what) == 2 else None)
+    found = compare(source, word, progress=progress, **settings)
+    if isinstance(found, list):
+        written = [str(settings[name]) for name in ("out", "figure") if settings[name] is not None]
+        return Result(
+            {"models": [_senses_data(report) for report in found], "files": written},
+            lambda: "\n\n".join([_senses_text(r) for r in found] + written),
+            asked_for=True,
+        )
+    data = {**asdict(found), "cosines": found.cosines.tolist(), "clusters": found.clusters.tolist()}
+    return Result(data, lambda: _words_text(found), asked_for=True)
+
+
+def _senses_text(report: SenseReport) -> str:
+    """The finding, and the layers."""
+    from embedkit.contexts.senses import sense_text
+
+    count = f"{len(report.by_word)} words" if len(report.by_word) > 1 else report.words[0]
+    found = f"{report.model}: {count}, {count_text(len(report.uses), 'use')}"
+    if report.scored:
+        found = f"{report.model}, {count}: {sense_text(report)}"
+    skipped = f"\n{report.skipped:,} more are in parts of texts that were cut" * bool(
+        report.skipped
+    )
+    if not report.scored:
+        return found + skipped
+    if asked_for_all():
+        rows: list[dict[str, Any]] = [
+            {
+                "layer": one.layer,
+                "same sense nearest, %": metric_text(one.nearest.value, "accuracy"),
+                "95 % interval": interval_text(one.nearest, "accuracy"),
+                "same sense": number_text(one.same),
+                "other sense": number_text(one.other),
+                "difference": number_text(one.same - one.other, "+.3f"),
+            }
+            for one in report.layers
+        ]
+        centered = ", the mean of each layer subtracted" * report.centered
+        note = f"cosines of two uses of a word{centered}"
+    else:
+        rows = [
+            {"layer": "same sense nearest, %"}
+            | {one.layer: f"{100 * one.nearest.value:.0f}" for one in report.layers}
+        ]
+        note = "cosines and intervals: --all"
+    return f"{found}{skipped}\n{table_text(rows, gap=2 if asked_for_all() else 1)}\n{note}"
+
+
+def _senses_data(report: SenseReport) -> dict[str, Any]:
+    names = ("model", "centered", "chance", "scored", "skipped")
+    return {name: getattr(report, name) for name in names} | {
+        "layers": [asdict(one) for one in report.layers],
+        "chosen": asdict(report.chosen),
+        "words": {
+            name: [
+                {"layer": layer, "same": same, "other": other}
+                for layer, (same, other) in zip(report.units, one.cosines, strict=True)
+            ]
+            for name, one in report.by_word.items()
+        },
+        "uses": [
+            {**asdict(use), "word": word, "sense": sense}
+            for use, word, sense in zip(report.uses, report.words, report.senses, strict=True)
+        ],
+    }
+
+
+def _words_text(report: WordReport) -> str:
+    """The finding, uses with their cosines, or clusters; with ``--all`` neighbours and layers."""
+    lines = [_words_finding(report)]
+    if report.skipped:
+        lines.append(f"{count_text(report.skipped, 'more use')} in parts of texts that were cut")
+    everything = asked_for_all()
+    small = len(report.uses) <= (_MATRIX if everything else _FEW)
+    if small:
+        lines.append(
+            table_text(
+                [
+                    {"use": i, "text": _snippet(use)}
+                    | {str(j): number_text(float(c)) for j, c in enumerate(report.cosines[i])}
+                    for i, use in enumerate(report.uses)
+                ]
+            )
+        )
+    clusters = report.examples if len(report.examples) > 1 or everything else []
+    for c, examples in enumerate(clusters if everything else clusters[: 0 if small else _FEW]):
+        size = int((report.clusters == c).sum())
+        lines.append(f"cluster {c}: {count_text(size, 'use')}")
+        some = examples if everything else examples[:1]
+        lines += [f"    {_snippet(report.uses[i])}  (row {report.uses[i].row})" for i in some]
+        if report.neighbours and everything:
+            near = ", ".join(f"{n.word} {n.cosine:.2f}" for n in report.neighbours[c])
+            lines.append(f"    near: {near}")
+    if not everything:
+        return "\n".join([*lines, "neighbours and layers: --all"])
+    rows = [
+        {
+            "layer": one.layer,
+            "mean cosine": number_text(one.cosine),
+            "in a cluster": number_text(one.within),
+            "between clusters": number_text(one.between),
+            "any two words": number_text(one.others),
+        }
+        for one in report.layers
+    ]
+    names = [n for n in rows[0] if n == "mean cosine" or any(row[n] != "–" for row in rows)]
+    lines.append(table_text([{name: row[name] for name in names} for row in rows]))
+    return "\n".join(lines)
+
+
+def _words_finding(report: WordReport) -> str:
+    """The cosine of two uses, or how many groups the uses form, and the layer that says most."""
+    count = f"{count_text(len(report.uses), 'use')} of {report.word}"
+    chosen = next(one for one in report.layers if one.layer == report.layer)
+    known = [one for one in report.layers if math.isfinite(one.cosine)]
+    if len(report.uses) < 3:
+        if not known:
+            return f"{count}: nothing to compare it with"
+        least = min(known, key=lambda one: one.cosine)
+        text = f"{count} cannot be grouped; their cosine is {number_text(chosen.cosine)} at layer "
+        text += chosen.layer
+        more = f" (least at layer {least.layer}: {number_text(least.cosine)})"
+        return text + more * (least is not chosen)
+    number = len(report.examples)
+    if number < 2:
+        return f"{count}, layer {report.layer}: one group; the senses are not separated"
+    groups = [one for one in report.layers if math.isfinite(one.within - one.between)]
+    best = max(groups, key=lambda one: one.within - one.between, default=chosen)
+    return (
+        f"{count}, layer {report.layer}: {number} groups, cosine {number_text(chosen.within)} in a "
+        f"group and {number_text(chosen.between)} between groups; best separated at layer "
+        f"{best.layer}"
+    )
+
+
+def _snippet(use: Use, around: int = 30) -> str:
+    """The word in brackets, with some text around it."""
+    left, right = use.text[: use.start], use.text[use.end :]
+    left = "…" * (len(left) > around) + left[-around:] if left else ""
+    right = right[:around] + "…" * (len(right) > around)
+    return one_line(f"{left}[{use.text[use.start : use.end]}]{right}")
+
+
+@command(
+    "embedkit explore reviews.vectors",
+    "embedkit explore reviews.vectors --view cls_6 --color n_tokens --out reviews.html",
+    "embedkit explore reviews.vectors --layers -1 --method umap",
+)
+@click.argument("dataset", type=FILE)
+@options(
+    "--view",
+    option(
+        "--layers",
+        default="all",
+        help="Stored layers for the slider, such as all, -1 or 0,6,12, with the pooling of --view.",
+    ),
+    option(
+        "--method",
+        default="tsne",
+        type=click.Choice(LAYOUT_METHODS),
+        help="Layout in two dimensions; umap needs: pip install umap-learn.",
+    ),
+    option("--color", help="Column for the first colours; the page offers all. [label]"),
+    option("--label-names", help="Names to show beside labels, such as 0=negative,1=positive."),
+    option("--out", type=FILE, help="The page. [DATASET.explore.html]"),
+    "--overwrite",
+)
+def explore(
+    dataset: Path, label_names: str | None, progress: ProgressCallback, **settings: Any
+) -> Result:
+    """Write a page that shows texts as points, layer by layer.
+
+    The page is one HTML file with search, colours, selections and nearest neighbours. Layouts are
+    openTSNE's, each of which begins where that of the next layer ended. Above 20,000 records
+    neighbours are found by an index, whose recall the page states, as it does for each layer the
+    fraction of nearest neighbours that the picture keeps.
+    """
+    from embedkit.maps.map import explore as write
+    from embedkit.predict import parse_label_names
+
+    names = parse_label_names(label_names)
+    found = write(dataset, label_names=names, progress=progress, **settings)
+    return Result(found, lambda: _text(found))
+
+
+def _text(found: Explored) -> str:
+    first = next(one for one in found.views if one.view == found.shown)
+    count = f"{found.points:,} records"
+    if found.points < found.records:
+        count += f" of {found.records:,}"
+    lines = [f"{found.page}: {count}, {len(found.views)} views, {bytes_text(found.nbytes)}"]
+    kept = f"the picture keeps {first.kept:.0%} of the ten nearest neighbours"
+    if not math.isnan(first.same_label):
+        best = max(found.views, key=lambda one: one.same_label)
+        kept += f"; {first.same_label:.0%} of them have the label of their text"
+        kept += f" (chance {found.chance:.0%}; most at {best.view}: {best.same_label:.0%})"
+    lines += [f"  {found.shown}: {kept}", f"  with a server: {found.atlas}"]
+    return "\n".join(lines)

@@ -1,0 +1,126 @@
+"""Commands around experiments: run, fetch and doctor."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from embedkit.cli.command import Result, command
+from embedkit.cli.options import FILE, option, options
+from embedkit.cli.text import json_text, say
+from embedkit.display import bytes_text
+from embedkit.errors import EXIT_REJECTS
+
+if TYPE_CHECKING:
+    from embedkit.doctor import Diagnosis
+
+
+@command("embedkit fetch https://example.org/corpus.tsv --sha256 HASH --out data/corpus.tsv")
+@click.argument("url")
+@options(
+    option("--sha256", required=True, help="SHA-256 of the file, 64 hex digits."),
+    option("--out", type=FILE, required=True, help="File to write."),
+)
+def fetch(url: str, sha256: str, out: Path) -> Result:
+    """Download a file with a known hash, unless it exists."""
+    from embedkit.pipeline import fetch as get
+
+    fresh = get(url, sha256=sha256, out=out)
+    size = out.stat().st_size
+    done = "fetched" if fresh else "is already there"
+    return Result(
+        {"out": str(out), "bytes": size, "fetched": fresh},
+        lambda: f"{out}: {done}, {size:,} bytes, hash as expected",
+    )
+
+
+@command(
+    "embedkit run pipelines/quickstart.toml",
+    "embedkit run pipelines/quickstart.toml --set corpus=../mine.tsv --set train.tfidf.seed=1",
+    "embedkit run pipelines/reviews.toml --dry-run",
+)
+@click.argument("recipe", type=FILE)
+@options(
+    option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a value of the recipe's [set] table, or an option as STAGE.OPTION.",
+    ),
+    option("--dry-run", is_flag=True, help="Print the commands instead of running them."),
+)
+@click.pass_context
+def run(
+    context: click.Context,
+    recipe: Path,
+    settings: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Run the stages of an experiment.
+
+    RECIPE is a TOML file. A stage is a command with its options; stages run in the order of the
+    file, and those that are up to date are skipped. Paths are relative to the folder of the file.
+    """
+    from embedkit.pipeline import read_recipe, run_recipe
+
+    group = context.find_root().command
+    commands = {n: c for n, c in getattr(group, "commands", {}).items() if n != "run"}
+    stages = read_recipe(recipe, commands, settings)
+    if dry_run:
+        lines = [shlex.join(["embedkit", *stage.line]) for stage in stages]
+        say("\n".join([f"cd {shlex.quote(str(stages[0].folder))}", *lines]))
+        return 0
+
+    def progress(line: str) -> None:
+        if not quiet:
+            say(line, err=True)
+
+    results = run_recipe(stages, quiet=quiet or as_json, progress=progress)
+    codes, failed = [result.exit_code for result in results], results[-1].status == "failed"
+    if as_json:
+        click.echo(json_text([asdict(result) for result in results]))
+    elif not failed:
+        for name in results[-1].outputs:
+            progress(f"made {name}")
+    return codes[-1] if failed else EXIT_REJECTS if EXIT_REJECTS in codes else 0
+
+
+@command("embedkit doctor", "embedkit doctor --json")
+def doctor() -> Result:
+    """Check the installation and the machine.
+
+    A few texts are extracted and verified on every device, in about ten seconds. With --json all
+    versions are printed too: include them in bug reports.
+    """
+    from embedkit.doctor import diagnose
+
+    found = diagnose()
+    return Result(found, lambda: _diagnosis_text(found), code=found.exit_code)
+
+
+def _diagnosis_text(found: Diagnosis) -> str:
+    speeds = [
+        f"{about['records']} records extracted and verified, {about['tokens_per_second']:,.0f} "
+        f"tokens/s on {device} ({about['name']}, {about['precision']})"
+        for device, about in found.devices.items()
+        if "records" in about
+    ]
+    gpus = [about["name"] for device, about in found.devices.items() if device != "cpu"]
+    free = ", ".join(f"{bytes_text(size)} {name}" for name, size in found.free.items())
+    missing = ", ".join(f"{e} ({', '.join(names)})" for e, names in found.missing.items() if names)
+    lines = ["✓ embedkit works here: " + "; ".join(speeds)] if found.works else []
+    lines += [f"✗ embedkit does not work here: {problem}" for problem in found.problems]
+    lines += [f"! {note}" for note in found.notes]
+    lines.append(
+        f"  models here: {', '.join(found.models) or 'none'}; GPU: {', '.join(gpus) or 'none'}; "
+        f"free: {free}"
+    )
+    lines += [f"  optional, not installed: {missing}"] if missing else []
+    return "\n".join([*lines, "everything checked, all versions: embedkit doctor --json"])

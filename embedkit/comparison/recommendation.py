@@ -1,0 +1,509 @@
+"""What to use: one method, the decisions that the runs allow, and what to look at before."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embedkit.choices import DEFAULT_MODEL
+from embedkit.comparison.cases import Cases, Texts
+from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
+from embedkit.encoding.views import split_view, view_ranges
+from embedkit.runs.intervals import Score
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metric_text
+from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
+
+_SMALL_CLASS = 20
+_CUT = 0.005
+_ESTIMATORS = {
+    "logreg": "logistic regression",
+    "ridge": "ridge regression",
+    "knn": "nearest neighbours",
+    "lightgbm": "LightGBM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An answer in a word or two, why, and the whole sentence; or the command that answers it."""
+
+    question: str
+    answer: str
+    tone: str  # yes, open or no
+    why: str
+    sentence: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The method to use, and why.
+
+    Attributes:
+        method: row of the method.
+        against: name of the method that it is compared with: the baseline, or the majority where
+            the baseline itself is recommended.
+        gain: of the method over that one.
+        verdict: on this gain.
+        useful: whether the method is proven better than the majority.
+        next: a command.
+    """
+
+    method: Row
+    title: str
+    reason: str
+    against: str
+    gain: Difference
+    verdict: str
+    useful: bool
+    decisions: tuple[Decision, ...]
+    next: str
+
+
+def recommend(compared: Compared) -> Recommendation:
+    """Return the method to use, in words; :func:`~embedkit.comparison.table.compare` chose it."""
+    table, selection, chosen = compared.table, compared.selection, compared.winner
+    methods = tuple(row for row in table.rows if row.kind != "majority")
+    against = table.baseline if table.baseline != chosen.name else MAJORITY
+    gain = compared.differences[chosen.name, against]
+    if selection.useful:
+        title, reason = _title(compared, chosen), _reason(compared, chosen)
+    else:
+        best, guess = (_score_of(compared, name) for name in (methods[0].name, MAJORITY))
+        title = f"Nothing is proven better than {_majority_text(compared)}"
+        reason = f"{methods[0].name} is the best, {best} {metric_name(table.metric)}; "
+        reason += f"{_majority_text(compared)} has {guess}."
+    decisions = tuple(_decisions(compared, methods))
+    return Recommendation(
+        chosen,
+        title,
+        reason + _failed(compared),
+        against,
+        gain,
+        judge(gain, compared.scale),
+        selection.useful,
+        decisions,
+        _next(compared, chosen, decisions),
+    )
+
+
+def _score_of(compared: Compared, name: str, *, test: bool = False) -> str:
+    metric, row = compared.table.metric, compared.row(name)
+    return score_text((row.test if test else row.scores)[metric].value, metric)
+
+
+# sentences
+
+
+def score_text(value: float, metric: str) -> str:
+    """Return a score with its unit."""
+    return metric_text(value, metric) + (" %" if is_percent(metric) else "")
+
+
+def interval_text(score: Score | Difference, metric: str, *, signed: bool = False) -> str:
+    """Return the ends of an interval; empty if there is none."""
+    if not math.isfinite(score.low + score.high):
+        return ""
+    return " to ".join(metric_text(end, metric, signed=signed) for end in (score.low, score.high))
+
+
+def _gain_text(gap: Difference, metric: str) -> str:
+    points = " points" if is_percent(metric) else ""
+    ends = interval_text(gap, metric, signed=True)
+    return metric_text(gap.value, metric, signed=True) + points + (f" ({ends})" if ends else "")
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_of(1, "label"), count_of(2_000, "class")
+    ('1 label', '2,000 classes')
+    """
+    end = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{end}"
+
+
+def p_text(p: float | None) -> str:
+    r"""Return p with three digits.
+
+    >>> p_text(0.0004), p_text(0.25), p_text(None)
+    ('<\xa00.001', '0.250', '–')
+    """
+    if p is None:
+        return "–"
+    return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration with two digits; empty if it is unknown.
+
+    >>> duration(0.0167), duration(46.2), duration(600)
+    ('17 ms', '46 s', '10 min')
+    """
+    if seconds is None:
+        return ""
+    units = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
+    size, unit = next((size, unit) for least, size, unit in units if seconds >= least)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+
+
+def view_text(view: str) -> str:
+    """Return a view in words.
+
+    >>> view_text("mean_6"), view_text("layer_2"), view_text("pooler")
+    ('layer 6, mean', 'layer 2', 'pooler')
+    """
+    pooling, layer = split_view(view)
+    if not layer.isdigit():
+        return view
+    return f"layer {layer}" if pooling == "layer" else f"layer {layer}, {pooling}"
+
+
+def _majority_text(compared: Compared) -> str:
+    return "the majority class" if compared.runs.records.classes else "the mean of the values"
+
+
+def _title(compared: Compared, chosen: Row) -> str:
+    if chosen.kind == "blend":
+        return f"Blend the {len(compared.runs.models)} runs ({chosen.name.removeprefix('blend: ')})"
+    content = _content(compared, chosen)
+    of = " of the fine-tuned encoder" if content.dataset.fold_models else ""
+    if isinstance(content, ProbeRun):
+        return f"Train on {view_text(content.chosen.name)}{of}"
+    if isinstance(content, FinetuneRun):
+        return "Use the fine-tuned encoder"
+    features = " + ".join(map(view_text, content.views)) or "TF-IDF"
+    return f"Use {_ESTIMATORS.get(content.estimator, content.estimator)} on {features}{of}"
+
+
+def _content(compared: Compared, row: Row) -> PredictionRun:
+    return next(run.content for run in compared.runs.runs if run.name == row.name)
+
+
+def _reason(compared: Compared, chosen: Row) -> str:
+    metric, equal = compared.table.metric, compared.selection.equal
+    best = compared.row(equal[0])
+    if chosen is best:
+        failed = compared.selection.failed
+        level, others = len(equal) - 1, len(compared.table.rows) - 2 - len(failed)
+        if not others and not failed:
+            return f"It is the only method here, and better than {_majority_text(compared)}."
+        said = f"It has the best {metric_name(metric)}"
+        said += " of those that hold on the test set" if failed else ""
+        if level:
+            said += f"; {level} of {others} others are not proven worse, but not cheaper"
+        elif others:
+            said += ", proven against all others"
+        alone = next((r for r in compared.table.rows if r.kind not in ("blend", "majority")), None)
+        if chosen.kind == "blend" and alone is not None:
+            said += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
+        return f"{said}."
+    gap = compared.differences[best.name, chosen.name]
+    ahead = metric_text(gap.value, metric, signed=True)
+    equivalent = judge(gap, compared.scale) == "equivalent"
+    said = f"{best.name} is {'equivalent' if equivalent else 'not proven better'} ({ahead})"
+    for verb, mine, theirs in (
+        ("predicts a text in", cost_text(chosen), cost_text(best)),
+        ("trains in", fit_text(chosen), fit_text(best)),
+    ):
+        if mine and theirs and mine != theirs:
+            return f"{said}; this one {verb} {mine} instead of {theirs}."
+    return f"{said}."
+
+
+def _failed(compared: Compared) -> str:
+    """Name the method with the best score of those that the test set rules out, if it was ahead."""
+    failed = [row for row in compared.table.rows if row.name in compared.selection.failed]
+    if not failed or compared.table.rows.index(failed[0]) > compared.table.rows.index(
+        compared.winner
+    ):
+        return ""
+    name, metric = failed[0].name, compared.table.metric
+    tested = max(
+        (row for row in compared.table.rows if row.test),
+        key=lambda row: compared.scale.gain(row.test[metric].value),
+    )
+    mine, theirs = (_score_of(compared, one, test=True) for one in (name, tested.name))
+    said = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
+    return f"{said}, {tested.name} {theirs}."
+
+
+def fit_text(row: Row) -> str:
+    """Return the time of all fits; empty if it is unknown."""
+    return duration(row.cost.fit_seconds if row.cost else None)
+
+
+def cost_text(row: Row) -> str:
+    """Return the time that a text takes; empty if it is unknown."""
+    time = row.cost.milliseconds if row.cost else None
+    return duration(None if time is None else time / 1_000)
+
+
+def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
+    command = _command(compared, "probe", "--learning-curve")
+    sentences = compared.table.level == "sentence"
+    if not compared.runs.probes:
+        yield Decision("Layer", "not tried", "open", "", "", command)
+    else:
+        _, probe = compared.runs.probes[0]
+        yield _layer(probe)
+        if sentences:
+            yield from _pooling(probe)
+    runs = [row for row in rows if row.kind not in ("blend", "probe")]
+    blends = [row for row in rows if row.kind == "blend"]
+    if blends:
+        models = f"{len(compared.runs.models)} models to keep"
+        yield _effect(compared, "Blend", blends[0], runs[0], models)
+    tuned = [row for row in runs if row.kind == "finetuned"]
+    others = [row for row in runs if row.kind != "finetuned"]
+    if tuned and others:
+        more = dict(short_trainings(compared)).get(tuned[0].name, "")
+        yield _effect(compared, "Fine-tuning", tuned[0], others[0], more)
+    elif sentences and not tuned:
+        yield Decision("Fine-tuning", "not tried", "open", "", "", _command(compared, "finetune"))
+    curves = [curve for _, probe in compared.runs.probes for curve in _curve(probe)]
+    yield curves[0] if curves else Decision("More labels", "not tried", "open", "", "", command)
+
+
+def _layer(content: ProbeRun) -> Decision:
+    metric, views = content.metric, content.view_scores
+    folds = sum(view.chosen for view in views)
+    chosen = sorted((view for view in views if view.chosen), key=lambda view: -view.chosen)
+    listed = ", ".join(f"{view_text(view.name)} in {view.chosen}" for view in chosen)
+    highest = score_text(_best_first(content)[0].score.value, metric)
+    sentence = (
+        f"Chosen without the scored records: {listed} of {folds} folds; {metric_name(metric)} "
+        f"{score_text(content.nested.value, metric)} ({interval_text(content.nested, metric)}). "
+        f"The highest of {len(views)} scores, {highest}, is partly luck."
+    )
+    why = f"chosen in {chosen[0].chosen} of {folds} folds"
+    return Decision("Layer", view_text(chosen[0].name), "no", why, sentence)
+
+
+def _best_first(content: ProbeRun) -> list[ViewScore]:
+    sign = 1 if content.metric in LOWER_IS_BETTER else -1
+    return sorted(content.view_scores, key=lambda view: sign * view.score.value)
+
+
+def _pooling(content: ProbeRun) -> Iterator[Decision]:
+    best: dict[str, ViewScore] = {}
+    for view in _best_first(content):
+        best.setdefault(split_view(view.name)[0], view)
+    said = [
+        f"{pooling} at best {score_text(view.score.value, content.metric)}"
+        for pooling, view in best.items()
+    ]
+    if len(best) > 1:
+        yield Decision("Pooling", next(iter(best)), "no", said[1], f"{', '.join(said)}.")
+
+
+def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) -> Decision:
+    gap, metric = compared.differences[one.name, other.name], compared.table.metric
+    verdict = judge(gap, compared.scale)
+    sentence = (
+        f"{one.name} against {other.name}: {metric_name(metric)} {_gain_text(gap, metric)}, "
+        f"p {p_text(gap.p_corrected)}, {verdict}{f'; {more}' if more else ''}."
+    )
+    answer, tone = {
+        "better": ("yes", "yes"),
+        "worse": ("no", "no"),
+        "not proven": (verdict, "open"),
+    }.get(verdict, (verdict, "no"))
+    why = f"{metric_text(gap.value, metric, signed=True)} against {other.name}"
+    if one.name in compared.selection.failed:
+        answer, tone, why = "no", "no", "fails on the test set"
+    return Decision(question, answer, tone, why, sentence)
+
+
+def _curve(content: ProbeRun) -> Iterator[Decision]:
+    """What the last step of the curve brought, for the view that was chosen most often."""
+    points = content.chosen.curve
+    if len(points) < 2:
+        return
+    (fewer, few), (more, many) = points[-2:]
+    half = math.hypot(*(h for p in (few, many) if math.isfinite(h := (p.high - p.low) / 2)))
+    value = many.value - few.value
+    gap = Difference(value, value - half, value + half)  # too wide: of independent samples
+    proven = gap.high < 0 if content.metric in LOWER_IS_BETTER else gap.low > 0
+    answer, tone = ("yes", "yes") if proven else ("not proven", "open")
+    change = metric_text(gap.value, content.metric, signed=True)
+    why = f"{change} from the last {more - fewer:,}"
+    sentence = f"From {fewer:,} to {more:,} training records: {_gain_text(gap, content.metric)}."
+    yield Decision("More labels", answer, tone, why, sentence)
+
+
+def _command(compared: Compared, command: str, *options: str) -> str:
+    """A command on the data and split of the runs, with paths from the working directory."""
+    runs, content = compared.runs.runs, compared.runs.runs[0].content
+    datasets = sorted(compared.datasets, key=lambda d: -len(d.runs))
+    dataset = datasets[0].path if datasets else Path("DATASET")
+    folder = runs[0].path.parent
+    typed = [re.search(r"--split[ =](\S+)", run.content.command or "") for run in runs]
+    named = [Path(match[1]) for match in typed if match]
+    files = [at / file for file in named for at in (Path(), dataset.parent, folder)]
+    files += [folder / file.name for file in named] + [run.path / "split.parquet" for run in runs]
+    parts = ["embedkit", command, portable(dataset)]
+    if split := next((file for file in files if file.is_file()), None):
+        parts += ["--split", portable(split)]
+    else:  # made from the same settings again
+        parts += [] if content.split.folds == 5 else ["--folds", str(content.split.folds)]
+        parts += [] if content.split.seed == 0 else ["--seed", str(content.split.seed)]
+    parts += options
+    model = datasets[0].manifest.names.model if datasets else content.dataset.names.model
+    if command == "finetune" and model != DEFAULT_MODEL:
+        parts += ["--model", portable(model)]
+    if content.level != "sentence":
+        parts += ["--level", content.level]
+    if content.task == "regression":
+        parts += ["--task", "regression"]
+    return shlex.join([*parts, "--out", portable(folder / command)])
+
+
+def portable(path: str | Path) -> str:
+    """Return an absolute path as seen from the working directory; of a far one only its name."""
+    if not Path(path).is_absolute():
+        return os.path.normpath(path)
+    here = Path.cwd()
+    if os.path.commonpath([here, path]) == os.path.sep:
+        return Path(path).name
+    return os.path.relpath(path, here)
+
+
+def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str:
+    content = None if chosen.kind == "blend" else _content(compared, chosen)
+    if isinstance(content, ProbeRun):
+        return _command(compared, "train", "--view", content.chosen.name)
+    if command := next((one.command for one in decisions if one.command), ""):
+        return command
+    paths = {run.name: portable(run.path) for run in compared.runs.models}
+    if chosen.kind == "blend":
+        kind = chosen.name.removeprefix("blend: ")
+        end = ["--write-blend", "blend.tsv", "--blend", kind]
+        return shlex.join(["embedkit", "compare", *paths.values(), *end])
+    return shlex.join(["embedkit", "predict", paths[chosen.name], "new.tsv"])
+
+
+# what to look at before
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What may change the choice: a few words, a sentence, and a list of records or ``""``."""
+
+    short: str
+    sentence: str
+    records: str = ""
+
+
+def notices(compared: Compared, cases: Cases, texts: Texts) -> tuple[Notice, ...]:
+    """Return what to look at before the recommendation is trusted."""
+    all_notices = run_notices(compared)
+    if count := len(cases.lists.get("relabel", ())):
+        labels = count_of(count, "label")
+        sentence = f"{labels} that all methods and the nearest records contradict."
+        all_notices.append(Notice(f"{labels} to check", sentence, "relabel"))
+    if count := len(cases.lists.get("all_wrong", ())):
+        sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
+        all_notices.append(Notice(f"{count:,} that no method gets right", sentence, "all_wrong"))
+    return (*all_notices, *_duplicates(cases, texts), *_small_classes(cases))
+
+
+def run_notices(compared: Compared) -> list[Notice]:
+    """Return the notices that need neither predictions nor texts."""
+    notices = []
+    for setting, runs in compared.table.inputs.items():
+        notices.append(Notice(f"{setting} differs", input_text(setting, runs)))
+    notices += [*_cut(compared), *_random_weights(compared)]
+    for name, text in short_trainings(compared):
+        notices.append(Notice(f"{name}: few epochs", f"{name}: {text}."))
+    return notices
+
+
+def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
+    """Return a difference of the input as a sentence."""
+    values = "; ".join(f"{value} ({', '.join(names)})" for value, names in runs.items())
+    return f"The runs saw different input: {setting} is {values}."
+
+
+def _cut(compared: Compared) -> Iterator[Notice]:
+    cuts: list[tuple[str, int, int, int, int, int]] = []
+    for dataset in compared.datasets:
+        totals, limit = dataset.manifest.totals, dataset.manifest.job.vectors.max_length
+        texts, tokens = (totals.ledger.get(k, 0) for k in ("records_truncated", "tokens_cut"))
+        read = totals.ledger.get("tokens", 0)
+        cuts.append((dataset.path.resolve().name, totals.accepted, texts, tokens, read, limit))
+    for run in compared.runs.runs:
+        if isinstance(content := run.content, FinetuneRun):
+            one, count = content.truncated, sum(content.records.values())
+            cuts.append((run.name, count, one.records, one.tokens, one.tokens_all, one.limit))
+    for name, every, texts, tokens, read, limit in cuts:
+        if texts / max(every, 1) >= _CUT:
+            percent, lost = texts / every * 100, tokens / max(read, 1) * 100
+            yield Notice(
+                f"{percent:.2g} % of texts cut in {name}",
+                f"{name}: {texts:,} of {every:,} texts ({percent:.2g} %) were cut at {limit} "
+                f"tokens; {lost:.2g} % of all tokens were not read.",
+                "cut",
+            )
+
+
+def _random_weights(compared: Compared) -> Iterator[Notice]:
+    """Views for which encoders that were never trained are as good: within the interval."""
+    for name, content in compared.runs.probes:
+        same, lower = [], content.metric in LOWER_IS_BETTER
+        for view in content.view_scores:
+            if view.name in content.random_weights:
+                value = float(np.mean(content.random_weights[view.name]))
+                if value <= view.score.high if lower else value >= view.score.low:
+                    same.append(view.name)
+        if same:
+            yield Notice(
+                f"{count_of(len(same), 'view')} as good untrained",
+                f"{name}: encoders that were never trained are as good at {len(same)} of "
+                f"{len(content.random_weights)} views: {view_ranges(same)}.",
+            )
+
+
+def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
+    """Yield the fine-tuned runs most models of which were best in their last epoch."""
+    for run in compared.runs.runs:
+        if isinstance(content := run.content, FinetuneRun):
+            last = [epochs[-1] for epochs in content.history.values()]
+            count = sum(
+                one.valid_loss is not None and epoch >= one.epoch
+                for epoch, one in zip(content.epochs, last, strict=True)
+            )
+            if count > len(last) / 2:
+                models = f"{count} of {len(last)} models"
+                yield run.name, f"{models} were best in their last epoch, more epochs could help"
+
+
+def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
+    """Texts that occur more than once; a word has other labels elsewhere in its sentence."""
+    rows = cases.records.row.tolist()
+    if cases.records.of_words or not all(row in texts.by_row for row in rows):
+        return
+    labels: dict[str, list[float]] = {}
+    for row, y in zip(rows, cases.records.y.tolist(), strict=True):
+        labels.setdefault(texts.by_row[row], []).append(y)
+    if twice := [values for values in labels.values() if len(values) > 1]:
+        conflicts = sum(len(set(values)) > 1 for values in twice)
+        texts_twice = count_of(len(twice), "duplicate text")
+        yield Notice(texts_twice, f"{texts_twice}; {conflicts:,} with more than one label.")
+
+
+def _small_classes(cases: Cases) -> Iterator[Notice]:
+    classes = cases.records.classes
+    support = np.bincount(cases.records.y, minlength=len(classes)) if classes else np.empty(0)
+    small = [classes[c] for c in np.argsort(support, kind="stable") if support[c] < _SMALL_CLASS]
+    if small:
+        names = ", ".join(small[:5]) + (" …" if len(small) > 5 else "")
+        sentence = f"{len(small)} of {len(classes)} classes have fewer than {_SMALL_CLASS} records"
+        yield Notice(count_of(len(small), "small class"), f"{sentence}: {names}.")

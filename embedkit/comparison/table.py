@@ -1,0 +1,517 @@
+"""Comparison of runs: metrics, paired differences with one test, and cost.
+
+All runs have the same split, so that every difference is paired, and the units of all methods are
+the same (:mod:`embedkit.runs.intervals`). Rows are ordered by out-of-fold predictions. A test set
+has tests of its own, and can only rule out a method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit import storage
+from embedkit.choices import BEST_BLEND, BLENDS, check_choice
+from embedkit.comparison.blend import Blend, alone, blend
+from embedkit.comparison.load import (
+    Dataset,
+    LoadedRun,
+    RunSet,
+    find_datasets,
+    input_differences,
+    read_runs,
+)
+from embedkit.errors import UsageError, did_you_mean
+from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
+from embedkit.runs.metrics import Threshold, beta_of, row_of
+from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
+from embedkit.types import ProgressCallback, no_progress, steps
+
+MAJORITY = "majority"
+"""Name of the baseline that predicts by class frequencies alone."""
+
+_PERCENT = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a metric is shown, and the smallest difference that matters, in the metric's units."""
+
+    metric: str
+    lower: bool
+    percent: bool
+    min_difference: float
+
+    def gain(self, value: float) -> float:
+        """Return a difference as a gain: positive is better."""
+        return -value if self.lower else value
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One method's score less another's on the same records, with its 95 % interval.
+
+    ``p_corrected`` is corrected for all pairs of methods; ``None`` where a score is undefined.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float | None = None
+    p_corrected: float | None = None
+
+    @property
+    def significant(self) -> bool:
+        """Whether the corrected p is below 0.05."""
+        return self.p_corrected is not None and self.p_corrected < 0.05
+
+
+def judge(difference: Difference, scale: Scale) -> str:
+    """Return the verdict on a difference.
+
+    The methods are equivalent if the whole interval lies within the smallest difference that
+    matters; otherwise the one is better or worse if the corrected p is below 0.05.
+
+    >>> scale = Scale("accuracy", lower=False, percent=True, min_difference=0.01)
+    >>> judge(Difference(0.03, 0.01, 0.05, p_corrected=0.001), scale)
+    'better'
+    >>> judge(Difference(0.002, -0.003, 0.007, p_corrected=0.4), scale)
+    'equivalent'
+    >>> judge(Difference(0.02, -0.01, 0.05, p_corrected=0.4), scale)
+    'not proven'
+    """
+    if max(-difference.low, difference.high) <= scale.min_difference:
+        return "equivalent"
+    if not difference.significant:
+        return "not proven"
+    return "better" if scale.gain(difference.value) > 0 else "worse"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a method costs; ``None`` where it is not known.
+
+    Attributes:
+        fit_seconds: of all folds; of a blend the sum of its runs, like what follows.
+        predict_seconds: per 1,000 predictions, from the features of the estimator.
+        encode_seconds: per 1,000 records, to make the vectors; ``None`` of texts. A blend encodes
+            with each dataset once.
+        size_bytes: of the run's ``model`` folder, the encoder of frozen vectors not counted.
+        milliseconds: from a text, or word, to its prediction.
+    """
+
+    fit_seconds: float | None
+    predict_seconds: float | None
+    encode_seconds: float | None
+    milliseconds: float | None
+    peak_memory_bytes: int | None
+    parameters: int | None
+    size_bytes: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method.
+
+    ``path`` is ``None`` for blends and the majority, differences of a row to itself; without
+    labelled records of a test set, or predictions for them, ``test`` is empty. The calibration
+    error of the majority is NaN: the frequencies of the classes are right on average by
+    construction. ``verdict`` is :func:`judge`'s on the difference to the baseline.
+    """
+
+    name: str
+    kind: str  # frozen, finetuned, probe, blend or majority
+    path: str | None
+    scores: dict[str, Score]
+    test: dict[str, Score]
+    to_best: Difference | None
+    to_baseline: Difference | None
+    test_to_best: Difference | None
+    test_to_baseline: Difference | None
+    cost: Cost | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The numbers of a comparison.
+
+    Attributes:
+        metric: metric that the rows are sorted by, best first.
+        best: name of the first row.
+        baseline: name of the row that others are compared with.
+        tests: number of pairs that p is corrected for.
+        records: number of records in ``folds`` and in the ``test`` set.
+        units: number of their units: groups, texts or records.
+        inputs: settings of the input that differ between runs: names of runs by value.
+        level: what the runs label: ``sentence`` (records) or ``word``, in which case numbers of
+            records are of words.
+    """
+
+    metric: str
+    best: str
+    baseline: str
+    tests: int
+    records: dict[str, int]
+    units: dict[str, int]
+    rows: tuple[Row, ...]
+    inputs: dict[str, dict[str, tuple[str, ...]]]
+    level: str = "sentence"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compared:
+    """A comparison and its sources.
+
+    Attributes:
+        table: its numbers.
+        scale: of the metric.
+        selection: the method to use, and why.
+        datasets: of the runs, as far as these still exist.
+        blends: by kind; empty for a single run. One that is not cross-fitted has no row.
+        predictions: of every row, by name.
+        differences: of every two rows on out-of-fold predictions, by their names.
+    """
+
+    table: Comparison
+    scale: Scale
+    selection: Selection
+    runs: RunSet
+    datasets: tuple[Dataset, ...]
+    blends: dict[str, Blend]
+    predictions: dict[str, Predictions]
+    differences: dict[tuple[str, str], Difference]
+
+    @property
+    def winner(self) -> Row:
+        """The row of the method to use."""
+        return self.row(self.selection.name)
+
+    def row(self, name: str) -> Row:
+        """Return the row of a method."""
+        return next(row for row in self.table.rows if row.name == name)
+
+    def to_frame(self) -> Any:
+        """Return a pandas table with a row for each method, best first, and its scores."""
+        import pandas as pd
+
+        rows = []
+        for row in self.table.rows:
+            score, gain = row.scores[self.table.metric], row.to_baseline
+            rows.append(
+                {"method": row.name, "kind": row.kind, "use": row.name == self.selection.name}
+                | {name: one.value for name, one in row.scores.items()}
+                | {"low": score.low, "high": score.high}
+                | {f"test_{name}": one.value for name, one in row.test.items()}
+                | {"gain": gain.value if gain else 0.0, "verdict": row.verdict}
+                | {"p": gain.p_corrected if gain else None}
+                | {"fit_seconds": row.cost.fit_seconds if row.cost else None}
+                | {"milliseconds": row.cost.milliseconds if row.cost else None}
+            )
+        return pd.DataFrame(rows).set_index("method")
+
+    def chosen_blend(self, kind: str) -> Blend:
+        """Return a blend by its kind, or for ``best`` the method to use, which may be a single run.
+
+        Raises:
+            UsageError: there is one run only, or the kind is unknown.
+        """
+        if kind == BEST_BLEND:
+            name = self.selection.with_model
+            if found := next((one for one in self.blends.values() if one.name == name), None):
+                return found
+            models = {run.name: (i, run) for i, run in enumerate(self.runs.models)}
+            if name not in models:
+                raise UsageError("a probe holds no model to predict with. Give a run of train.")
+            index, run = models[name]
+            return alone(name, run.predictions, index, len(models), run.content.threshold)
+        check_choice(BLENDS, blend=kind)
+        if not self.blends:
+            raise UsageError("one run cannot be blended. Give two or more.")
+        return self.blends[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The method to use: the cheapest of those that are not proven worse than the best.
+
+    Attributes:
+        name: of its row.
+        useful: whether any method is proven better than the majority, and not worse on the test
+            set.
+        equal: names of the methods that are not proven worse than the best, that one first.
+        failed: names of methods that are proven worse than another one on the test set.
+        with_model: name of the run or blend to use where a probe, which holds no model, is left
+            out.
+    """
+
+    name: str
+    useful: bool
+    equal: tuple[str, ...]
+    failed: tuple[str, ...]
+    with_model: str
+
+
+def compare(
+    runs: Sequence[str | Path],
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    min_difference: float | None = None,
+    progress: ProgressCallback = no_progress,
+) -> Compared:
+    """Return a comparison; arguments as for :func:`embedkit.compare`."""
+    opened = read_runs(runs, progress=progress)
+    records, level = opened.records, opened.runs[0].content.level
+    metric = _metric(metric, opened)
+    predictions, blends = _predictions(opened, metric)
+    chosen = _baseline(baseline, opened.runs)
+    datasets = find_datasets(opened.runs)
+    folds = {name: p.take(p.out_of_fold) for name, p in predictions.items()}
+    tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
+    scores, differences = _scores(folds, metric, progress)
+    test, on_test = _scores(tested, metric, progress)
+    scale = _scale(metric, scores[chosen][metric].value, min_difference)
+    value = {name: -scale.gain(found[metric].value) for name, found in scores.items()}
+    names = sorted(scores, key=lambda name: (np.isnan(value[name]), value[name]))
+    costs = _costs(opened, datasets, level, blends)
+    by_name = {run.name: run for run in opened.runs}
+    kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened.runs}
+    rows = tuple(
+        Row(
+            name,
+            kinds.get(name, "blend"),
+            str(by_name[name].path) if name in by_name else None,
+            scores[name],
+            test.get(name, {}),
+            differences.get((name, names[0])),
+            (gain := differences.get((name, chosen))),
+            on_test.get((name, names[0])),
+            on_test.get((name, chosen)),
+            costs.get(name),
+            judge(gain, scale) if gain else "",
+        )
+        for name in names
+    )
+    table = Comparison(
+        metric,
+        names[0],
+        chosen,
+        len(differences) // 2,
+        {"folds": len(records.first_repeat), "test": len(records.test)},
+        {
+            "folds": len(np.unique(records.group[records.out_of_fold])),
+            "test": len(np.unique(records.group[records.scored_test])),
+        },
+        rows,
+        input_differences(opened.runs),
+        level,
+    )
+    selection = _choose(rows, scale, differences, on_test)
+    return Compared(table, scale, selection, opened, datasets, blends, predictions, differences)
+
+
+def _choose(
+    rows: Sequence[Row],
+    scale: Scale,
+    differences: Mapping[tuple[str, str], Difference],
+    on_test: Mapping[tuple[str, str], Difference],
+) -> Selection:
+    """Apply the rule of :func:`embedkit.compare` to rows in order, the best first."""
+
+    def verdict(one: Row, other: str, found: Mapping[tuple[str, str], Difference]) -> str:
+        return judge(found[one.name, other], scale) if (one.name, other) in found else ""
+
+    def cheapest(known: Sequence[Row]) -> tuple[Row, list[Row]]:
+        best = known[0]
+        equal = [best, *(r for r in known[1:] if verdict(r, best.name, differences) != "worse")]
+        return min(equal, key=_price), equal
+
+    methods = [row for row in rows if row.kind != "majority"]
+    better = [row for row in methods if verdict(row, MAJORITY, differences) == "better"]
+    others = [row.name for row in better or methods] + [MAJORITY]
+    failed = [r for r in methods if any(verdict(r, o, on_test) == "worse" for o in others)]
+    useful = [row for row in better if row not in failed]
+    chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
+    with_model, _ = cheapest(
+        [row for row in useful if row.kind != "probe"]
+        or [row for row in methods if row.kind != "probe"]
+        or methods
+    )
+    return Selection(
+        chosen.name,
+        bool(useful),
+        tuple(row.name for row in equal),
+        tuple(row.name for row in failed),
+        with_model.name,
+    )
+
+
+def _price(row: Row) -> tuple[float, ...]:
+    times = (row.cost.milliseconds, row.cost.fit_seconds) if row.cost else (None, None)
+    return tuple(math.inf if time is None else float(f"{time:.2g}") for time in times)
+
+
+def _scale(metric: str, baseline: float, min_difference: float | None) -> Scale:
+    if min_difference is not None and not min_difference >= 0:
+        raise UsageError(f"min_difference={min_difference}: expected 0 or more.")
+    row = row_of(metric)
+    assert row is not None
+    if min_difference is not None:
+        margin = min_difference * _PERCENT if row.percent else min_difference
+    else:
+        margin = _PERCENT * (abs(baseline) if row.scale == "error" else 1)
+    return Scale(metric, row.lower, row.percent, margin)
+
+
+def _predictions(opened: RunSet, metric: str) -> tuple[dict[str, Predictions], dict[str, Blend]]:
+    """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
+    by_run = {run.name: run.predictions for run in opened.runs}
+    blends: dict[str, Blend] = {}
+    if len(opened.models) > 1:
+        threshold, models = _blend_threshold(metric, opened.models), opened.models
+        given = [run.predictions for run in models]
+        blends = {kind: blend(kind, given, threshold=threshold) for kind in BLENDS}
+    blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
+    if {*blended, MAJORITY} & set(by_run):
+        raise UsageError(
+            f"a run has the reserved name {MAJORITY!r} or that of a blend. Rename its folder."
+        )
+    return {**by_run, **blended, MAJORITY: opened.records.majority()}, blends
+
+
+def _scores(
+    predictions: Mapping[str, Predictions], metric: str, progress: ProgressCallback
+) -> tuple[dict[str, dict[str, Score]], dict[tuple[str, str], Difference]]:
+    """Scores of all methods on some records, and the differences of all ordered pairs.
+
+    The records choose the best method, so that p is corrected for all pairs. The methods have the
+    same units, but not the same number of repeats.
+    """
+    if not predictions:
+        return {}, {}
+    scores: dict[str, dict[str, Score]] = {}
+    influence = []
+    step = steps(progress, "scoring", len(predictions), "methods")
+    for name, taken in predictions.items():
+        metrics = metrics_of(taken, beta=beta_of(metric), baseline=name == MAJORITY)
+        shown = {
+            m: one
+            for m, one in metrics.items()
+            if m == metric or ((row := row_of(m)) is not None and row.compared)
+        }
+        moved = influences(shown, taken.group)
+        scores[name] = {}
+        for m, one in shown.items():
+            value = one.value(len(taken.row))
+            scores[name][m] = Score(value, *interval(value, moved[m], one, taken.group))
+        influence.append(moved[metric])
+        step()
+    values = np.array([found[metric].value for found in scores.values()])
+    if metric != "calibration_error" and "calibration_error" in scores[MAJORITY]:
+        scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
+    pairs = list(combinations(range(len(scores)), 2))
+    tests = paired_tests(values, np.stack(influence, axis=1), pairs)
+    names = list(scores)
+    differences: dict[tuple[str, str], Difference] = {}
+    for pair, *p_values in zip(pairs, *tests, strict=True):
+        p, corrected = (None if np.isnan(one) else float(one) for one in p_values)
+        for a, b in (pair, pair[::-1]):
+            gap = float(values[a] - values[b])
+            ends = difference_interval(gap, influence[a] - influence[b])
+            differences[names[a], names[b]] = Difference(gap, *ends, p, corrected)
+    return scores, differences
+
+
+def _metric(asked: str | None, runs: RunSet) -> str:
+    p = runs.records
+    known = list(metrics_of(p.take(p.out_of_fold)))
+    if asked is None:
+        if not p.classes:
+            return known[0]
+        contents = [run.content for run in runs.models or runs.runs]
+        return headline_metric(contents, np.bincount(p.y[p.out_of_fold]))
+    if beta_of(asked) is None or len(runs.records.classes) != 2:
+        check_choice(known, metric=asked)
+    return asked
+
+
+def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None:
+    """How blends decide: by the metric asked for, else as the runs; ``None``: the likelier."""
+    if beta_of(metric) is not None:
+        return Threshold(None, beta_of(metric))
+    if all(run.content.threshold is None for run in runs):
+        return None
+    if metric == "macro_f1":
+        return Threshold(None, None)
+    chosen = [name for run in runs if (name := run.content.threshold_metric)]
+    return Threshold.parse(chosen[0] if chosen else "f1")
+
+
+def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
+    names = [*(run.name for run in runs), MAJORITY]
+    if asked is None:
+        tfidf = [run.name for run in runs if run.content.features == "tfidf"]
+        return tfidf[0] if tfidf else MAJORITY
+    if asked in names:
+        return asked
+    for run in runs:
+        if run.path.resolve() == Path(asked).resolve():
+            return run.name
+    raise UsageError(
+        f"baseline={asked!r}: expected one of {', '.join(names)}.{did_you_mean(asked, names)}"
+    )
+
+
+def _costs(
+    opened: RunSet, datasets: Sequence[Dataset], level: str, blends: Mapping[str, Blend]
+) -> dict[str, Cost]:
+    encoding = {d.manifest.fingerprint: d.encode_seconds_of(level) for d in datasets}
+    costs = {}
+    for run in opened.runs:
+        content = run.content
+        cost, predict = content.cost, content.cost.predict_seconds
+        if predict is not None:
+            predict = predict / len(run.predictions.out_of_fold) * 1_000
+        encode = encoding.get(content.dataset.fingerprint) if content.views else None
+        known = predict is not None and (encode is not None or not content.views)
+        costs[run.name] = Cost(
+            fit_seconds=cost.fit_seconds,
+            predict_seconds=predict,
+            encode_seconds=encode,
+            milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
+            peak_memory_bytes=cost.peak_memory_bytes,
+            parameters=cost.parameters,
+            size_bytes=storage.tree_bytes(run.path / "model"),
+            device=cost.device,
+        )
+    if blends:
+        each = [costs[run.name] for run in opened.models]
+        encoders = {r.content.dataset.fingerprint for r in opened.models if r.content.views}
+        encode = _sum([encoding.get(fingerprint) for fingerprint in encoders])
+        predict = _sum([one.predict_seconds for one in each])
+        together = Cost(
+            fit_seconds=_sum([one.fit_seconds for one in each]),
+            predict_seconds=predict,
+            encode_seconds=encode if encoders else None,
+            milliseconds=_sum([predict, encode]),
+            peak_memory_bytes=None,
+            parameters=None,
+            size_bytes=sum(one.size_bytes for one in each),
+            device=", ".join(dict.fromkeys(one.device for one in each)),
+        )
+        costs |= {one.name: together for one in blends.values()}
+    return costs
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum, if all values are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

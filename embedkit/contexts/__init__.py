@@ -1,0 +1,1 @@
+"""Words in context: their uses, clusters of uses, and senses by layer."""

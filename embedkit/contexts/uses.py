@@ -1,0 +1,529 @@
+"""The uses of a word with their vectors.
+
+The vector of a use is the mean over the tokens that touch the word, so that 배 in 배를 is compared
+without its particle where the tokenizer splits them. Uses come from the word or token table of a
+dataset, or from sentences that are encoded on the spot.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from embedkit.choices import MATCHES, check_choice
+from embedkit.dataset.format import Layout
+from embedkit.dataset.read import VectorData, load
+from embedkit.display import Shown
+from embedkit.encoding.views import LayerSpec
+from embedkit.errors import UsageError
+from embedkit.search.exact import unit_rows
+from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+
+if TYPE_CHECKING:
+    from embedkit.encoding.encoder import Encoder
+
+logger = logging.getLogger(__name__)
+
+
+EDGES = ".,!?;:\"'()[]…“”‘’~"
+"""Marks that stand around words."""
+
+_PARTICLES = (
+    "(?:(?:에게서|에서|에게|한테|으로|부터|까지|처럼|보다|마다|밖에|이랑|이나|이며|이고|라고|조차"
+    "|마저|을|를|이|가|은|는|의|에|와|과|로|도|만|랑|나|고|며)"
+    "(?:는|은|도|만|의|서|부터|까지)?)?"
+)
+_HANGUL = re.compile(r"[가-힣]+")
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
+_GOES_ON = "(?![\u0300-\u036f\u11a8-\u11ff])"  # an accent or final consonant, decomposed
+
+
+def find_word(text: str, word: str, *, match: str = "word") -> list[tuple[int, int]]:
+    """Find the character spans of a word in a text; particles are not part of a span.
+
+    Case is ignored, and composed (NFC) and decomposed (NFD) letters are the same.
+
+    >>> find_word("Bank of the BANK, banks", "bank")
+    [(0, 4), (12, 16)]
+
+    ``word`` matches the whole word, in Hangul also with particles, ``start`` also longer words
+    that begin with it. Japanese, which has no spaces, is always matched ``anywhere``.
+    """
+    if not word.strip():
+        raise UsageError("the word is empty.")
+    check_choice(MATCHES, match=match)
+    return [found.span() for found in _pattern(word, match).finditer(text)]
+
+
+@lru_cache(maxsize=16)
+def _pattern(word: str, match: str) -> re.Pattern[str]:
+    composed = unicodedata.normalize("NFC", word)
+    pattern = re.escape(composed) + _GOES_ON
+    if match != "anywhere" and not _UNSPACED.search(word):
+        pattern = r"(?<!\w)" + pattern
+        if match == "word":
+            tail = _PARTICLES if _HANGUL.fullmatch(composed) else ""
+            pattern += rf"(?={tail}(?!\w))"
+    return re.compile(f"{pattern}|{unicodedata.normalize('NFD', pattern)}", re.IGNORECASE)
+
+
+MOST_USES = 1_000
+"""Largest number of uses that are taken of a dataset."""
+
+_TEXTS_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of a word: characters ``start`` to ``end`` of the text of a record."""
+
+    row: int
+    id: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class UseVectors:
+    """Uses with their vectors, ``(uses, width)`` by layer name."""
+
+    uses: tuple[Use, ...]
+    vectors: dict[str, Float32]
+    skipped: int  # uses without a kept token, since the text was cut before them
+    data: VectorData | None = None
+
+
+def uses_in_dataset(
+    dataset: str | Path, word: str, *, match: str = "word", seed: int = 0
+) -> UseVectors:
+    """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
+    data = _with_words(dataset)
+    records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
+    found = _find_uses(records, word, match, str(dataset))
+    return _with_vectors(data, found, f"{word!r} occurs", seed)
+
+
+def uses_of_spans(
+    dataset: str | Path, span: tuple[str, str], *, word: str | None = None, seed: int = 0
+) -> tuple[UseVectors, tuple[str, ...]]:
+    """Take uses from columns of the corpus, and the word of each; empty spans are skipped.
+
+    The word is that of the column ``word`` where the dataset has one, else the text of the span.
+    """
+    data = _with_words(dataset)
+    names = data.column("word") if "word" in data.columns else [None] * len(data)
+    ends = [data.column(name) for name in span]
+    found, words = [], {}
+    for row, id_, text, *given, name in zip(
+        data.row.tolist(), data.ids.tolist(), data.text, *ends, names, strict=True
+    ):
+        if all(value is None or value == "" for value in given):
+            continue
+        try:
+            start, end = (int(str(value)) for value in given)
+        except ValueError:
+            start, end = -1, -1
+        if not 0 <= start < end <= len(text):
+            raise UsageError(
+                f"span={','.join(span)!r}: {given[0]!r} to {given[1]!r} in row {row} is not a span "
+                f"of its text of {len(text)} characters; expected 0 <= start < end."
+            )
+        named = _folded(name or text[start:end])
+        if word is None or _folded(word) in (named, _folded(text[start:end])):
+            use = Use(row, id_, text, start, end)
+            found.append(use)
+            words[use] = named
+    if not found:
+        raise UsageError(
+            f"no record of {dataset} has a use{f' of {word!r}' if word else ''} in "
+            f"{' and '.join(span)}."
+        )
+    if word is None and len(found) < len(data):
+        logger.warning("%d records have no %s", len(data) - len(found), " and ".join(span))
+    made = _with_vectors(data, found, "spans are", seed)
+    return made, tuple(words[use] for use in made.uses)
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", str(text)).casefold().strip()
+
+
+def _with_words(dataset: str | Path) -> VectorData:
+    """The dataset; an error if it has no word vectors or texts."""
+    data = load(dataset)
+    if not any(Layout(data.path).shard_files(kind) for kind in ("tokens", "words")):
+        raise UsageError(
+            f"{dataset} has no word vectors. Extract it again with words='mean' or tokens=True, "
+            "or use sentences."
+        )
+    if "text" not in data.columns:
+        raise UsageError(f"{dataset} stores no texts, so words cannot be looked for.")
+    return data
+
+
+def _with_vectors(data: VectorData, found: list[Use], what: str, seed: int) -> UseVectors:
+    if len(found) > MOST_USES:
+        logger.info("a random sample of %d of %d uses", MOST_USES, len(found))
+        drawn = np.random.default_rng(seed).choice(len(found), MOST_USES, replace=False)
+        found = [found[int(i)] for i in np.sort(drawn)]
+    rows = np.array([use.row for use in found])
+    kind = "tokens" if Layout(data.path).shard_files("tokens") else "words"
+    tables = layer_tables(data, kind, rows=np.unique(rows))
+    made = _means(tables, rows, [(use.start, use.end) for use in found])
+    return _kept(found, *made, f"{what} only where the texts of {data.path} were cut.", data)
+
+
+def uses_in_texts(
+    encoder: Encoder,
+    texts: Sequence[str],
+    word: str,
+    layers: Sequence[LayerSpec],
+    *,
+    match: str = "word",
+) -> UseVectors:
+    """Find the uses of a word in sentences and encode them."""
+    records = ((row, str(row), text) for row, text in enumerate(texts))
+    uses = _find_uses(records, word, match, "the sentences")
+    names = [spec.name for spec in layers]
+
+    def tables() -> Iterator[LayerTable]:
+        for start in range(0, len(uses), _TEXTS_AT_ONCE):
+            some = [use.text for use in uses[start : start + _TEXTS_AT_ONCE]]
+            tokens = encoder.encode_tokens(some, layers=names)
+            spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
+            yield LayerTable(tokens.row + start, spans, None, tokens.vectors)
+
+    return _kept(
+        uses,
+        *_means(tables(), np.arange(len(uses)), [(use.start, use.end) for use in uses]),
+        f"{word!r} occurs only where the sentences are cut: the model takes "
+        f"{encoder.max_length} tokens.",
+    )
+
+
+def _kept(
+    uses: Sequence[Use],
+    vectors: dict[str, Float32],
+    there: Bool,
+    none: str,
+    data: VectorData | None = None,
+) -> UseVectors:
+    """The uses that have vectors; an error with the message ``none`` if there are none."""
+    if not there.any():
+        raise UsageError(none)
+    kept = tuple(compress(uses, there))
+    vectors = {name: values[there] for name, values in vectors.items()}
+    return UseVectors(kept, vectors, len(uses) - len(kept), data)
+
+
+def _find_uses(
+    records: Iterable[tuple[int, str, str]], word: str, match: str, where: str
+) -> list[Use]:
+    """The uses of a word in records with row, id and text; an error if there is none."""
+    uses = [
+        Use(row, id_, text, start, end)
+        for row, id_, text in records
+        for start, end in find_word(text, word, match=match)
+    ]
+    if not uses:
+        raise UsageError(
+            f"{word!r} does not occur in {where} as a word; match='start' finds it at the "
+            "beginning of longer words, match='anywhere' inside of them."
+        )
+    return uses
+
+
+def _means(
+    tables: Iterable[LayerTable], rows: Int64, spans: Sequence[tuple[int, int]]
+) -> tuple[dict[str, Float32], Bool]:
+    """Means over the lines that touch a span of a record, zeros without one, and whether some do.
+
+    A record may continue in the next table.
+    """
+    sums: dict[str, Float32] = {}
+    counts = np.zeros(len(rows), np.int64)
+    for table in tables:
+        for number in np.flatnonzero(np.isin(rows, table.row)).tolist():
+            first, last = np.searchsorted(table.row, (rows[number], rows[number] + 1))
+            (start, end), (left, right) = spans[number], table.spans[first:last].T
+            # special tokens are nowhere: from 0 to 0
+            lines = first + np.flatnonzero((left < end) & (right > start) & (right > left))
+            counts[number] += len(lines)
+            for name, matrix in table.layers.items():
+                total = sums.setdefault(name, np.zeros((len(rows), matrix.shape[1]), np.float32))
+                total[number] += matrix[lines].sum(axis=0)
+    each = np.maximum(counts, 1)[:, None]
+    means = {name: np.asarray(total / each, np.float32) for name, total in sums.items()}
+    return means, counts > 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTable:
+    """Some lines of the word or token table of a dataset."""
+
+    row: Int64  # ascending
+    spans: Int64  # ``(n, 2)`` first character and end
+    text: list[str] | None  # the words; ``None`` for tokens
+    layers: dict[str, Float32]
+
+
+def layer_tables(
+    data: VectorData, kind: str, *, rows: Int64 | None = None, layers: Sequence[str] | None = None
+) -> Iterator[LayerTable]:
+    """Read ``words`` or ``tokens`` by row groups, without special tokens and second texts."""
+    widths = data.manifest.columns_of(kind)
+    names = list(widths) if layers is None else [f"layer_{name}" for name in layers]
+    edges = np.cumsum([widths[name] for name in names])[:-1]
+    table = load(data.path, names, level=kind.removesuffix("s"))
+    wanted = [
+        n for n in ("row", "start", "end", "text", "segment", "special") if n in table.columns
+    ]
+    for block in table.reader.blocks:
+        columns = table.reader.scalars_of(block, wanted)
+        chosen = np.ones(block.rows, bool)
+        if rows is not None:
+            chosen &= np.isin(columns.column("row").to_numpy(), rows)
+        if "segment" in wanted:
+            chosen &= columns.column("segment").to_numpy() == 0
+        if "special" in wanted:
+            chosen &= ~columns.column("special").to_numpy()
+        if rows is not None and not chosen.any():
+            continue
+        columns = columns.filter(pa.array(chosen))
+        parts = np.split(table.reader.vectors_of(block)[chosen], edges, axis=1)
+        spans = [columns.column(name).cast(pa.int64()).to_numpy() for name in ("start", "end")]
+        yield LayerTable(
+            columns.column("row").to_numpy(),
+            np.stack(spans, axis=1),
+            columns.column("text").to_pylist() if "text" in wanted else None,
+            {name.removeprefix("layer_"): part for name, part in zip(names, parts, strict=True)},
+        )
+
+
+_MOST_CLUSTERS = 6
+_LEAST_SILHOUETTE = 0.1
+_SAMPLED_RECORDS = 1_000
+_NEIGHBOURS = 8
+_CANDIDATES = 60
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """Mean cosines of the uses at one layer."""
+
+    layer: str
+    cosine: float  # of two different uses
+    within: float  # of two uses of one cluster
+    between: float  # of two uses of different clusters
+    others: float  # of any two words of the dataset: the baseline; NaN without a word table
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WordReport(Shown):
+    """The uses of a word compared with each other and with other words."""
+
+    word: str
+    layer: str  # of ``cosines``, clusters and neighbours
+    uses: tuple[Use, ...]
+    cosines: Float32  # ``(uses, uses)``
+    clusters: Int64  # cluster of each use, from 0, the largest first
+    examples: tuple[tuple[int, ...], ...]  # the uses nearest to the mean of each cluster
+    layers: tuple[LayerReport, ...]
+    neighbours: tuple[tuple[Nearby, ...], ...]  # of each cluster; empty without a word table
+    skipped: int  # uses without a kept token, since the text was cut before them
+
+
+def describe_uses(
+    found: UseVectors,
+    word: str,
+    *,
+    layer: LayerSpec | None = None,
+    clusters: int | None = None,
+    seed: int = 0,
+) -> WordReport:
+    """Compare the uses of a word with each other and with other words.
+
+    ``layer``, by default the last one, is for clusters and neighbours. Without ``clusters`` their
+    number is that with the highest silhouette, at most six.
+    """
+    vectors = dict(found.vectors)
+    chosen = list(vectors)[-1] if layer is None else layer.name
+    parts = [chosen] if layer is None or chosen in vectors else [str(i) for i in layer.layers]
+    if not vectors.keys() >= set(parts):
+        raise UsageError(f"layer={chosen!r}: expected one of {', '.join(vectors)}.")
+    vectors[chosen] = _combined(chosen, [vectors[part] for part in parts])
+    units = {name: unit_rows(values) for name, values in vectors.items()}
+    unit = units[chosen]
+    labels = _clusters(unit, clusters)
+    means = [unit[labels == c].mean(axis=0) for c in range(labels.max() + 1)]
+    examples = []
+    for c, mean in enumerate(means):
+        mine = np.flatnonzero(labels == c)
+        order = mine[np.argsort(-(unit[mine] @ mean), kind="stable")]
+        examples.append(tuple(int(i) for i in order[:3]))
+    data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
+    any_two = {} if data is None else _mean_cosines(data, seed)
+    near: tuple[tuple[Nearby, ...], ...] = ()
+    if data is not None:
+        centers = {chosen: unit_rows(np.array(means, np.float32))}
+        (near,) = nearest_words(
+            data, centers, [word] * len(means), parts={chosen: parts}, count=_NEIGHBOURS
+        )
+    different, same = ~np.eye(len(labels), dtype=bool), labels[:, None] == labels
+    layers = []
+    for name, of_layer in units.items():
+        cosines = of_layer @ of_layer.T
+        layers.append(
+            LayerReport(
+                layer=name,
+                cosine=_mean(cosines[different]),
+                within=_mean(cosines[different & same]),
+                between=_mean(cosines[~same]),
+                others=any_two.get(name, _NAN),
+            )
+        )
+    return WordReport(
+        word=word,
+        layer=chosen,
+        uses=found.uses,
+        cosines=unit @ unit.T,
+        clusters=labels,
+        examples=tuple(examples),
+        neighbours=near,
+        skipped=found.skipped,
+        layers=tuple(layers),
+    )
+
+
+def _combined(layer: str, parts: Sequence[Float32]) -> Float32:
+    """Vectors of a combination: as they are means over tokens, the combination of the means."""
+    if len(parts) == 1:
+        return parts[0]
+    if layer.startswith("concat"):
+        return np.concatenate(parts, axis=1)
+    total = np.sum(parts, axis=0)
+    return np.asarray(total / len(parts) if layer.startswith("mean") else total, np.float32)
+
+
+def _clusters(unit: Float32, count: int | None) -> Int64:
+    """Clusters by average linkage of cosines, numbered from the largest."""
+    from sklearn.cluster import AgglomerativeClustering
+    from sklearn.metrics import silhouette_score
+
+    n = len(unit)
+    distance = np.clip(1 - unit @ unit.T, 0, 2).astype(np.float64)
+    np.fill_diagonal(distance, 0)
+
+    def cut(k: int) -> Int64:
+        made = AgglomerativeClustering(k, metric="precomputed", linkage="average")
+        return np.asarray(made.fit_predict(distance), np.int64)
+
+    labels = np.zeros(n, np.int64)
+    if count is not None:
+        labels = cut(min(count, n)) if n > 1 and count > 1 else labels
+    elif n > 2:
+        tried = [cut(k) for k in range(2, min(_MOST_CLUSTERS, n - 1) + 1)]
+        scores = [silhouette_score(distance, one, metric="precomputed") for one in tried]
+        if max(scores) >= _LEAST_SILHOUETTE:
+            labels = tried[int(np.argmax(scores))]
+    order = np.argsort(-np.bincount(labels), kind="stable")
+    return np.argsort(order, kind="stable")[labels]
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else _NAN
+
+
+def _mean_cosines(data: VectorData, seed: int) -> dict[str, float]:
+    """Mean cosine of any two words of a random sample of records, by layer."""
+    random = np.random.default_rng(seed)
+    rows = random.choice(data.row, min(len(data), _SAMPLED_RECORDS), replace=False)
+    n = 0
+    sums: dict[str, Float64] = {}
+    squares: dict[str, float] = {}
+    for table in layer_tables(data, "words", rows=np.sort(rows)):
+        n += len(table.row)
+        for name, values in table.layers.items():
+            unit = unit_rows(values).astype(np.float64)
+            sums[name] = sums.get(name, np.float64(0)) + unit.sum(axis=0)
+            squares[name] = squares.get(name, 0.0) + float(np.sum(unit**2))
+    if n < 2:
+        return {}
+    return {name: float((np.sum(sums[name] ** 2) - squares[name]) / (n * (n - 1))) for name in sums}
+
+
+@dataclass(frozen=True, slots=True)
+class Nearby:
+    """Another word, and the ``cosine`` of its nearest use."""
+
+    word: str
+    cosine: float
+
+
+def nearest_words(
+    data: VectorData,
+    units: Mapping[str, Float32],
+    words: Sequence[str],
+    *,
+    count: int,
+    parts: Mapping[str, Sequence[str]] | None = None,
+    rows: Int64 | None = None,
+    means: Mapping[str, Float32] | None = None,
+    progress: ProgressCallback = no_progress,
+) -> tuple[tuple[tuple[Nearby, ...], ...], ...]:
+    """Other words nearest to unit vectors ``(n, width)``, by layer and vector, each form once.
+
+    Vector ``i`` is of the word ``words[i]``, whose longer forms are left out, as are the words of
+    record ``rows[i]``. ``parts`` are the stored layers of a combination. ``means`` are subtracted
+    from the stored vectors, layer by layer.
+    """
+    best: list[list[dict[str, float]]] = [[{} for _ in words] for _ in units]
+    stored = {name: (parts or {}).get(name, [name]) for name in units}
+    done = 0
+    for table in layer_tables(data, "words", layers=sorted(set(chain(*stored.values())))):
+        forms = [
+            unicodedata.normalize("NFC", text).casefold().strip(EDGES) for text in table.text or ()
+        ]
+        own = {
+            word: np.array(
+                [not form or bool(find_word(form, word, match="start")) for form in forms]
+            )
+            for word in set(words)
+        }
+        for found, (name, unit) in zip(best, units.items(), strict=True):
+            vectors = _combined(name, [table.layers[part] for part in stored[name]])
+            scores = unit @ unit_rows(vectors - (means or {}).get(name, np.float32(0))).T
+            for i, line in enumerate(scores):
+                line[own[words[i]]] = -np.inf
+                if rows is not None:
+                    line[table.row == rows[i]] = -np.inf
+                _keep_best(found[i], line, forms, count)
+        done += len(table.row)
+        progress(Progress("comparing with other words", done, None, "words"))
+    return tuple(
+        tuple(tuple(Nearby(form, cosine) for form, cosine in near.items()) for near in found)
+        for found in best
+    )
+
+
+def _keep_best(near: dict[str, float], scores: Float32, forms: Sequence[str], count: int) -> None:
+    most = min(_CANDIDATES, len(scores))
+    for j in np.argpartition(-scores, most - 1)[:most]:
+        if scores[j] > near.get(forms[j], -1.0):
+            near[forms[j]] = float(scores[j])
+    kept = sorted(near.items(), key=lambda one: -one[1])[:count]
+    near.clear()
+    near.update(kept)

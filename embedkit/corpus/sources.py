@@ -1,0 +1,451 @@
+"""Open input files and their physical lines; tables of rows, which all readers are."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+
+from embedkit.errors import CorpusError
+
+MAX_RECORD_BYTES = 16 << 20
+"""Longer records are rejected, and reading continues on the next line."""
+
+PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
+"""Suffixes of compressed files; the first bytes tell which compression it is."""
+
+_EXCERPT = 200
+_MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
+_HEAD = 1 << 16
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"PK\x03\x04": "zip",
+}
+_FOREIGN = {
+    "a PDF": (0, b"%PDF-"),
+    "a PNG image": (0, b"\x89PNG\r\n"),
+    "a JPEG image": (0, b"\xff\xd8\xff"),
+    "a SQLite database": (0, b"SQLite format 3\x00"),
+    "a tar archive": (257, b"ustar"),
+    "a 7z archive": (0, b"7z\xbc\xaf\x27\x1c"),
+    "a RAR archive": (0, b"Rar!\x1a\x07"),
+    "an old Office document": (0, b"\xd0\xcf\x11\xe0\xa1\xb1"),
+    "an HDF5 file": (0, b"\x89HDF\r\n"),
+    "a Parquet file": (0, b"PAR1"),
+    "an Arrow file": (0, b"ARROW1"),
+}
+"""Files that are not text, whatever their name: position and content of their signature."""
+_WIDE_BOMS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One physical line without its end.
+
+    Numbers begin at 1, ``offset`` is in the decompressed stream, ``length`` includes the line end.
+    Of lines over :data:`MAX_RECORD_BYTES` (``too_long``) ``data`` has the first 200 bytes.
+    """
+
+    number: int
+    offset: int
+    length: int
+    data: bytes
+    too_long: bool = False
+
+
+def first_bytes(path: Path) -> bytes:
+    """The first eight bytes of a file on disk, which tell its compression."""
+    with _opened(path) as stream:
+        return stream.read(8) or b""
+
+
+def compression_of(head: bytes, path: Path) -> str | None:
+    """Name of the compression by the first bytes, ``None`` for plain files."""
+    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    if kind in ("zip", "xz"):
+        raise CorpusError(
+            f"{path} is a {kind} file; plain, gzip, zstd and bzip2 files are read. "
+            f"Unpack it first, or pipe it: unpack-command {path.name} | embedkit extract - ..."
+        )
+    return kind
+
+
+class Source:
+    """One open input file: an iterator of its lines, blank ones included, that takes lines back.
+
+    UTF-16 and UTF-32 are transcoded to UTF-8, so ``encoding`` is UTF-8 then and offsets are those
+    of the UTF-8 stream; every other encoding is decoded row by row, unless ``transcode`` is set.
+    """
+
+    def __init__(self, path: Path, *, encoding: str = "utf-8", transcode: bool = False) -> None:
+        self.path = path
+        self._transcode = transcode or is_wide(encoding)
+        self.encoding = "utf-8" if self._transcode else encoding
+        self._file = _opened(path)
+        self.size = path.stat().st_size
+        try:
+            compression = compression_of(self._file.read(8) or b"", path)
+            self._file.seek(0)
+            self._stream = self._readable(compression, encoding)
+            self._number = self._offset = 0
+            self._returned: deque[Line] = deque()
+            self._check_head(encoding)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _readable(self, compression: str | None, encoding: str) -> io.BufferedReader:
+        raw: Any = io.BufferedReader(self._file, _HEAD)
+        if compression:
+            # pyarrow reports a truncated archive; gzip does too, python-zstandard does not
+            raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
+            raw = io.BufferedReader(raw, _HEAD)
+        if self._transcode:
+            raw = io.BufferedReader(
+                cast(io.RawIOBase, _Transcoded(raw, encoding, self.path)), _HEAD
+            )
+        return cast(io.BufferedReader, raw)
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, and drop the lines that were given back."""
+        self._returned.clear()
+        self._stream.close()
+        self._file.close()
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the file's bytes that has been read, 0 to 1."""
+        return min(1.0, self._file.tell() / self.size) if self.size else 1.0
+
+    def __iter__(self) -> Iterator[Line]:
+        return self
+
+    def __next__(self) -> Line:
+        if self._returned:
+            return self._returned.popleft()
+        data = self._guarded(self._stream.readline, MAX_RECORD_BYTES + 1)
+        if not data:
+            raise StopIteration
+        self._number += 1
+        offset, length = self._offset, len(data)
+        if self._number == 1 and not data.endswith(b"\n") and b"\r" in data:
+            raise CorpusError(
+                f"{self.path} has lines that end in a carriage return alone. "
+                "Convert it first: tr '\\r' '\\n' < old > new."
+            )
+        if too_long := length > MAX_RECORD_BYTES:
+            rest = data
+            while rest and not rest.endswith(b"\n"):
+                rest = self._guarded(self._stream.readline, MAX_RECORD_BYTES)
+                length += len(rest)
+        self._offset += length
+        if too_long:
+            data = data[:_EXCERPT]
+        elif data.endswith(b"\n"):
+            data = data[:-1].removesuffix(b"\r")
+        return Line(self._number, offset, length, data, too_long)
+
+    def array_items(self) -> Iterator[Line]:
+        """The elements of a JSON array instead of the lines; one of them is in memory."""
+        buffer, at, depth, in_string = bytearray(), 0, 0, False
+        number, dropped, ends = 1, 0, 0  # bytes and line ends of a long element that were dropped
+        while chunk := self._guarded(self._stream.read1, _HEAD):
+            buffer += chunk
+            while match := (_IN_STRING if in_string else _MARK).search(buffer, at):
+                at, mark = match.end(), match[0]
+                if in_string or mark == b'"':
+                    in_string = not in_string or mark != b'"'
+                    continue
+                depth += (mark in b"[{") - (mark in b"]}")
+                ends_item = (mark == b"," and depth == 1) or (mark == b"]" and depth == 0)
+                if not ends_item and (mark != b"[" or depth != 1):
+                    continue
+                raw = bytes(buffer[: at - 1])
+                lead, data = len(raw) - len(raw.lstrip()), raw.strip()
+                if ends_item and (data or mark == b","):
+                    length, line = len(data) + dropped, number + raw.count(b"\n", 0, lead)
+                    long = length > MAX_RECORD_BYTES
+                    data = data[:_EXCERPT] if long else data
+                    yield Line(line, self._offset + lead, length, data, long)
+                number += buffer.count(b"\n", 0, at) + ends
+                self._offset += at + dropped
+                del buffer[:at]
+                at = dropped = ends = 0
+            at = max(at, len(buffer) - buffer.endswith(b"\\"))
+            if at > MAX_RECORD_BYTES:
+                ends += buffer.count(b"\n", _EXCERPT, at)
+                dropped += at - _EXCERPT
+                del buffer[_EXCERPT:at]
+                at = _EXCERPT
+        if depth or buffer.strip():
+            raise CorpusError(
+                f"{self.path}: its array {'is not closed' if depth else 'is not all of it'}. The "
+                "file may be cut off: fetch it again."
+            )
+
+    def seek(self, number: int, offset: int) -> bool:
+        """Continue with the line that begins at a byte; ``False`` for a packed or wide file."""
+        if not isinstance(self._stream.raw, io.FileIO):
+            return False
+        self._returned.clear()
+        self._stream.seek(offset)
+        self._number, self._offset = number - 1, offset
+        return True
+
+    def back(self, lines: Sequence[Line]) -> None:
+        """Yield these lines again, before all others."""
+        self._returned.extendleft(reversed(lines))
+
+    def head(self) -> bytes:
+        """The first bytes of the decompressed stream, without consuming them."""
+        return self._guarded(self._stream.peek, _HEAD)[:_HEAD]
+
+    def _guarded(self, read: Callable[[int], bytes], size: int) -> bytes:
+        try:
+            return read(size)
+        except (OSError, EOFError) as error:
+            raise CorpusError(
+                f"{self.path}: the file cannot be read to its end ({error}). It may be cut off: "
+                "fetch it again, and pass overwrite=True if shards of it were already made."
+            ) from error
+
+    def _check_head(self, encoding: str) -> None:
+        head = self.head()
+        for kind, (at, mark) in _FOREIGN.items():
+            if head.startswith(mark, at):
+                raise CorpusError(
+                    f"{self.path} is {kind}, and a text file was expected. Give the file that "
+                    "holds the texts, or name its kind with format=."
+                )
+        if head.startswith(codecs.BOM_UTF8):
+            self._stream.read(len(codecs.BOM_UTF8))
+            self._offset = len(codecs.BOM_UTF8)
+        elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
+            raise CorpusError(
+                f"{self.path} looks like {wide.upper()}, and {encoding} was expected. "
+                f"Use encoding={wide!r}."
+            )
+        elif head.count(0) > len(head) / 100:
+            raise CorpusError(
+                f"{self.path} holds NUL bytes ({head.count(0)} in the first {len(head)}): it is "
+                "binary, or UTF-16 without a mark. Use encoding='utf-16-le' or 'utf-16-be', or "
+                "pass a text file."
+            )
+
+
+class _Transcoded(io.RawIOBase):
+    """UTF-16 or UTF-32 bytes read as UTF-8."""
+
+    def __init__(self, stream: BinaryIO, encoding: str, path: Path) -> None:
+        self._text = io.TextIOWrapper(stream, encoding, newline="")
+        self._encoding, self._path = encoding, path
+        self._pending = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(cast(bytearray, buffer))
+        try:
+            self._pending = self._pending or self._text.read(_HEAD).encode("utf-8")
+        except UnicodeError as error:
+            raise CorpusError(
+                f"{self._path} is not valid {self._encoding}: {error}. Pass the right encoding=."
+            ) from error
+        count = min(len(view), len(self._pending))
+        view[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
+        return count
+
+
+def is_wide(encoding: str) -> bool:
+    """Whether a line feed takes several bytes, so that lines cannot be found in the bytes."""
+    return codecs.lookup(encoding).name.replace("_", "-").startswith(("utf-16", "utf-32"))
+
+
+def _opened(path: Path) -> io.FileIO:
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be opened: {error.strerror}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the files of a corpus are written; fields as for :class:`~embedkit.corpus.CorpusOptions`.
+
+    ``quoting`` is settled: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
+    """
+
+    format: str
+    encoding: str = "utf-8"
+    delimiter: str = "\t"
+    quoting: str = "none"
+    header: bool = True
+
+
+Cell = str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A readable record: its chosen cells, its position, and spans of words if they are marked."""
+
+    line: int | None
+    offset: int | None
+    length: int
+    cells: tuple[Cell, ...]
+    spans: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """An unreadable record: reason in one word, detail for people, first bytes."""
+
+    line: int | None
+    offset: int | None
+    length: int
+    reason: str
+    detail: str
+    excerpt: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a record begins: its file, its number in the corpus and in the file, line and byte."""
+
+    file: int
+    row: int
+    file_row: int
+    line: int | None
+    offset: int | None
+
+
+class BadRecordError(Exception):
+    """An unreadable record: reason in one word, detail for people."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+class NotText(str):
+    """Literal form of a number, a date or a list."""
+
+    __slots__ = ()
+
+
+class Table(ABC):
+    """One open input file; ``blank`` counts the blank lines skipped so far."""
+
+    path: Path
+    columns: list[str]
+    word_columns: tuple[str, ...] = ()  # with a value for each word, separated by tabs
+    blank: int = 0
+
+    @property
+    @abstractmethod
+    def fraction(self) -> float:
+        """Progress in the file, 0 to 1."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    @abstractmethod
+    def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
+        """Yield the chosen columns of every record; cells keep their literal form (``007``)."""
+
+    def seek(self, place: Place) -> bool:
+        """Continue with the record at a place; ``False`` if only a whole file can be read."""
+        return False
+
+    def check_column(self, name: str, *, role: str) -> None:  # noqa: B027 - a default
+        """Raise a :class:`CorpusError` if the type of a column does not suit its role."""
+
+
+class TextTable(Table):
+    """A text file; a subclass defines its records."""
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self.path, self._dialect = path, dialect
+        self._lines = Source(path, encoding=dialect.encoding)
+        self._encoding = self._lines.encoding  # the source may have transcoded the file
+        try:
+            self.columns = self._read_columns()
+        except BaseException:
+            self._lines.close()
+            raise
+
+    @abstractmethod
+    def _read_columns(self) -> list[str]:
+        """Read the names of the columns from the first lines."""
+
+    @property
+    def fraction(self) -> float:
+        """Progress by bytes."""
+        return self._lines.fraction
+
+    def seek(self, place: Place) -> bool:
+        """Continue with the record at a place; ``False`` for a packed file."""
+        if place.line is None or place.offset is None:
+            return False
+        return self._lines.seek(place.line, place.offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def check_encoding(path: Path, encoding: str, *, bad: int, seen: int) -> None:
+    """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
+    if bad * 2 > seen:
+        raise CorpusError(
+            f"{path}: {bad} of the first {seen} records are not {encoding}. Pass its encoding, "
+            "for instance encoding='cp949' (Korean) or encoding='shift_jis' (Japanese)."
+        )
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether a text holds half of a surrogate pair and so cannot be written as UTF-8."""
+    if text.isascii():
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def bad_row(lines: Sequence[Line], reason: str, detail: str) -> BadRow:
+    """The reject for a record of these physical lines."""
+    first, length = lines[0], sum(line.length for line in lines)
+    return BadRow(first.number, first.offset, length, reason, detail, first.data[:200])
+
+
+def too_long(line: Line) -> BadRow:
+    """The reject for a line over the limit."""
+    detail = f"{line.length} bytes, at most {MAX_RECORD_BYTES} are read"
+    return bad_row([line], "record_too_long", detail)

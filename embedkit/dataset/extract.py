@@ -1,0 +1,689 @@
+"""Extraction of a dataset from a corpus: :func:`extract`, its plan and its estimate."""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from embedkit import storage
+from embedkit.choices import Pooling
+from embedkit.corpus import (
+    CorpusLike,
+    CorpusOptions,
+    CorpusPlan,
+    CorpusReader,
+    Record,
+    hash_inputs,
+    input_files,
+    plan_corpus,
+)
+from embedkit.corpus.memory import paths_of
+from embedkit.corpus.plan import CorpusSettings
+from embedkit.corpus.sources import PACKED_SUFFIXES
+from embedkit.dataset.fold_models import (
+    SeenRecords,
+    find_fold_models,
+    find_run_of,
+    keys_of,
+    load_encoder,
+)
+from embedkit.dataset.format import (
+    FORMAT_VERSION,
+    RESERVED,
+    ExtractSettings,
+    InputSettings,
+    JobSettings,
+    Layout,
+    Manifest,
+    ModelSettings,
+    Names,
+    Receipt,
+    SourceFile,
+    StorageSettings,
+    Totals,
+    VectorChoices,
+    VectorOptions,
+    read_manifest,
+    tokenizer_settings,
+)
+from embedkit.dataset.job import (
+    Job,
+    ShardPlan,
+    ShardRange,
+    ShardReader,
+    already_complete,
+    open_job,
+    recorded_inputs,
+    recorded_precision,
+)
+from embedkit.dataset.shards import (
+    ExtractPlan,
+    Shard,
+    ShardMaker,
+    environment_of,
+    run_shard,
+    run_shards,
+)
+from embedkit.display import ShownFolder
+from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.tokenizer import TokenizedTexts, note_if_spelled_out
+from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, views_of
+from embedkit.errors import CorpusError, EncodeError, UsageError
+from embedkit.machine import usable_cores
+from embedkit.scale import ATTEMPTS, run_locally, run_on_ray, threads_limited
+from embedkit.types import Progress, ProgressCallback, no_progress
+
+logger = logging.getLogger(__name__)
+
+_IN_FILES = {"format", "encoding", "quoting", "header"}
+_SHARD_BYTES = 256 << 20
+_SHARD_ROWS = 4_096, 16_384
+_TYPICAL_TOKENS = 64
+_CHECKED_AT_ONCE = 4_096
+_SAMPLE = 1_000
+_LEAST_SECONDS = 2.0
+_TIMED_TOKENS = 8_192
+_REPORTED = 5_000
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExtractResult(ShownFolder):
+    """Result of :func:`extract`.
+
+    Attributes:
+        out: the dataset.
+        seconds: wall time of this run.
+        tokens_fresh: tokens that this run encoded.
+        resumed_shards: shards that an earlier run had finished.
+        was_complete: the dataset was complete already, and nothing was done.
+        missing_shards: shards of other parts that are not finished; see ``shard_index``.
+    """
+
+    out: Path
+    seconds: float
+    tokens_fresh: int
+    resumed_shards: int
+    was_complete: bool = False
+    missing_shards: int = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """How the dataset was made, and its totals; a :class:`UsageError` if it is incomplete."""
+        return read_manifest(self.out)
+
+
+def extract(
+    corpus: CorpusLike,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    allow_env_change: bool = False,
+    progress: ProgressCallback = no_progress,
+    **options: Any,
+) -> ExtractResult:
+    """Turn a corpus into a dataset of vectors; the same call resumes an interrupted job.
+
+    A ``str`` or ``Path`` is a file, ``"-"`` standard input, a list of ``Path`` several files, read
+    one after the other. Everything else is in memory: a list or iterator of ``str`` (texts) or of
+    ``dict`` (records), a pandas or Polars DataFrame (an index is not read), an Arrow table or
+    ``RecordBatchReader``, a Hugging Face ``Dataset``. It is first written to a temporary file
+    (``TMPDIR`` names the folder), so rejects and vectors are those of the equal file. A list of
+    ``str`` never names files. An interrupted job is resumed by an object of equal content; an
+    iterator must be made anew to yield the same records again.
+
+    The same call also makes damaged files of a complete dataset again; the other files are kept.
+
+    Args:
+        corpus: what to encode, see above.
+        out: folder to make; by default ``corpus.tsv`` → ``corpus.vectors`` in the current folder.
+            A corpus in memory has the name of its type, as ``dataframe.vectors``.
+        overwrite: replace an existing dataset, or start an unfinished one over.
+        allow_env_change: resume although versions, device or the bits that it computes differ.
+        progress: called after every batch, in tokens.
+        **options: OPTIONS
+
+    Raises:
+        UsageError: an option, column, layer or path cannot be used; nothing was written.
+        EmbedkitError: see :mod:`embedkit.errors`; finished work is kept.
+
+    Example:
+        >>> result = embedkit.extract(["a text", "another"], out="two")
+        >>> embedkit.load("two").X.shape
+        (2, 384)
+    """
+    of_corpus = {f.name for f in fields(CorpusOptions)}
+    unknown = options.keys() - of_corpus - {f.name for f in fields(ExtractSettings)}
+    if unknown:
+        raise TypeError(f"extract() got an unexpected keyword argument {min(unknown)!r}")
+    reading = CorpusOptions(**{name: options.pop(name) for name in of_corpus & options.keys()})
+    with plan_extract(
+        corpus, out=out, reading=reading, settings=ExtractSettings(**options)
+    ) as plan:
+        return run_plan(
+            plan, overwrite=overwrite, allow_env_change=allow_env_change, progress=progress
+        )
+
+
+def _show_options() -> None:
+    """Show the options of :func:`extract` in its signature and documentation."""
+    records = (CorpusOptions, ExtractSettings)
+    signature = inspect.signature(extract)
+    shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for record in records:
+        own = inspect.signature(record).parameters.values()
+        shown += [p for p in own if p.name not in {known.name for known in shown}]
+    extract.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    parts = [inspect.getdoc(kind) or "" for kind in (CorpusOptions, VectorChoices, ExtractSettings)]
+    described = "\n".join(part.partition("Attributes:\n")[2].partition("\n\n")[0] for part in parts)
+    extract.__doc__ = (inspect.getdoc(extract) or "").replace("    **options: OPTIONS", described)
+
+
+_show_options()
+
+
+def run_plan(
+    plan: ExtractPlan,
+    *,
+    overwrite: bool = False,
+    allow_env_change: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> ExtractResult:
+    """Carry out a plan; arguments and errors as for :func:`extract`."""
+    started = time.monotonic()
+    if already_complete(plan.out, plan.job, overwrite=overwrite):
+        return ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
+    options = plan.options
+    with open_job(
+        plan.out,
+        plan.job,
+        overwrite=overwrite,
+        allow_env_change=allow_env_change,
+        shared=options.num_shards is not None,
+    ) as folder:
+        shards = folder.plan(plan.corpus, progress)
+        _log(folder.layout, "started")
+        done = [folder.finished(shard.number) for shard in shards.ranges]
+        receipts = [receipt for receipt in done if receipt is not None]
+        resumed = len(receipts)
+        todo = [shard for shard in shards.ranges if done[shard.number] is None]
+        if options.num_shards is not None:
+            todo = [s for s in todo if s.number % options.num_shards == options.shard_index]
+        meter = _Meter(shards, receipts, progress)
+        try:
+            if options.engine == "local" and options.n_workers == 1:
+                receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
+            else:
+                plan = replace(plan, any_environment=allow_env_change)
+                receipts += _by_workers(plan, todo, meter)
+        except (KeyboardInterrupt, SystemExit):
+            rows = plan.job.settings.storage.shard_rows
+            kept = f"the first shard of {rows:,} records was not finished, so nothing is kept"
+            if count := sum(folder.finished(shard.number) is not None for shard in shards.ranges):
+                kept = f"{count} finished shards of {rows:,} records are kept"
+            logger.warning(kept)
+            raise
+        for file in plan.corpus.files:
+            file.check_unchanged()
+        seconds = time.monotonic() - started
+        _log(folder.layout, "finished", seconds, resumed, meter.fresh)
+        if options.num_shards is None:
+            totals = shards.totals(receipts)
+            _warn(shards, totals)
+            checkpoint = plan.encoder.checkpoint
+            names = Names(  # as the user called them; not part of the identity
+                inputs=tuple(file.name for file in plan.corpus.files),
+                model=checkpoint.name,
+                model_source=checkpoint.source,
+                revision=checkpoint.revision,
+            )
+            receipts.sort(key=lambda receipt: receipt.shard)
+            folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
+    missing = len(shards.ranges) - len(receipts)
+    return ExtractResult(plan.out, seconds, meter.fresh, resumed, missing_shards=missing)
+
+
+def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
+    """Make shards in other processes; an error at the end if some of them killed their workers."""
+    options, numbers = plan.options, [shard.number for shard in todo]
+    if numbers[:1] == [0]:  # what workers note is not shown
+        texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
+        note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
+    workers = [plan.of_worker(i) for i in range(options.n_workers)]
+    if options.engine == "ray":
+        results = run_on_ray(
+            run_shard,
+            workers[0],
+            numbers,
+            workers=options.n_workers,
+            threads=plan.threads,
+            address=options.address,
+            gpus=options.gpus_per_worker,
+        )
+    else:
+        results = run_locally(run_shard, workers, numbers, threads=plan.threads)
+    receipts, ranges = [], {shard.number: shard for shard in todo}
+    lost: list[str] = []
+    with closing(results):
+        for number, receipt in results:
+            if receipt is None:
+                shard = ranges[number]
+                lost.append(f"shard {number} (records {shard.row} to {shard.last_row})")
+                logger.warning(f"{lost[-1]} ended {ATTEMPTS} worker processes and is left out")
+            else:
+                receipts.append(receipt)
+                meter.finished(receipt)
+    if lost:
+        raise EncodeError(
+            f"{', '.join(lost)}: each ended {ATTEMPTS} worker processes, perhaps for lack of "
+            "memory. All other shards are finished. Run the same command again with fewer "
+            "workers or a smaller batch_tokens."
+        )
+    return receipts
+
+
+class _Meter:
+    """Progress in tokens; their total is extrapolated from the shards that were read."""
+
+    def __init__(
+        self, shards: ShardPlan, finished: Sequence[Receipt], progress: ProgressCallback
+    ) -> None:
+        self._accepted, self._progress = shards.counts.accepted, progress
+        self._stage = "shard 1"
+        self._done = self._seen = sum(r.ledger["tokens_kept"] for r in finished)
+        self._rows = sum(r.ledger["records"] for r in finished)
+        self.fresh = 0
+        self._report()
+
+    def start(self, shard: Shard) -> None:
+        """Report that a shard begins."""
+        self._done = self._seen  # repeated texts ran once, and windows overlap
+        self._seen += len(shard.texts.ids)
+        self._rows += len(shard.records)
+        self._stage = f"shard {shard.number + 1}"
+        self._report()
+
+    def tokens(self, count: int) -> None:
+        """Report that so many tokens were encoded."""
+        self._done = min(self._done + count, self._seen)
+        self.fresh += count
+        self._report()
+
+    def finished(self, receipt: Receipt) -> None:
+        """Report a shard that another process has made."""
+        tokens = receipt.ledger["tokens_kept"]
+        self._seen += tokens
+        self._rows += receipt.ledger["records"]
+        self._stage = f"shard {receipt.shard + 1}"
+        self.tokens(tokens)
+
+    def _report(self) -> None:
+        total = self._seen * self._accepted // self._rows if self._rows else None
+        self._progress(Progress(self._stage, self._done, total, "tokens", self.fresh))
+
+
+def _log(layout: Layout, event: str, seconds: float = 0.0, found: int = 0, tokens: int = 0) -> None:
+    import torch
+
+    entry = {
+        "event": event,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds, 3),
+        "tokens_encoded": tokens,
+        "shards_found": found,
+        # runs may differ in these without another result
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+    with storage.storage_errors(layout.log), layout.log.open("a") as log:
+        log.write(json.dumps(entry) + "\n")
+
+
+def _warn(shards: ShardPlan, totals: Totals) -> None:
+    """Log what users should know of their corpus."""
+    if totals.accepted == 0:
+        logger.warning("no record was accepted: the dataset has no rows")
+    for notice in shards.counts.notices:
+        logger.warning(notice)
+    if spelled := totals.ledger.get("records_spelling_special_tokens"):
+        logger.warning(f"{spelled} texts spell out special tokens such as [SEP], which act as such")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The cost of a job. Counts of records are exact, the rest is extrapolated from a sample.
+
+    ``truncated`` is the fraction of texts that are cut, ``sampled`` the number of texts that tokens
+    and speed were measured on.
+    """
+
+    records: int
+    accepted: int
+    rejected: dict[str, int]
+    left_out: dict[str, int]
+    tokens: int
+    truncated: float
+    bytes_per_view: dict[str, int]
+    bytes_total: int
+    free_bytes: int
+    shards: int
+    tokens_per_second: float
+    seconds: float
+    sampled: int
+    notices: list[str]
+
+
+def estimate(plan: ExtractPlan, *, progress: ProgressCallback = no_progress) -> Estimate:
+    """Read the whole corpus, tokenize a sample, time the model on some of it. Writes nothing."""
+    reader = CorpusReader(plan.corpus)
+    random = Random(0)
+
+    def accepted() -> Iterator[Record]:
+        for number, item in enumerate(reader):
+            if number % _REPORTED == 0:
+                progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
+            if isinstance(item, Record):
+                yield item
+
+    def scalar_bytes(record: Record) -> int:  # of the columns that are not vectors
+        cells = [record.id, record.label, *record.kept]
+        if plan.job.settings.storage.text:
+            cells += [record.text, record.text_pair]
+        return sum(len(cell.encode()) for cell in cells if cell is not None) + 32
+
+    sample = heapq.nlargest(_SAMPLE, accepted(), key=lambda _: random.random())
+    texts = plan.tokenized(sample)
+    n = max(len(sample), 1)
+    counts = reader.counts
+    kept = len(texts.ids)
+    tokens = round(kept / n * counts.accepted)
+    progress(Progress("timing the model", 0))
+    every = max(kept // _TIMED_TOKENS, 1)
+    speed = _speed(plan, sample[::every], texts[::every]) if texts else float("inf")
+    words = sum(len(set(t.word[t.word >= 0].tolist())) for t in texts if t.word is not None)
+    sizes = _sizes(plan, counts.accepted, tokens, round(words / n * counts.accepted))
+    scalars = sum(map(scalar_bytes, sample)) / n * counts.accepted
+    scalars += tokens * 12 * plan.vectors.tokens
+    return Estimate(
+        records=counts.records,
+        accepted=counts.accepted,
+        rejected=dict(counts.rejected),
+        left_out=dict(counts.left_out),
+        tokens=tokens,
+        truncated=int(texts.cut.sum()) / n,
+        bytes_per_view=sizes,
+        bytes_total=sum(sizes.values()) + round(scalars),
+        free_bytes=storage.free_bytes(plan.out),
+        shards=max(-(-counts.accepted // plan.job.settings.storage.shard_rows), 1),
+        tokens_per_second=speed,
+        seconds=tokens / speed,
+        sampled=len(sample),
+        notices=counts.notices,
+    )
+
+
+def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) -> float:
+    """Tokens per second of the real layers and views on the sample, over two seconds or more."""
+    done: Counter[str] = Counter()
+    started = time.perf_counter()
+    first = True
+    while time.perf_counter() - started < _LEAST_SECONDS:
+        pending = plan.start_shard(
+            records, texts, on_tokens=lambda count: done.update(tokens=count)
+        )
+        result = pending.result()
+        del pending, result
+        if first:  # the first pass warms up
+            started, first = time.perf_counter(), False
+            done.clear()
+    return done["tokens"] / (time.perf_counter() - started)
+
+
+def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
+    vectors = plan.vectors
+    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[vectors.storage]
+    sizes = {name: round(rows * width * per_float) for name, width in vectors.views.items()}
+    for table, count in (("words", words), ("tokens", tokens)):
+        if getattr(vectors, table):
+            sizes |= {
+                f"{table} layer_{name}": round(count * width * per_float)
+                for name, width in vectors.token_layers.items()
+            }
+    return sizes
+
+
+@contextmanager
+def plan_extract(
+    corpus: CorpusLike,
+    *,
+    out: str | Path | None = None,
+    reading: CorpusOptions | None = None,
+    settings: ExtractSettings | None = None,
+) -> Iterator[ExtractPlan]:
+    """Plan a job: check the corpus, load the model, resolve layers; write nothing.
+
+    A context manager, because what is read twice (standard input, a corpus in memory) is kept in a
+    temporary file while the plan lives. ``corpus`` and ``out`` are as for :func:`extract`.
+    """
+    reading, settings = reading or CorpusOptions(), settings or ExtractSettings()
+    paths = paths_of(corpus)
+    if paths is None and (given := _IN_FILES & set(reading.given)):
+        name = min(given)
+        raise UsageError(
+            f"{name}={getattr(reading, name)!r}: tells how a file is written; the corpus is a "
+            f"{type(corpus).__name__} in memory. Leave it out."
+        )
+    if reading.spans and settings.words is None:
+        settings = replace(settings, words="mean")
+    if reading.word_label is not None and settings.words is None:
+        raise UsageError(
+            f"word_label={reading.word_label!r} is stored with word vectors. Pass words='mean' too."
+        )
+    target = _out_folder(out, paths, type(corpus).__name__)
+    storage.check_place(target)
+    with input_files(corpus) as files:
+        plan = plan_corpus(files, reading)
+        _check_kept(plan.keep, RESERVED)
+        for notice in plan.notices:
+            logger.info(notice)
+        if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
+            raise CorpusError(f"{files[0].name} has no records, only a header or nothing at all.")
+        yield _with_model(plan, target, settings)
+
+
+def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> ExtractPlan:
+    """The plan, with the model loaded and its layers resolved."""
+    if settings.pooling is not None:
+        parse_poolings(settings.pooling)  # before the model is loaded
+    precision = settings.precision
+    if precision == "auto":
+        precision = recorded_precision(target)
+    settings = _with_long_texts(settings, find_fold_models(settings.model))
+    load: dict[str, Any] = {
+        "model": settings.model,
+        "revision": settings.revision,
+        "device": settings.devices[0],
+        "precision": precision,
+        "offline": settings.offline,
+        "max_length": settings.max_length,
+        "batch_tokens": settings.batch_tokens,
+    }
+    threads = max(usable_cores() // settings.n_workers, 1)
+    # with as many threads as the workers: trials at loading may depend on them
+    with nullcontext() if settings.n_workers == 1 else threads_limited(threads):
+        encoder = load_encoder(**load)
+        environment = environment_of(encoder)
+    load["precision"] = encoder.precision
+    checkpoint = encoder.checkpoint
+    specs = parse_layers(settings.layers, n_layers=encoder.n_layers)
+    prefix = checkpoint.prefix_or_own(settings.prefix, settings.prompt)
+    if settings.prefix is None and prefix:
+        logger.info(f"prefix: {prefix!r}, put before every text (none with prefix='')")
+    poolings, normalize = _own_poolings(checkpoint, specs, settings)
+    if Pooling.POOLER in poolings:
+        encoder.require_pooler()
+    views = views_of(specs, poolings, n_layers=encoder.n_layers)
+    _check_kept(corpus.keep, {view.name for view in views})
+    corpus = hash_inputs(corpus, recorded_inputs(target))
+    seen = _seen_records(settings.model, corpus)
+    token_layers = specs if settings.tokens or settings.words else ()
+    stride = encoder.max_length // 4 if settings.stride is None else settings.stride
+    narrowest = min(map(encoder.width_of, views))
+    dims = settings.dims or sys.maxsize
+    if settings.dims is not None and dims > narrowest:
+        raise UsageError(f"dims={dims}: the vectors have {narrowest} coordinates.")
+    if settings.dims is not None and not checkpoint.definition.declared_dims:
+        logger.info(
+            f"dims: {checkpoint.name} does not say that its first coordinates are vectors too "
+            "(Matryoshka); compare results with and without"
+        )
+    vectors = VectorOptions(
+        **{f.name: getattr(settings, f.name) for f in fields(VectorChoices)},
+        views={view.name: min(encoder.width_of(view), dims) for view in views},
+        token_layers={spec.name: spec.width(encoder.width) for spec in token_layers},
+        max_length=encoder.max_length,
+        on_long=str(settings.on_long),
+        stride=stride if settings.on_long == "window" else 0,
+        normalize=normalize,
+        prefix=prefix,
+        precision=encoder.precision,
+        batch_tokens=encoder.batch_tokens,
+    )
+    encoder.tokenizer.room(tokenizer_settings(vectors), paired=corpus.text_pair is not None)
+    reading: dict[str, Any] = {f.name: getattr(corpus, f.name) for f in fields(CorpusSettings)}
+    files = tuple(SourceFile(file.sha256, file.size) for file in corpus.files)
+    job_settings = JobSettings(
+        format_version=FORMAT_VERSION,
+        input=InputSettings(files=files, **reading),
+        model=ModelSettings(
+            type=encoder.checkpoint.model_type,
+            n_layers=encoder.n_layers,
+            width=encoder.width,
+            sha256=dict(encoder.checkpoint.sha256),
+        ),
+        vectors=vectors,
+        storage=StorageSettings(
+            profile=settings.storage,
+            shard_rows=settings.shard_rows or _shard_rows(vectors, settings.storage),
+            text=settings.store_text,
+        ),
+        folds=None if seen is None else seen.models.settings,
+    )
+    job = Job(job_settings, environment)
+    return ExtractPlan(
+        corpus, encoder, target, views, token_layers, job, settings, load, threads, seen
+    )
+
+
+def _own_poolings(
+    checkpoint: Checkpoint, layers: Sequence[LayerSpec], settings: ExtractSettings
+) -> tuple[Sequence[Pooling], bool]:
+    """Poolings, and whether vectors are normalized: as given, else as the checkpoint defines."""
+    if settings.pooling is not None:
+        return parse_poolings(settings.pooling), bool(settings.normalize)
+    last = [spec.layers for spec in layers] == [(checkpoint.n_layers,)]
+    pooling, normalize = checkpoint.own_view(last_layer=last)
+    if settings.normalize is not None:
+        normalize = settings.normalize
+    elif last and checkpoint.definition.modules:
+        logger.info(
+            f"vectors as the checkpoint defines them: {checkpoint.definition} (others: pooling=)"
+        )
+    return (pooling,), normalize
+
+
+def _with_long_texts(settings: ExtractSettings, seen: SeenRecords | None) -> ExtractSettings:
+    """Settings for long texts: as given, else those of the run's models, else ``truncate``."""
+    on_long, stride = settings.on_long, settings.stride
+    if on_long is None:
+        on_long = "truncate" if seen is None else seen.models.on_long
+        if seen is not None and on_long == "window" and settings.max_length is None:
+            stride = seen.models.stride if stride is None else stride
+    if stride is not None and on_long != "window":
+        raise UsageError(f"stride={stride} is for on_long='window'.")
+    return replace(settings, on_long=on_long, stride=stride)
+
+
+def _seen_records(model: str, corpus: CorpusPlan) -> SeenRecords | None:
+    """The records of a run that its models were trained on; ``None`` for a checkpoint.
+
+    A :class:`UsageError` if some vectors would be of a model that was trained on the text.
+    """
+    seen, inside = find_fold_models(model), find_run_of(model)
+    if seen is None and inside is None:
+        return None
+    if seen is not None and "fold" in corpus.keep:
+        raise UsageError(
+            "keep='fold': the fold of the run's models is written into a column of this name. "
+            "Rename the column in the corpus."
+        )
+    source = [file.sha256 for file in corpus.files]
+    records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
+    while chunk := list(islice(records, _CHECKED_AT_ONCE)):
+        if seen is not None:
+            seen.check_source(source, chunk)
+            seen.folds_of(keys_of(chunk))
+        elif inside is not None:
+            inside.check_unseen(Path(model).name, chunk)
+    return seen
+
+
+def _shard_rows(vectors: VectorOptions, storage: str) -> int:
+    """A power of two that makes shards of about 256 MB, by the settings alone.
+
+    At least 4,096 records, unless they take 512 MB or more; at most 16,384, so that an interrupted
+    job loses little, and several processes share a corpus evenly.
+    """
+    tables = int(vectors.tokens) + int(vectors.words is not None)
+    floats = sum(vectors.views.values())
+    floats += sum(vectors.token_layers.values()) * _TYPICAL_TOKENS * tables
+    bytes_per_row = max(floats * (2 if storage == "float16" else 4), 1)
+    least, most = _SHARD_ROWS
+    rows = max(_SHARD_BYTES // bytes_per_row, 64)
+    if least * bytes_per_row < 2 * _SHARD_BYTES:
+        rows = max(rows, least)
+    return int(min(1 << (rows.bit_length() - 1), most))
+
+
+def _out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str) -> Path:
+    """The folder to make: as given, else ``corpus.vectors`` for ``corpus.tsv``."""
+    if out is not None:
+        folder = Path(out)
+    elif paths is None:
+        folder = Path(f"{kind.lower()}.vectors")
+    elif str(paths[0]) == "-":
+        raise UsageError("standard input has no name to derive the output from. Pass out=.")
+    else:
+        name = paths[0].name
+        for suffix in PACKED_SUFFIXES:
+            name = name.removesuffix(suffix)
+        folder = Path(Path(name).stem + ".vectors")
+    if folder.name in ("", ".."):
+        raise UsageError(f"out='{out}': expected the name of a folder to make, as in vectors.")
+    try:
+        str(folder).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"out='{folder}': readers of Parquet open only names in UTF-8. Pass another out=."
+        ) from error
+    return folder
+
+
+def _check_kept(keep: Sequence[str], taken: Collection[str]) -> None:
+    for name in keep:
+        if name in taken:
+            raise UsageError(
+                f"keep={name!r}: embedkit writes a column of this name itself. "
+                "Rename the column in the corpus."
+            )

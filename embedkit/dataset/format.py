@@ -1,0 +1,682 @@
+"""Format of a dataset: names of files, records of ``manifest.json``, schema of the Parquet shards.
+
+``docs/format.md`` describes the same content for readers in other languages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedkit.choices import (
+    DEFAULT_MODEL,
+    ENGINES,
+    ON_LONG,
+    POOLINGS,
+    PRECISIONS,
+    STORAGES,
+    SUBTOKENS,
+    Pooling,
+    check_choice,
+)
+from embedkit.corpus.plan import CorpusSettings
+from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.encoding.views import l2_normalize, split_view
+from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
+from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
+from embedkit.types import Float32
+
+FORMAT_VERSION = 1
+"""Raised when the files of a dataset change their meaning."""
+
+TABLES = ("sentences", "words", "tokens")
+"""Folders of shards."""
+
+REPLACING = "_embedkit/replacing"
+"""Folder for the dataset that ``overwrite`` replaces, until it is deleted."""
+
+ROW_GROUP_ROWS = 8_192
+RESERVED = frozenset(
+    {"row", "id", "text", "text_pair", "text_key", "label", "n_tokens", "n_kept", "truncated"}
+)
+"""Columns of embedkit's own; a kept column may not have one of these names."""
+
+_ADVICE = "Run the extract command that made it again."
+_PART = re.compile(r"part-\d{8}\.parquet")
+_DICTIONARY = ("label", "token")
+_PREFIX = b"embedkit."
+_LAYER = "layer_"
+
+
+class Layout:
+    """Names inside a dataset folder; the only place that knows them.
+
+    Readers skip the folder ``private``, whose name begins with an underscore. The manifest means
+    that all shards are complete.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.private = private = root / "_embedkit"
+        self.manifest, self.job = private / "manifest.json", private / "job.json"
+        self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
+        self.shards = private / "shards.parquet"
+        self.scratch = private / "scratch"
+        self.receipts, self.inputs = self.scratch / "receipts", self.scratch / "inputs.json"
+
+    def shard_file(self, folder: str, number: int) -> Path:
+        """A shard file, such as ``sentences/part-00000000.parquet``."""
+        return self.root / folder / f"part-{number:08d}.parquet"
+
+    def receipt(self, number: int) -> Path:
+        """The receipt of a shard of an unfinished job."""
+        return self.receipts / f"{number:08d}.json"
+
+    def content(self, folder: str) -> list[str]:
+        """Names of all files in a folder of shards that other readers would open."""
+        where = self.root / folder
+        if not where.is_dir():
+            return []
+        return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
+
+    def shard_files(self, folder: str) -> list[Path]:
+        """The shard files of a folder in order."""
+        names = [name for name in self.content(folder) if _PART.fullmatch(name)]
+        return [self.root / folder / name for name in names]
+
+
+Subtokens = Annotated[str, one_of(SUBTOKENS)]
+
+_MAY_DIFFER = {"may_differ": True}
+"""Metadata of fields in which two datasets may differ whose sentence vectors are comparable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorChoices:
+    """Options of ``extract`` that a dataset records as they were given.
+
+    Attributes:
+        words: write word vectors: ``first``, ``last``, ``first_last`` or ``mean`` of sub-tokens.
+            The words of CoNLL-U are its own, those of other formats stand between white space.
+        tokens: write token vectors.
+        special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
+        dims: keep only so many of the first coordinates of sentence vectors, scaled to length 1.
+    """
+
+    words: Subtokens | None = field(default=None, metadata=_MAY_DIFFER)
+    tokens: bool = field(default=False, metadata=_MAY_DIFFER)
+    special_tokens: bool = True
+    dims: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractSettings(VectorChoices):
+    """Options of ``extract`` for the vectors: model, layers, pooling, storage.
+
+    Attributes:
+        model: hub id or folder of the checkpoint, a fine-tuned run, or ``multilingual``.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: never ask the hub.
+        layers: a list, or a string as for :func:`~embedkit.encoding.views.parse_layers`.
+        pooling: of ``cls``, ``mean``, ``max``, ``last_token``, ``pooler``, ``sentence``; a list, or
+            a string with commas; by default that of the checkpoint.
+        normalize: scale sentence vectors to length 1 (L2); by default if neither layers nor pooling
+            is given and the checkpoint does.
+        max_length: tokens per sequence, special ones counted.
+        on_long: ``truncate``, ``window`` or ``error``; by default ``truncate``, and of a fine-tuned
+            run what it was trained with.
+        stride: tokens common to neighbouring windows; by default a quarter of ``max_length``.
+        prefix: put before every text, such as ``"query: "``; by default that of the checkpoint
+            (``multilingual`` has one), ``""`` for none.
+        prompt: name of one of the checkpoint's prompts, instead of a prefix.
+        precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        storage: ``float32``, ``float16`` or ``compact``.
+        device: ``auto``, ``cpu``, ``cuda:0``, or several (``cuda:0,cuda:1``) for as many workers.
+        batch_tokens: tokens per batch, padding included.
+        shard_rows: records per shard.
+        store_text: write the texts too.
+        workers: processes that make shards; by default this one, or one for each device. On CPU
+            they share the cores; a device may have several. A script that passes two or more needs
+            ``if __name__ == "__main__":``.
+        engine: ``local``, or ``ray`` for workers on all machines of a cluster (``embedkit[ray]``);
+            corpus and ``out`` must be on a file system that all of them see.
+        address: of the Ray cluster; by default the one that ``ray`` finds, or a new one here.
+        gpus_per_worker: GPUs that Ray gives to a worker, such as ``0.5``.
+        shard_index: make only this one of ``num_shards`` parts of the shards, from 0, beside other
+            processes and machines. The same call without it makes the rest and the dataset.
+        num_shards: number of parts.
+
+    Raises:
+        UsageError: a value cannot be used.
+    """
+
+    model: str = DEFAULT_MODEL
+    revision: str | None = None
+    offline: bool = False
+    layers: str | int | Sequence[str | int] = "-1"
+    pooling: str | Sequence[str] | None = None
+    normalize: bool | None = None
+    max_length: int | None = None
+    on_long: str | None = None
+    stride: int | None = None
+    prefix: str | None = None
+    prompt: str | None = None
+    precision: str | None = None
+    storage: str = "float32"
+    device: str = "auto"
+    batch_tokens: int | None = None
+    shard_rows: int | None = None
+    store_text: bool = True
+    workers: int | None = None
+    engine: str = "local"
+    address: str | None = None
+    gpus_per_worker: float = 0.0
+    shard_index: int | None = None
+    num_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(ENGINES, engine=self.engine)
+        part = (self.shard_index, self.num_shards)
+        if part != (None, None) and not (
+            None not in part and 0 <= (self.shard_index or 0) < (self.num_shards or 0)
+        ):
+            raise UsageError(
+                f"shard_index={self.shard_index}, num_shards={self.num_shards}: expected a number "
+                "from 0, and a larger number of parts."
+            )
+        check_choice(STORAGES, storage=self.storage)
+        if self.on_long is not None:
+            check_choice(ON_LONG, on_long=self.on_long)
+        if self.words is not None:
+            check_choice(SUBTOKENS, words=self.words)
+        check_counts(
+            shard_rows=self.shard_rows,
+            batch_tokens=self.batch_tokens,
+            stride=self.stride,
+            max_length=self.max_length,
+            dims=self.dims,
+            workers=self.workers,
+        )
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices by their names."""
+        return [name.strip() for name in self.device.split(",")]
+
+    @property
+    def n_workers(self) -> int:
+        """The number of workers."""
+        return self.workers or len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """A checkpoint by its shape and the SHA-256 of its files."""
+
+    type: str
+    n_layers: Positive
+    width: Positive
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorOptions(VectorChoices):
+    """Settings of the vectors, defaults resolved; ``views`` and ``token_layers`` give widths."""
+
+    views: dict[str, Positive] = field(metadata=_MAY_DIFFER)
+    token_layers: dict[str, Positive] = field(metadata=_MAY_DIFFER)
+    max_length: Count
+    on_long: Annotated[str, one_of(ON_LONG)]
+    stride: Count
+    normalize: bool
+    prefix: str
+    precision: Annotated[str, one_of(PRECISIONS)]
+    batch_tokens: Count = field(metadata=_MAY_DIFFER)
+
+    def columns(self, level: str) -> set[str]:
+        """Names of the vector columns of records (``sentence``), or of words and tokens."""
+        if level == "sentence":
+            return set(self.views)
+        return {f"{_LAYER}{name}" for name in self.token_layers}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSettings(VectorOptions):
+    """Everything that shapes a vector; ``storage`` is the profile it is rounded to."""
+
+    model: ModelSettings = field(metadata=_MAY_DIFFER)  # compared by :func:`different_files`
+    storage: Annotated[str, one_of(STORAGES)]
+
+    @classmethod
+    def of(cls, options: VectorOptions, *, model: ModelSettings, storage: str) -> VectorSettings:
+        """Join the settings that a manifest or ``run.json`` holds in several places."""
+        own: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(VectorOptions)}
+        return cls(**own, model=model, storage=storage)
+
+    def as_stored(self, vectors: Float32, *, name: str, rows: Any) -> NDArray[Any]:
+        """Sentence vectors ``(n, width)`` as stored: cut, normalized if asked for, and rounded.
+
+        The column ``name`` and the ``(n,)`` record numbers ``rows`` are for the message of the
+        :class:`EncodeError` if a value is NaN or infinite after the rounding.
+        """
+        if self.normalize or self.dims is not None:
+            vectors = l2_normalize(vectors[:, : self.dims])
+        return cast_for_storage(vectors, self.storage, name=name, rows=rows)
+
+    def differences(self, other: VectorSettings) -> list[str]:
+        """Return phrases for settings that make sentence vectors differ from those of ``other``."""
+        phrases = [
+            f"{f.name} is {getattr(self, f.name)!r}, expected {getattr(other, f.name)!r}"
+            for f in fields(self)
+            if not f.metadata.get("may_differ") and getattr(self, f.name) != getattr(other, f.name)
+        ]
+        if self.model.type != other.model.type:
+            phrases.append(f"the model is a {self.model.type}, expected a {other.model.type}")
+        elif files := different_files(self.model.sha256, other.model.sha256):
+            phrases.append(f"{files} of the model differ")
+        return phrases
+
+
+def different_files(one: Mapping[str, str], two: Mapping[str, str]) -> str:
+    """Return the names of files whose checksums differ, separated by commas."""
+    return ", ".join(sorted(n for n in one.keys() | two.keys() if one.get(n) != two.get(n)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldSettings:
+    """The run whose encoders made the vectors of a dataset.
+
+    Their vectors are averaged in the order of ``models``; ``fold_of_model`` is the fold that each
+    was not trained on.
+    """
+
+    models: tuple[str, ...]
+    fold_of_model: tuple[Count, ...]
+    split: str
+
+    def problem(self) -> str:
+        """Return a message if models and folds contradict each other, else an empty string."""
+        plain = all(re.fullmatch(r"[\w-]+", name) for name in self.models)
+        same = len(self.models) == len(self.fold_of_model) > 0
+        return "" if plain and same else "models: expected one fold for each folder in model/"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """An input file by its content."""
+
+    sha256: str
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSettings(CorpusSettings):
+    """Settings of the corpus, and its files."""
+
+    files: tuple[SourceFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    """Storage profile, records per shard, and whether texts are stored."""
+
+    profile: Annotated[str, one_of(STORAGES)]
+    shard_rows: Positive
+    text: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Everything that shapes a byte of a dataset, except for the environment.
+
+    ``folds`` names the models of a fine-tuned run; it is ``None`` for a checkpoint.
+    """
+
+    format_version: int
+    input: InputSettings
+    model: ModelSettings
+    vectors: VectorOptions
+    storage: StorageSettings
+    folds: FoldSettings | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the settings as canonical JSON, in hex."""
+        return hashlib.sha256(canonical_json(asdict(self))).hexdigest()
+
+    @property
+    def vector_settings(self) -> VectorSettings:
+        """Everything that shapes a vector."""
+        return VectorSettings.of(self.vectors, model=self.model, storage=self.storage.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Rows and bytes of a shard file."""
+
+    rows: Count
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A finished shard: its files with their SHA-256, its counts, and versions and device."""
+
+    shard: Count
+    files: dict[str, FileEntry]
+    sha256: dict[str, str]
+    ledger: dict[str, Count]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentShards:
+    """Versions and device, and the shards that were made under them."""
+
+    environment: dict[str, Any]
+    shards: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Names of inputs and model as the user gave them; not part of the identity."""
+
+    inputs: tuple[str, ...]
+    model: str
+    model_source: str
+    revision: str | None
+
+    @property
+    def checkpoint(self) -> str:
+        """The model and its revision."""
+        return self.model + (f" at {self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts of the corpus: ``accepted + rejected + left_out == records``.
+
+    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are no records. The
+    ledger counts tokens, windows and sequences.
+    """
+
+    records: Count = 0
+    accepted: Count = 0
+    rejected: Count = 0
+    rejected_by_reason: dict[str, Count] = field(default_factory=dict)
+    left_out: Count = 0
+    left_out_by_reason: dict[str, Count] = field(default_factory=dict)
+    blank_lines: Count = 0
+    fields_with_quotes: Count = 0
+    fields_csv_quoted: Count = 0
+    ledger: dict[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON."""
+
+    fingerprint: str
+    job: JobSettings
+    environments: tuple[EnvironmentShards, ...]
+    totals: Totals
+    files: dict[str, FileEntry]
+    names: Names
+
+    def problem(self) -> str:
+        """Return a message if fields contradict each other, else an empty string."""
+        if self.job.format_version != FORMAT_VERSION:
+            return f"job.format_version is {self.job.format_version}, expected {FORMAT_VERSION}"
+        if self.job.fingerprint != self.fingerprint:
+            return "the settings have another fingerprint"
+        return "" if self.job.vectors.views else "job.vectors.views is empty"
+
+    @property
+    def views(self) -> dict[str, int]:
+        """Width of every sentence view, by column name, in the order of the columns."""
+        return in_column_order(self.job.vectors.views)
+
+    def columns_of(self, table: str) -> dict[str, int]:
+        """Width of every vector column of a table, by column name, in the order of layers."""
+        if table == "sentences":
+            return self.views
+        layers = self.job.vectors.token_layers
+        return {f"layer_{name}": layers[name] for name in sorted(layers, key=_layer_order)}
+
+    def default_view(self, table: str) -> str:
+        """The last vector column that is a mean, else the last one."""
+        known = list(self.columns_of(table))
+        return next((name for name in reversed(known) if name.startswith("mean_")), known[-1])
+
+    @property
+    def vector_settings(self) -> VectorSettings:
+        """Everything that shapes a vector."""
+        return self.job.vector_settings
+
+    @property
+    def n_shards(self) -> int:
+        """Number of shards; each has a sentence file, even one without rows."""
+        return sum(name.startswith("sentences/") for name in self.files)
+
+
+def in_column_order(views: Mapping[str, int]) -> dict[str, int]:
+    """Layers ascending, within one the poolings as they are listed, those without a layer last."""
+
+    def order(name: str) -> tuple[bool, tuple[int, int, str], int]:
+        pooling, layer = split_view(name)
+        return not Pooling(pooling).has_layer, _layer_order(layer), POOLINGS.index(Pooling(pooling))
+
+    return {name: views[name] for name in sorted(views, key=order)}
+
+
+def _layer_order(name: str) -> tuple[int, int, str]:
+    """Layers by their number, combinations after the last of their layers."""
+    numbers = [int(x) for x in re.findall(r"\d+", name)]
+    return max(numbers, default=0), len(numbers), name
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether the folder is a complete dataset."""
+    return Layout(path).manifest.is_file()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a complete dataset.
+
+    Raises:
+        UsageError: there is no dataset.
+        DamagedError: the manifest was changed, or cannot be read.
+    """
+    file = Layout(path).manifest
+    if file.is_file():
+        check_files(path, ["_embedkit/manifest.json"], advice=_ADVICE)
+        return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+    unfinished, parent = incomplete(path), path.parent
+    if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
+        why = "It is an unfinished job: run the extract command that began it again."
+    elif unfinished.is_dir():
+        why = f"It is unfinished ({unfinished}): run the same extract command again."
+    elif not path.exists():
+        names = (p.name for p in parent.iterdir()) if parent.is_dir() else ()
+        why = f"It does not exist.{did_you_mean(path.name, names)}"
+    else:
+        why = "Give a folder that embedkit extract wrote."
+    raise UsageError(f"{path} is not a dataset. {why}")
+
+
+def canonical_json(value: object) -> bytes:
+    """JSON with sorted keys: the same content gives the same bytes."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, indent=1)
+    return text.encode("utf-8", "backslashreplace")  # file names that are not UTF-8
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Description of a shard, in the key-value metadata of its footer.
+
+    First and last row are record numbers, -1 for a shard without rows. ``job`` holds settings,
+    inputs and environment, for people.
+    """
+
+    fingerprint: str
+    shard: int
+    first_row: int
+    last_row: int
+    rows: int
+    ledger: Mapping[str, int]
+    job: Mapping[str, Any]
+
+    def to_metadata(self) -> dict[bytes, bytes]:
+        """As Parquet key-value metadata; every key starts with ``embedkit.``."""
+        return {
+            _PREFIX + name.encode(): json.dumps(
+                getattr(self, name), ensure_ascii=False, sort_keys=True
+            ).encode()
+            for name in self.__slots__
+        }
+
+
+def vector_column(vectors: NDArray[Any]) -> pa.Array:
+    """``(n, width)`` floats as an Arrow array of fixed-size lists, without copying."""
+    kind = pa.float16() if vectors.dtype == np.float16 else pa.float32()
+    element = pa.field("element", kind, nullable=False)
+    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), kind)
+    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
+
+
+def matrix_of(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Return a vector column as ``(n, width)``; the inverse of :func:`vector_column`."""
+    whole = column.combine_chunks()
+    width = column.type.list_size
+    return np.asarray(whole.flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
+
+
+def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
+    """Round ``(n, width)`` float32 to a storage profile; NaN and infinity are refused.
+
+    ``float32``: exact, uncompressed. ``float16``: half the size on disk and in memory. ``compact``:
+    float32 columns of values rounded to float16, split by bytes and compressed, about 0.43 of
+    float32. The column ``name`` and the record numbers ``rows`` are for the message.
+    """
+    result: NDArray[Any] = vectors
+    if storage != "float32":
+        with np.errstate(over="ignore"):
+            result = vectors.astype(np.float16)
+    if not np.isfinite(result).all():
+        bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
+        reason = "NaN or infinite values"
+        if np.isfinite(vectors).all():
+            reason = "values beyond float16 (over 65504); use storage='float32'"
+        listed = ", ".join(str(rows[i]) for i in bad[:5])
+        raise EncodeError(
+            f"{name}: {reason} in {len(bad)} vectors (rows {listed}). Nothing of this shard was "
+            "written."
+        )
+    return result.astype(np.float32) if storage == "compact" else result
+
+
+def shard_bytes(
+    scalars: Mapping[str, pa.Array],
+    vectors: Mapping[str, NDArray[Any]],
+    *,
+    footer: Footer,
+    storage: str,
+) -> pa.Buffer:
+    """One Parquet file in memory. The same arguments give the same bytes.
+
+    Args:
+        scalars: the columns that are not vectors, in order; ``label`` and kept columns may be null.
+        vectors: ``(n, width)`` arrays as :func:`cast_for_storage` returned them, by column name.
+        footer: description of the shard.
+        storage: one of :data:`~embedkit.choices.STORAGES`.
+    """
+    of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
+    filled = ("token",) if of_tokens else ("id", "text", "text_pair")
+    columns = list(scalars.values())
+    fields = [
+        pa.field(name, column.type, nullable=column.type == pa.string() and name not in filled)
+        for name, column in scalars.items()
+    ]
+    for name, values in vectors.items():
+        column = vector_column(values)
+        fields.append(pa.field(name, column.type, nullable=False))
+        columns.append(column)
+    schema = pa.schema(fields, metadata=footer.to_metadata())
+    table = pa.Table.from_arrays(columns, schema=schema)
+    leaves = [f"{name}.list.element" for name in vectors]
+    compression = dict.fromkeys(scalars, "zstd")
+    compression |= dict.fromkeys(leaves, "zstd" if storage == "compact" else "none")
+    # twice the raw size is never reached; pages that are not written to take no memory, whereas
+    # a growing buffer would be copied each time it doubles
+    room = pa.allocate_buffer(2 * table.nbytes + (4 << 20))
+    sink = pa.FixedSizeBufferWriter(room)
+    pq.write_table(
+        table,
+        sink,
+        version="2.6",
+        data_page_version="1.0",
+        row_group_size=ROW_GROUP_ROWS,
+        compression=compression,
+        use_dictionary=[n for n in scalars if n in _DICTIONARY],
+        use_byte_stream_split=leaves if storage == "compact" else False,
+        write_statistics=list(scalars),
+        write_page_index=True,
+        write_page_checksum=True,
+        store_schema=True,
+    )
+    size = sink.tell()
+    sink.close()
+    return room.slice(0, size)
+
+
+def read_footer(path: Any) -> Footer:
+    """Read the description of a shard, without its data; a ``ValueError`` for another file."""
+    try:
+        found = cast("Mapping[bytes, bytes] | None", pq.read_metadata(path).metadata) or {}
+        names = Footer.__slots__
+        return Footer(**{name: json.loads(found[_PREFIX + name.encode()]) for name in names})
+    except (KeyError, ValueError) as error:  # Arrow's, of what is not a Parquet file, too
+        raise ValueError(f"not a shard of embedkit: {error}") from error
+
+
+def text_column(values: Sequence[str | None]) -> pa.Array:
+    """Strings as an Arrow column."""
+    return pa.array(values, pa.string())
+
+
+SEPARATOR = "\x1f"
+
+
+def text_key(text: str) -> int:
+    """Return a key that texts share if they differ in case, width or white space only.
+
+    It is a signed integer: the first eight bytes, little-endian, of the SHA-256 of the text in
+    normal form NFKC and folded case, with one space for each run of white space.
+
+    >>> text_key("Ａ  Text ") == text_key("a text")
+    True
+    """
+    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    digest = hashlib.sha256(folded.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def whole_text(first: str, second: str | None, *, separator: str = SEPARATOR) -> str:
+    """Return a text, or both texts of a pair joined."""
+    return first if second is None else f"{first}{separator}{second}"
+
+
+def tokenizer_settings(options: VectorOptions) -> TokenizerSettings:
+    """Return lengths, windows and prefix."""
+    return TokenizerSettings(options.max_length, options.on_long, options.stride, options.prefix)

@@ -1,0 +1,178 @@
+"""Description of a dataset: tables, health of views, lines that open it."""
+
+from __future__ import annotations
+
+import glob
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embedkit.dataset.format import TABLES, Manifest, read_manifest
+from embedkit.dataset.read import VectorData, load, text_keys
+from embedkit.display import Shown
+from embedkit.encoding.views import view_ranges
+from embedkit.types import Float32
+
+_HEALTH_ROWS = 20_000
+_CENTER = 0.7
+USELESS = 0.995
+"""Mean cosine from which a view does not distinguish texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewHealth:
+    """L2 norms of the vectors of a view, and how many are all zero or hold NaN or infinity.
+
+    ``anisotropy`` is the mean cosine between two different vectors; near 1 all point the same way
+    (Ethayarajh, 2019).
+    """
+
+    name: str
+    width: int
+    norm_mean: float
+    norm_min: float
+    norm_max: float
+    zeros: int
+    not_finite: int
+    anisotropy: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DatasetInfo(Shown):
+    """A dataset.
+
+    Attributes:
+        tables: (folder, files, rows, bytes) of sentences, words, tokens.
+        health: of every view, over at most 20,000 rows.
+        duplicate_texts: rows whose text, case, width and white space aside, is that of an earlier
+            row.
+    """
+
+    path: Path
+    manifest: Manifest
+    tables: tuple[tuple[str, int, int, int], ...]
+    health: tuple[ViewHealth, ...]
+    health_rows: int
+    duplicate_texts: int
+
+
+def describe_dataset(path: Path) -> DatasetInfo:
+    """Describe a dataset; reads its vectors for the health figures."""
+    manifest = read_manifest(path)
+    tables = []
+    for folder in TABLES:
+        files = [f for name, f in manifest.files.items() if name.startswith(folder + "/")]
+        if files:
+            rows, size = sum(f.rows for f in files), sum(f.bytes for f in files)
+            tables.append((folder, len(files), rows, size))
+    keys = text_keys(load(path))
+    duplicates = len(keys) - len(np.unique(keys))
+    health, rows = [], 0
+    for name, width in manifest.views.items():
+        vectors = _sample(load(path, name))
+        rows = len(vectors)
+        health.append(_health(name, width, vectors))
+    return DatasetInfo(path, manifest, tuple(tables), tuple(health), rows, duplicates)
+
+
+def health_findings(health: Sequence[ViewHealth]) -> list[str]:
+    """Return sentences about the use of views; views with the same finding together.
+
+    >>> one = dict(width=8, norm_mean=1.0, norm_min=1.0, norm_max=1.0, zeros=0, not_finite=0)
+    >>> health_findings([ViewHealth("cls_0", anisotropy=1.0, **one),
+    ...                  ViewHealth("mean_0", anisotropy=0.42, **one)])[1]
+    'mean_0: cosine 0.42: suitable for search'
+    """
+    found: dict[str, list[ViewHealth]] = {}
+    for one in health:
+        found.setdefault(_finding(one), []).append(one)
+    lines = []
+    for what, views in found.items():
+        cosines = [f"{one.anisotropy:.2f}" for one in views]
+        low, high = min(cosines), max(cosines)
+        cosine = low if low == high else f"{low} to {high}"
+        names = view_ranges([one.name for one in views])
+        lines.append(f"{names}: {what.format(cosine=cosine)}")
+    return lines
+
+
+def _finding(view: ViewHealth) -> str:
+    """The use of a view, with a place for its mean cosine."""
+    if view.not_finite:
+        return f"{view.not_finite:,} vectors hold NaN or infinity: extract again"
+    if view.zeros:
+        return f"{view.zeros:,} vectors are all zero, which have no cosine"
+    if not math.isfinite(view.anisotropy):
+        return "too few vectors to compare"
+    if view.anisotropy >= USELESS:
+        return "cosine {cosine} between any two texts: useless for search"
+    if view.anisotropy >= _CENTER:
+        return "cosine {cosine} between any two texts: search with --whitening center"
+    return "cosine {cosine}: suitable for search"
+
+
+def open_lines(path: Path, manifest: Manifest) -> dict[str, str]:
+    """Return runnable lines that open a dataset, by tool."""
+    view = manifest.default_view("sentences")
+    where = str(path)
+    sentences = f"{where}/sentences"
+    pattern = f"{glob.escape(sentences)}/*.parquet"
+    query = "SELECT * FROM '" + pattern.replace("'", "''") + "'"
+    return {
+        "pandas": f"import pandas as pd; df = pd.read_parquet({sentences!r})",
+        "polars": f"import polars as pl; df = pl.read_parquet({sentences!r})",
+        "duckdb": f"import duckdb; df = duckdb.sql({query!r})",
+        "datasets": (
+            "from datasets import load_dataset; "
+            f"ds = load_dataset('parquet', data_files={pattern!r}, split='train')"
+        ),
+        "numpy": (
+            f"import numpy as np, pandas as pd; "
+            f"X = np.stack(pd.read_parquet({sentences!r}, columns=[{view!r}])[{view!r}])"
+        ),
+        "embedkit": f"import embedkit; data = embedkit.load({where!r}, view={view!r}); X = data.X",
+    }
+
+
+def atlas_line(path: Path, manifest: Manifest) -> str:
+    """Return the command that opens a dataset in Embedding Atlas, which takes files only."""
+    text = " --text text" if manifest.job.storage.text else ""
+    where = shlex.quote(f"{path}/sentences")
+    view = manifest.default_view("sentences")
+    return f"embedding-atlas {where}/*.parquet{text} --vector {view}"
+
+
+def _sample(data: VectorData) -> Float32:
+    """Up to 20,000 vectors, from evenly spaced row groups."""
+    blocks = data.reader.blocks
+    wanted = -(-_HEALTH_ROWS // max([1, *(block.rows for block in blocks)]))
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(wanted, len(blocks))).astype(int))
+    rows = [np.arange(blocks[i].start, blocks[i].stop) for i in chosen.tolist()]
+    return data.reader.vectors_at(np.concatenate(rows)[:_HEALTH_ROWS])
+
+
+def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
+    finite = np.isfinite(vectors).all(axis=1)
+    good = vectors[finite].astype(np.float64)
+    norms = np.linalg.norm(good, axis=1)
+    filled = norms > 0
+    n = int(filled.sum())
+    anisotropy = float("nan")
+    if n > 1:
+        # the mean over all pairs of different rows, from the norm of the sum of unit vectors
+        total = (good[filled] / norms[filled, None]).sum(axis=0)
+        anisotropy = float((total @ total - n) / (n * (n - 1)))
+    return ViewHealth(
+        name=name,
+        width=width,
+        norm_mean=float(norms.mean()) if len(norms) else float("nan"),
+        norm_min=float(norms.min()) if len(norms) else float("nan"),
+        norm_max=float(norms.max()) if len(norms) else float("nan"),
+        zeros=int((~filled).sum()),
+        not_finite=int((~finite).sum()),
+        anisotropy=anisotropy,
+    )

@@ -1,0 +1,765 @@
+"""Reading a dataset into NumPy: sentences, words or tokens, with what belongs to them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from isal import isal_zlib
+from numpy.typing import NDArray
+
+from embedkit import storage
+from embedkit.choices import EXPORTS, LEVELS, POOLINGS, check_choice
+from embedkit.dataset.format import (
+    SEPARATOR,
+    FileEntry,
+    Layout,
+    Manifest,
+    matrix_of,
+    read_manifest,
+    whole_text,
+)
+from embedkit.encoding.views import parse_layers, parse_view, split_view
+from embedkit.errors import (
+    DamagedError,
+    OutputExistsError,
+    UsageError,
+    check_counts,
+    check_seed,
+    did_you_mean,
+    first_line,
+)
+from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.types import Float32, Int64
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_VARINT = rb"\x15([\x80-\xff]{0,4}[\x00-\x7f])"
+_HEADER = re.compile(  # a data page: both sizes, CRC; values, plain, with both levels run-length
+    rb"\x15\x00" + 3 * _VARINT + rb"\x1c" + _VARINT + rb"\x15\x00\x15\x06\x15\x06\x00\x00"
+)
+_HEADER_BYTES = 64
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+def copy_vectors(path: Path, group: pq.RowGroupMetaData, columns: Mapping[str, Float32]) -> bool:
+    """Copy vector columns of a row group into matrices, their page checksums compared.
+
+    ``columns`` are ``(rows, width)`` float32 by column name, maybe parts of a wider matrix.
+    ``False`` if the file is not of the kind that this reader takes; a damaged page is a
+    ``ValueError``.
+    """
+    chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+    if len(chunks) < group.num_columns:
+        raise ValueError("a column occurs twice in its footer")
+    with path.open("rb", buffering=0) as file:
+        return all(
+            _copy_column(file.fileno(), chunks.get(f"{name}.list.element"), matrix)
+            for name, matrix in columns.items()
+        )
+
+
+def _copy_column(descriptor: int, chunk: pq.ColumnChunkMetaData | None, matrix: Float32) -> bool:
+    if chunk is None or (chunk.physical_type, chunk.compression) != ("FLOAT", "UNCOMPRESSED"):
+        return False
+    at, start, width = chunk.data_page_offset, 0, matrix.shape[1]
+    end = at + chunk.total_compressed_size
+    while at < end:
+        header = _HEADER.match(os.pread(descriptor, _HEADER_BYTES, at))
+        if header is None:
+            return False
+        _, size, crc, values = map(_integer, header.groups())
+        at += header.end()
+        stop = start + values // width
+        fits = 0 < 4 * values <= size <= end - at and stop <= len(matrix)
+        if not fits or values % width:
+            return False
+        _copy_page(descriptor, at, size, crc & 0xFFFFFFFF, matrix[start:stop])
+        at, start = at + size, stop
+    return start == len(matrix)
+
+
+def _copy_page(descriptor: int, at: int, size: int, crc: int, rows: Float32) -> None:
+    """Read the values of a page to where they belong, and check all of its body."""
+    target = rows if rows.flags.c_contiguous else np.empty(rows.shape, np.float32)
+    levels = bytearray(size - target.nbytes)
+    values = target.reshape(-1).view(np.uint8).data
+    if os.preadv(descriptor, [levels, values], at) != size:
+        raise ValueError("the file ends inside a page")
+    if isal_zlib.crc32(values, isal_zlib.crc32(levels)) != crc:
+        raise ValueError("a page does not match its checksum")
+    if target is not rows:
+        rows[:] = target
+
+
+def _integer(encoded: bytes) -> int:
+    """A zigzag number in Thrift's compact protocol: seven bits a byte, the lowest first."""
+    value = sum((byte & 127) << 7 * i for i, byte in enumerate(encoded))
+    return (value >> 1) ^ -(value & 1)
+
+
+def text_keys(data: VectorData) -> Int64:
+    """Return the key of every record's text, ``(n,)``, of a pair of both together."""
+    return np.asarray(data.reader.column("text_key").to_numpy(), np.int64)
+
+
+def has_label(label: str | None) -> bool:
+    """Whether there is a label: not null, not blank, and not the NaN of a numeric column."""
+    return label is not None and label.strip().lower() not in ("", "nan")
+
+
+def check_labelled(labels: Sequence[str | None], row: Int64, *, name: str = "") -> None:
+    """Raise a :class:`UsageError` that names the rows without a label."""
+    missing = [i for i, label in enumerate(labels) if not has_label(label)]
+    if missing:
+        shown = ", ".join(str(row[i]) for i in missing[:5]) + ", …" * (len(missing) > 5)
+        raise UsageError(
+            f"{name}{': ' * bool(name)}{len(missing)} records have no label (rows {shown}); empty "
+            "and NaN count as none. Remove them from the corpus."
+        )
+
+
+def source_of(data: VectorData) -> tuple[str, ...]:
+    """Return the SHA-256 of the files that a dataset was made from."""
+    return tuple(file.sha256 for file in data.manifest.job.input.files)
+
+
+def records_of_words(data: VectorData) -> VectorData:
+    """Return a dataset with a row for each record; itself if it is so."""
+    return data if data.level == "sentence" else load(data.path)
+
+
+def word_spans_of(data: VectorData) -> list[NDArray[np.int32]]:
+    """Return start and end of the stored words of each record, ``(words, 2)``, from its words."""
+    rows = records_of_words(data).row
+    record = np.searchsorted(rows, data.row)
+    ends = np.searchsorted(record, np.arange(1, len(rows)))
+    spans = np.stack([data.start, data.end], axis=1).astype(np.int32)
+    return np.split(spans, ends)
+
+
+def stored_texts(data: VectorData, *, separator: str = SEPARATOR) -> list[str] | None:
+    """The texts of a dataset (of words the words), those of a pair joined; ``None`` without."""
+    if not data.manifest.job.storage.text:
+        return None
+    if data.level == "word" or not data.manifest.job.input.text_pair:
+        return data.text
+    pairs = zip(data.text, data.column("text_pair"), strict=True)
+    return [whole_text(first, second, separator=separator) for first, second in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A row group, number ``group`` of a shard; its rows begin at ``start`` of the table."""
+
+    shard: int
+    group: int
+    start: int
+    rows: int
+    metadata: pq.FileMetaData
+
+    @property
+    def stop(self) -> int:
+        """Index after its last row."""
+        return self.start + self.rows
+
+
+class TableReader:
+    """Reads one table of a dataset; threads may share it.
+
+    ``views`` are the vector columns that are read, side by side.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, table: str, views: tuple[str, ...]) -> None:
+        self._layout, self._manifest, self._table = Layout(path), manifest, table
+        self._stored, self._views = manifest.columns_of(table), views
+        self._edges = np.cumsum([0, *(self._stored[name] for name in views)]).tolist()
+        self.width: int = self._edges[-1]
+
+    def __len__(self) -> int:
+        return sum(self._entry(number).rows for number in range(self._manifest.n_shards))
+
+    def fill(self, matrix: Float32) -> None:
+        """Read all vectors into ``(n, width)`` float32, several row groups at a time."""
+        with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+            read = pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks)
+            for _ in read:
+                pass
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The row groups of all shards in order."""
+        blocks: list[Block] = []
+        start = 0
+        for number in range(self._manifest.n_shards):
+            with self._damage(number):
+                metadata = self._metadata(number)
+            self._check_rows(number, metadata.num_rows)
+            for group in range(metadata.num_row_groups):
+                rows = metadata.row_group(group).num_rows
+                blocks.append(Block(number, group, start, rows, metadata))
+                start += rows
+        return blocks
+
+    def read_block(self, block: Block, target: Float32) -> None:
+        """Read the vectors of a row group into ``(rows, width)``, in the caller's thread."""
+        parts = np.split(target, self._edges[1:-1], axis=1)
+        columns = dict(zip(self._views, parts, strict=True))
+        with self._damage(block.shard):
+            group = block.metadata.row_group(block.group)
+            if not copy_vectors(self._part(block.shard), group, columns):
+                table = self.scalars_of(block, self._views)
+                for name, matrix in columns.items():
+                    matrix[:] = matrix_of(table.column(name))
+
+    def vectors_of(self, block: Block) -> Float32:
+        """The vectors of a row group, ``(block.rows, width)``."""
+        vectors = np.empty((block.rows, self.width), np.float32)
+        self.read_block(block, vectors)
+        return vectors
+
+    def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:
+        """Columns of one row group."""
+        with self._damage(block.shard), self._open(block.shard, block.metadata) as file:
+            return file.read_row_group(block.group, columns=list(names), use_threads=False)
+
+    def scalars(self, names: Sequence[str], shard: int) -> pa.Table:
+        """Columns of one shard; a :class:`UsageError` if there is no such column."""
+        for name in names:
+            if name not in self.columns:
+                raise UsageError(
+                    f"{self._layout.root} has no column {name!r}; it has "
+                    f"{', '.join(self.columns)}. Extract it again with the column: embedkit "
+                    "extract CORPUS --label COLUMN or --keep COLUMN (in Python label=, keep=)."
+                )
+        with self._damage(shard), self._open(shard) as file:
+            table = file.read(columns=list(names))
+        self._check_rows(shard, table.num_rows)
+        return table
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of all rows; errors as for :meth:`scalars`."""
+        shards = range(self._manifest.n_shards)
+        return pa.chunked_array(
+            [chunk for n in shards for chunk in self.scalars([name], n).column(name).chunks]
+        )
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns that are not vectors."""
+        with self._damage(0), self._open(0) as file:
+            return [name for name in file.schema_arrow.names if name not in self._stored]
+
+    def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Python values of columns, for ``(m,)`` positions in any order."""
+        values: dict[str, list[Any]] = {name: [None] * len(indices) for name in names}
+        for block, mine in self._by_block(indices):
+            table = self.scalars_of(block, names).take(indices[mine] - block.start)
+            for name in names:
+                for at, value in zip(mine, table.column(name).to_pylist(), strict=True):
+                    values[name][at] = value
+        return values
+
+    def vectors_at(self, indices: Int64) -> Float32:
+        """``(m, width)`` float32 at ``(m,)`` positions; memory holds one row group beside them."""
+        vectors = np.empty((len(indices), self.width), np.float32)
+        for block, mine in self._by_block(indices):
+            vectors[mine] = self.vectors_of(block)[indices[mine] - block.start]
+        return vectors
+
+    def _by_block(self, indices: Int64) -> Iterator[tuple[Block, NDArray[np.int64]]]:
+        """Row groups that hold some rows, each with the numbers of those it holds."""
+        starts = np.array([block.start for block in self.blocks], np.int64)
+        owner = np.searchsorted(starts, indices, side="right") - 1
+        for number in np.unique(owner):
+            yield self.blocks[int(number)], np.flatnonzero(owner == number)
+
+    def _entry(self, number: int) -> FileEntry:
+        name = f"{self._table}/{self._part(number).name}"
+        with self._damage(number):
+            if name not in self._manifest.files:
+                raise ValueError("the manifest does not name it")
+        return self._manifest.files[name]
+
+    def _check_rows(self, number: int, rows: int) -> None:
+        with self._damage(number):
+            if rows != (written := self._entry(number).rows):
+                raise ValueError(f"{rows} rows, {written} were written")
+
+    def _part(self, number: int) -> Path:
+        return self._layout.shard_file(self._table, number)
+
+    def _open(self, number: int, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._part(number),
+            metadata=metadata or self._metadata(number),
+            page_checksum_verification=True,
+        )
+
+    def _metadata(self, number: int) -> pq.FileMetaData:
+        part, expected = self._part(number), self._entry(number).bytes
+        if (size := part.stat().st_size) != expected:
+            raise ValueError(f"it has {size:,} bytes, expected {expected:,}")
+        metadata = pq.read_metadata(part)
+        names = metadata.schema.to_arrow_schema().names
+        if not set(self._stored) <= set(names) or len(set(names)) != len(names):
+            raise ValueError(f"its columns are not those of the manifest: {', '.join(names):.200}")
+        return metadata
+
+    @contextmanager
+    def _damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (UsageError, DamagedError):
+            raise
+        except (ValueError, KeyError, pa.ArrowException, OSError) as error:  # a column is missing
+            raise DamagedError(
+                f"{self._part(number)} is damaged: {first_line(error)}. Run the extract command "
+                f"that made {self._layout.root} again: it makes damaged files anew."
+            ) from error
+
+
+_BLOCKS_SHUFFLED = 4  # row groups whose rows are mixed
+
+_Batch = dict[str, NDArray[Any]]
+_Piece = tuple[Block, Int64]  # a row group, and the rows of it that are wanted, in their order
+
+
+def _pieces(blocks: Sequence[Block], seed: int | None, number: int, count: int) -> list[_Piece]:
+    """The rows of one worker: an equal part of all rows, laid out row group by row group."""
+    total = sum(block.rows for block in blocks)
+    first, last = total * number // count, total * (number + 1) // count
+    order = np.arange(len(blocks))
+    if seed is not None:
+        np.random.default_rng(seed).shuffle(order)
+    pieces = []
+    start = 0
+    for index in order.tolist():
+        block = blocks[index]
+        rows = np.arange(block.rows)
+        if seed is not None:  # the same for all workers that share the row group
+            np.random.default_rng((seed, index)).shuffle(rows)
+        mine = rows[max(first - start, 0) : max(last - start, 0)]
+        if len(mine):
+            pieces.append((block, mine))
+        start += block.rows
+    return pieces
+
+
+def _batches(
+    data: VectorData,
+    windows: Sequence[Sequence[_Piece]],
+    size: int,
+    columns: Sequence[str],
+    seed: int | None,
+    number: int,
+) -> Iterator[_Batch]:
+    rest: _Batch = {}
+    for turn, window in enumerate(windows):
+        rows = _joined([_read(data, block, mine, columns) for block, mine in window])
+        if seed is not None:
+            order = np.random.default_rng((seed, number, turn)).permutation(len(rows["row"]))
+            rows = {name: values[order] for name, values in rows.items()}
+        rows = _joined([rest, rows]) if rest else rows
+        whole = len(rows["row"]) // size * size
+        for start in range(0, whole, size):
+            yield {name: values[start : start + size] for name, values in rows.items()}
+        rest = {name: values[whole:] for name, values in rows.items()}
+    if rest and len(rest["row"]):
+        yield rest
+
+
+def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -> _Batch:
+    """Some rows of a row group."""
+    vectors = np.empty((block.rows, data.width), np.float32)
+    data.reader.read_block(block, vectors)
+    table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(mine)
+    batch = {"X": vectors[mine], "row": table.column("row").to_numpy()}
+    if "label" in data.columns or data.manifest.job.input.label is not None:
+        batch["y"] = data.y[block.start + mine]
+    return batch | {name: _plain(table.column(name)) for name in columns if name != "row"}
+
+
+def _number_kind(label: str) -> type | None:
+    """``int``, ``float``, ``str`` (also for ``007``), or ``None`` without a label."""
+    if not has_label(label):
+        return None
+    match = _NUMBER.fullmatch(label)
+    return str if match is None else float if match[1] or match[2] else int
+
+
+def _plain(column: pa.ChunkedArray) -> NDArray[Any]:
+    if pa.types.is_string(column.type):
+        return np.array([value or "" for value in column.to_pylist()], np.str_)
+    return np.asarray(column.to_numpy())
+
+
+def _joined(parts: Sequence[_Batch]) -> _Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+_TABLE_OF = dict(zip(LEVELS, ("sentences", "words", "tokens"), strict=True))
+
+
+def load(
+    path: str | Path, view: str | Sequence[str] | None = None, *, level: str = "sentence"
+) -> VectorData:
+    """Open a dataset for scikit-learn and NumPy; columns are read when they are used.
+
+    Args:
+        path: the folder that ``extract`` wrote.
+        view: of sentences a view such as ``mean_-1`` or ``pooler``, of words and tokens a layer
+            such as ``6``, ``-1`` or ``sum:-4..-1``; or several to put side by side. By default the
+            last one stored that is a mean, else the last one.
+        level: ``sentence``, ``word`` or ``token``: what a row is.
+
+    Raises:
+        UsageError: not a dataset, or it has no such vectors; the message lists the stored ones.
+
+    Example:
+        >>> words = embedkit.load("vectors", level="word", view="6")
+        >>> words.X[np.array(words.text) == "bank"].shape
+        (12, 384)
+    """
+    check_choice(LEVELS, level=level)
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    known = list(manifest.columns_of(_TABLE_OF[level]))
+    if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
+        option = "words='mean'" if level == "word" else "tokens=True"
+        raise UsageError(f"{folder} has no {level} vectors. Extract it again with {option}.")
+    if view is None:
+        names = [manifest.default_view(_TABLE_OF[level])]
+    else:
+        asked = [view] if isinstance(view, str) else list(view)
+        if not asked:
+            raise UsageError(f"no view was given; {folder} has {', '.join(known)}.")
+        names = [_stored_view(name, known, manifest, folder, level) for name in asked]
+        twice = [name for i, name in enumerate(names) if name in names[:i]]
+        if twice:
+            raise UsageError(f"view {twice[0]} is asked for twice; give every view once.")
+    return VectorData(folder, manifest, tuple(names), level)
+
+
+class VectorData:
+    """Vectors of a dataset with what belongs to them, row by row in input order.
+
+    Attributes:
+        path: folder of the dataset.
+        manifest: how it was made.
+        views: the chosen views.
+        level: what a row is: ``sentence``, ``word`` or ``token``.
+        reader: reads parts of the table.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, views: tuple[str, ...], level: str = "sentence"
+    ) -> None:
+        self.path, self.manifest, self.views, self.level = path, manifest, views, level
+        self.reader = TableReader(path, manifest, _TABLE_OF[level], views)
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __repr__(self) -> str:
+        level = "" if self.level == "sentence" else f", level={self.level!r}"
+        shape = f"({len(self)}, {self.width})"
+        return f"VectorData({str(self.path)!r}, view={list(self.views)}{level}, X={shape})"
+
+    @cached_property
+    def X(self) -> Float32:
+        """The vectors, ``(n, width)`` float32; several views side by side."""
+        matrix = np.empty((len(self), self.width), np.float32)
+        self.reader.fill(matrix)
+        return matrix
+
+    @property
+    def width(self) -> int:
+        """Width of the chosen views side by side."""
+        return self.reader.width
+
+    @cached_property
+    def y(self) -> NDArray[Any]:
+        """The labels, ``(n,)``: int64 or float64 if all are whole or other numbers, else strings.
+
+        A missing label among numbers is NaN. See :attr:`labels`.
+        """
+        kinds = {_number_kind(label) for label in np.unique(self.labels).tolist()}
+        if not kinds & {int, float} or str in kinds:
+            return self.labels
+        if kinds == {int}:
+            return self.labels.astype(np.int64)
+        return np.array([float(label or "nan") for label in self.labels], np.float64)
+
+    @cached_property
+    def labels(self) -> NDArray[np.str_]:
+        """The labels as written, ``(n,)``; empty where a record has none.
+
+        Those of words are their own where the dataset has labels of words, else, as those of
+        tokens, the labels of the records.
+
+        Raises:
+            UsageError: the dataset was made without a label column.
+        """
+        if self.level == "sentence" or "label" in self.columns:
+            return _plain(self.reader.column("label"))
+        return self._of_record(_plain(self._sentences.column("label")))
+
+    @cached_property
+    def ids(self) -> NDArray[np.str_]:
+        """The ids of the records, ``(n,)``; row numbers where the corpus had none."""
+        return self._of_record(_plain(self._sentences.column("id")))
+
+    @cached_property
+    def row(self) -> Int64:
+        """Record numbers in the input, ``(n,)`` int64, ascending; gaps are rejects."""
+        return np.asarray(self.reader.column("row").to_numpy(), np.int64)
+
+    @cached_property
+    def text(self) -> list[str]:
+        """The texts; of words the words as written, of tokens as the vocabulary spells them."""
+        return self.column("token" if self.level == "token" else "text")
+
+    @cached_property
+    def word(self) -> Int64:
+        """Number of the word in its record, ``(n,)`` int64, of words and tokens; -1 for none."""
+        return np.asarray(self.reader.column("word").to_numpy(), np.int64)
+
+    @cached_property
+    def start(self) -> Int64:
+        """First character in the record's text, ``(n,)`` int64, of words and tokens."""
+        return np.asarray(self.reader.column("start").to_numpy(), np.int64)
+
+    @cached_property
+    def end(self) -> Int64:
+        """Character after the last one, ``(n,)`` int64, of words and tokens."""
+        return np.asarray(self.reader.column("end").to_numpy(), np.int64)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that are not vectors."""
+        return self.reader.columns
+
+    def column(self, name: str) -> list[Any]:
+        """Any column that is not a vector, as Python values; ``None`` for what is missing.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        return list(self.reader.column(name).to_pylist())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a ``pandas.DataFrame``, each chosen view as a column of rows of ``X``.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        frame = pd.DataFrame({name: self.column(name) for name in self.columns})
+        left = 0
+        for name in self.views:
+            right = left + self.manifest.columns_of(_TABLE_OF[self.level])[name]
+            frame[name] = list(self.X[:, left:right])
+            left = right
+        return frame
+
+    def iter_batches(
+        self,
+        batch_size: int = 8_192,
+        *,
+        columns: Sequence[str] = (),
+        shuffle_seed: int | None = None,
+        worker: tuple[int, int] = (0, 1),
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Vectors and labels in batches, without reading the whole dataset.
+
+        Every row is yielded exactly once over all workers, whose numbers of rows differ by one at
+        most. The same seed and worker give the same order. With a seed, row groups (8,192 rows or
+        fewer) are in random order, the rows of each are shuffled, and so are all rows of four row
+        groups that follow each other; without one, workers have consecutive parts of the table.
+        Memory holds so many row groups, whatever the size of the dataset.
+
+        Args:
+            batch_size: rows of a batch; only the last one has fewer.
+            columns: further columns; null becomes an empty string.
+            shuffle_seed: shuffle by this seed; another one for each epoch gives another order.
+                ``None`` keeps the order of the input.
+            worker: number of this worker, and the number of workers.
+
+        Yields:
+            ``"X"`` ``(m, width)`` float32, ``"row"`` ``(m,)`` int64, ``"y"`` ``(m,)`` str where
+            the dataset has labels, and the further columns by name.
+
+        Raises:
+            UsageError: an argument is out of range, or there is no such column.
+
+        Example:
+            >>> import torch
+            >>> class Vectors(torch.utils.data.IterableDataset):
+            ...     def __init__(self, data, seed):
+            ...         self.data, self.seed = data, seed
+            ...     def __iter__(self):
+            ...         info = torch.utils.data.get_worker_info()
+            ...         worker = (0, 1) if info is None else (info.id, info.num_workers)
+            ...         return self.data.iter_batches(64, shuffle_seed=self.seed, worker=worker)
+            >>> data = embedkit.load("vectors")                            # doctest: +SKIP
+            >>> loader = torch.utils.data.DataLoader(Vectors(data, seed=0), batch_size=None,
+            ...                                      num_workers=2)        # doctest: +SKIP
+            >>> sum(len(batch["X"]) for batch in loader) == len(data)      # doctest: +SKIP
+            True
+        """
+        check_counts(batch_size=batch_size)
+        if shuffle_seed is not None:
+            check_seed(shuffle_seed)
+        number, count = worker
+        if not 0 <= number < count:
+            raise UsageError(
+                f"worker={worker}: expected a number from 0, and the number of workers."
+            )
+        if isinstance(columns, str):
+            raise TypeError(f"columns={columns!r} is a string; pass a list of columns.")
+        for name in columns:
+            if name not in self.columns:
+                raise UsageError(f"columns={name!r}: {self.path} has {', '.join(self.columns)}.")
+        pieces = _pieces(self.reader.blocks, shuffle_seed, number, count)
+        size = 1 if shuffle_seed is None else _BLOCKS_SHUFFLED
+        windows = [pieces[i : i + size] for i in range(0, len(pieces), size)]
+        return _batches(self, windows, batch_size, columns, shuffle_seed, number)
+
+    def export(self, out: str | Path, *, to: str, overwrite: bool = False) -> None:
+        """Write the vectors for other tools.
+
+        ``npy`` is the matrix alone. ``csv`` and ``lance`` have the columns too, the vectors as
+        ``v0``, ``v1``, … or as ``vector``. ``faiss`` is a flat index of inner products under the
+        row numbers.
+
+        Args:
+            out: file to write, or folder of ``lance``.
+            to: ``npy``, ``csv``, ``faiss`` or ``lance``.
+            overwrite: replace ``out``.
+
+        Raises:
+            UsageError: the format is unknown, or its library is not installed.
+            OutputExistsError: ``out`` exists.
+
+        Example:
+            >>> embedkit.load("vectors").export("vectors.npy", to="npy")
+            >>> import numpy as np
+            >>> np.load("vectors.npy").shape
+            (12, 384)
+        """
+        check_choice(EXPORTS, to=to)
+        target = Path(out)
+        if os.path.lexists(target) and not overwrite:
+            raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
+        storage.check_place(target)
+        work = storage.incomplete(target)
+        for left in (work, *([target] if target.is_dir() else [])):
+            storage.remove_tree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        with storage.storage_errors(work, RuntimeError, pa.ArrowException):
+            _EXPORT[to](self, work)
+        if work.is_dir():
+            storage.sync_tree(work)
+        storage.publish_file(work, target)
+
+    @cached_property
+    def _sentences(self) -> TableReader:
+        """The table of the records."""
+        if self.level == "sentence":
+            return self.reader
+        return TableReader(self.path, self.manifest, "sentences", ())
+
+    def _of_record(self, values: NDArray[np.str_]) -> NDArray[np.str_]:
+        """Values of all records as values of all rows."""
+        if self.level == "sentence":
+            return values
+        rows = np.asarray(self._sentences.column("row").to_numpy(), np.int64)
+        return values[np.searchsorted(rows, self.row)]
+
+
+def _with_columns(data: VectorData) -> Iterator[tuple[pa.Table, Float32]]:
+    """The columns and vectors of each row group."""
+    for block in data.reader.blocks:
+        yield data.reader.scalars_of(block, data.columns), data.reader.vectors_of(block)
+
+
+def _to_npy(data: VectorData, out: Path) -> None:
+    shape = (len(data), data.width)
+    matrix = np.lib.format.open_memmap(out, mode="w+", dtype=np.float32, shape=shape)
+    data.reader.fill(matrix)
+    matrix.flush()
+
+
+def _to_csv(data: VectorData, out: Path) -> None:
+    with out.open("wb") as sink:
+        for number, (table, vectors) in enumerate(_with_columns(data)):
+            for i, values in enumerate(vectors.T):
+                table = table.append_column(f"v{i}", pa.array(values))
+            pa_csv.write_csv(table, sink, pa_csv.WriteOptions(include_header=number == 0))
+
+
+def _to_faiss(data: VectorData, out: Path) -> None:
+    with faiss_with_threads(usable_cores()) as faiss:
+        index = faiss.IndexIDMap2(faiss.IndexFlatIP(data.width))
+        for table, vectors in _with_columns(data):
+            index.add_with_ids(vectors, table.column("row").to_numpy())
+        faiss.write_index(index, str(out))
+
+
+def _to_lance(data: VectorData, out: Path) -> None:
+    try:
+        import lance
+    except ImportError as error:
+        raise UsageError("to='lance': pip install pylance.") from error
+    batches = (
+        table.append_column(
+            "vector", pa.FixedSizeListArray.from_arrays(vectors.ravel(), data.width)
+        )
+        for table, vectors in _with_columns(data)
+    )
+    first = next(batches)
+    parts = (batch for table in chain([first], batches) for batch in table.to_batches())
+    lance.write_dataset(pa.RecordBatchReader.from_batches(first.schema, parts), str(out))
+
+
+_EXPORT = {"npy": _to_npy, "csv": _to_csv, "faiss": _to_faiss, "lance": _to_lance}
+
+
+def _stored_view(name: str, known: list[str], manifest: Manifest, folder: Path, level: str) -> str:
+    """The stored column that a view or layer names."""
+    resolved = str(name)
+    if resolved in known:
+        return resolved
+    try:
+        if level == "sentence":
+            resolved = parse_view(resolved, n_layers=manifest.job.model.n_layers).name
+        else:
+            specs = parse_layers(resolved, n_layers=manifest.job.model.n_layers)
+            resolved = "layer_" + ",".join(spec.name for spec in specs)
+    except UsageError:
+        if level == "sentence" and split_view(resolved)[0] not in POOLINGS:
+            raise
+        # a layer that the model does not have; the message below lists the stored ones
+    if resolved not in known:
+        raise UsageError(
+            f"{folder} has no view {name!r}; it has {', '.join(known)}."
+            f"{did_you_mean(resolved, known)}"
+        )
+    return resolved

@@ -1,0 +1,268 @@
+"""Verification of datasets, runs, indexes and single Parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit.dataset.format import TABLES, Layout, Manifest, is_dataset, matrix_of, read_manifest
+from embedkit.dataset.settings import DatasetEncoder, encode_as
+from embedkit.errors import DamagedError, UsageError
+from embedkit.storage import differing_files, file_sums, is_sealed, read_table
+from embedkit.types import Float32, Progress, ProgressCallback, no_progress
+
+_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "int8": 2e-2}
+
+
+@dataclass(slots=True)
+class Verification:
+    """Result of :func:`verify`; without ``problems`` (one sentence each) all is well.
+
+    Attributes:
+        rows: sentence rows checked, or rows of a Parquet file.
+        values: stored numbers checked.
+        recomputed_rows: rows embedded again, words included.
+        identical_rows: number of these rows with the same bits.
+        worst: largest relative L2 difference of a recomputed vector.
+    """
+
+    files: int = 0
+    rows: int = 0
+    values: int = 0
+    recomputed_shards: list[int] = field(default_factory=list)
+    recomputed_rows: int = 0
+    identical_rows: int = 0
+    worst: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+
+def verify(
+    path: str | Path,
+    *,
+    recompute: int = 0,
+    model: str | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    progress: ProgressCallback = no_progress,
+) -> Verification:
+    """Compare files with ``SHA256SUMS``; of a dataset also check counts, order and numbers.
+
+    Args:
+        path: a dataset with its indexes, a run, an index, or a Parquet file such as a split.
+        recompute: of a dataset, number of random shards to embed again from their stored texts.
+        model: location of the checkpoint, if it has moved.
+        device: where to recompute.
+        seed: seed of the choice of shards.
+        progress: called with the shards that were embedded again.
+
+    Raises:
+        UsageError: there is nothing that can be checked, or no texts to recompute from.
+        MismatchError: the checkpoint has other weights or files.
+
+    Example:
+        >>> checked = embedkit.verify("vectors", recompute=1)
+        >>> checked.ok, checked.rows, checked.recomputed_rows  # 12 texts and their 72 words
+        (True, 12, 84)
+    """
+    folder, found = Path(path), Verification()
+    if folder.is_file():  # whose pages carry checksums
+        if folder.suffix != ".parquet":
+            raise UsageError(
+                f"{folder} carries no checksum. Give a dataset, a run, an index, or a Parquet file."
+            )
+        found.files = 1
+        try:
+            found.rows = read_table(folder).num_rows
+        except DamagedError as error:
+            found.problems.append(str(error).rstrip(". "))
+        return found
+    if not is_dataset(folder) and is_sealed(folder):
+        _check_sums(folder, found)
+        return found
+    if not is_dataset(folder):
+        read_manifest(folder)  # raises an error that says what is there instead
+    _check_sums(folder, found)
+    for index in sorted((Layout(folder).private / "index").glob("*")):
+        if is_sealed(index):
+            _check_sums(index, found)
+    if not found.ok:
+        return found
+    manifest = read_manifest(folder)
+    _check_rows(folder, manifest, found)
+    if found.ok and recompute:
+        if not manifest.job.storage.text:
+            raise UsageError(f"{folder} stores no texts, so nothing can be recomputed.")
+        words = manifest.columns_of("words") if manifest.job.vectors.words else ()
+        views = [*manifest.views, *words]
+        encoder = encode_as(manifest, views, owner=str(folder), device=device, model=model)
+        _recompute(folder, encoder, found, recompute, seed, progress)
+    return found
+
+
+def _check_sums(folder: Path, found: Verification) -> None:
+    """Compare all files of a folder with ``SHA256SUMS``; shards must be listed there."""
+    try:
+        sums = file_sums(folder)
+    except DamagedError as error:
+        found.problems.append(str(error).rstrip("."))
+        return
+    found.files += len(sums)
+    found.problems += differing_files(folder, sums).values()
+    for table in TABLES:
+        names = [f"{table}/{name}" for name in Layout(folder).content(table)]
+        found.problems += [f"{name} is not in SHA256SUMS" for name in names if name not in sums]
+
+
+def _check_rows(folder: Path, manifest: Manifest, found: Verification) -> None:
+    layout = Layout(folder)
+    totals = manifest.totals
+    accepted, rejected = _sentence_rows(layout, found), set[int]()
+    try:
+        with layout.rejects.open(encoding="utf-8") as lines:
+            rejected = {int(json.loads(line)["row"]) for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found.problems.append(f"{layout.rejects.name} cannot be read: {error}")
+    found.rows = len(accepted)
+    if accepted & rejected:
+        found.problems.append(f"row {min(accepted & rejected)} is both embedded and rejected")
+    for name, count in (("accepted", len(accepted)), ("rejected", len(rejected))):
+        if count != getattr(totals, name):
+            found.problems.append(
+                f"{count} records are {name}, the manifest says {getattr(totals, name)}"
+            )
+    if totals.accepted + totals.rejected + totals.left_out != totals.records:
+        found.problems.append("accepted + rejected + left out is not the number of records")
+    for kind in ("words", "tokens"):
+        for part in layout.shard_files(kind):
+            for batch in _batches(part, found):
+                if not set(batch.column("row").to_numpy().tolist()) <= accepted:
+                    found.problems.append(f"{kind}/{part.name} has rows that no sentence has")
+
+
+def _sentence_rows(layout: Layout, found: Verification) -> set[int]:
+    """All row numbers of the sentence table, which must ascend."""
+    seen = set[int]()
+    last = -1
+    for part in layout.shard_files("sentences"):
+        for batch in _batches(part, found):
+            rows = batch.column("row").to_numpy()
+            if not len(rows):
+                continue
+            if rows[0] <= last or (np.diff(rows) <= 0).any():
+                found.problems.append(f"{part.name}: the rows are not in ascending order")
+            last = int(rows[-1])
+            seen.update(rows.tolist())
+    return seen
+
+
+def _batches(part: Path, found: Verification) -> Iterator[pa.RecordBatch]:
+    """Every batch of a file; page checksums are compared, vectors must be finite."""
+    try:
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(batch_size=8_192):
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if pa.types.is_fixed_size_list(column.type):
+                        values = column.flatten().to_numpy(zero_copy_only=False)
+                        found.values += len(values)
+                        if not np.isfinite(values).all():
+                            found.problems.append(f"{part.name}: {name} holds NaN or infinity")
+                yield batch
+    except (ValueError, pa.ArrowException, OSError) as error:
+        found.problems.append(f"{part.name} cannot be read: {error}")
+
+
+def _recompute(
+    folder: Path,
+    encoder: DatasetEncoder,
+    found: Verification,
+    count: int,
+    seed: int,
+    progress: ProgressCallback,
+) -> None:
+    allowed = _TOLERANCE[encoder.settings.precision]
+    if encoder.settings.storage != "float32":
+        allowed = max(allowed, 2e-3)  # half a unit of float16, twice
+    parts = Layout(folder).shard_files("sentences")
+    chosen = np.random.default_rng(seed).choice(len(parts), min(count, len(parts)), replace=False)
+    found.recomputed_shards = sorted(chosen.tolist())
+    for done, number in enumerate(found.recomputed_shards):
+        progress(Progress("recomputing", done, len(chosen), "shards"))
+        part = parts[number]
+        table = pq.read_table(part, page_checksum_verification=True)
+        pairs = table["text_pair"].to_pylist() if "text_pair" in table.column_names else None
+        texts = table["text"].to_pylist()
+        if encoder.settings.words is None:
+            worst = _compare(table, encoder.views(texts, pairs), found)
+        else:
+            words = pq.read_table(
+                Layout(folder).shard_file("words", number), page_checksum_verification=True
+            )
+            worst = _compare_words(encoder, texts, pairs, table, words, found)
+        if worst > allowed:
+            found.problems.append(
+                f"{part.name}: recomputed vectors differ by {worst:.1e} (relative L2), more "
+                f"than {allowed:.0e}"
+            )
+
+
+def _compare(table: pa.Table, fresh: Mapping[str, Float32], found: Verification) -> float:
+    """Compare a table with fresh vectors; the largest distance."""
+    same, worst = np.ones(len(table), bool), 0.0
+    for name, vectors in fresh.items():
+        stored = matrix_of(table[name]).astype(np.float32)
+        same &= (stored == vectors).all(axis=1)
+        scale = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
+        distances = np.linalg.norm(stored - vectors, axis=1) / scale
+        worst = max(worst, float(distances.max(initial=0.0)))
+    found.worst = max(found.worst, worst)
+    found.recomputed_rows += len(table)
+    found.identical_rows += int(same.sum())
+    return worst
+
+
+def _compare_words(
+    encoder: DatasetEncoder,
+    texts: list[str],
+    pairs: list[str] | None,
+    table: pa.Table,
+    words: pa.Table,
+    found: Verification,
+) -> float:
+    """Compare the texts and words of a shard; infinite where there are other words."""
+    rows = table["row"].to_numpy()
+    record = np.searchsorted(rows, words["row"].to_numpy())
+    stored = [words[name].to_numpy() for name in ("start", "end")]
+    spans = None
+    if pairs is None:
+        ends = np.searchsorted(record, np.arange(1, len(rows)))
+        spans = np.split(np.stack(stored, axis=1), ends)
+    views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
+    worst = _compare(table, views, found)
+    same = np.array_equal(fresh.row, record) and all(
+        np.array_equal(*both) for both in zip((fresh.start, fresh.end), stored, strict=True)
+    )
+    if not same:
+        return np.inf
+    layers = {f"layer_{name}": vectors for name, vectors in fresh.vectors.items()}
+    return max(worst, _compare(words, layers, found))
+
+
+def require_ok(found: Verification, path: Path) -> None:
+    """Raise a :class:`DamagedError` that names the first problems, if any."""
+    if not found.ok:
+        listed = "; ".join(found.problems[:5])
+        more = f"; and {len(found.problems) - 5} more" if len(found.problems) > 5 else ""
+        raise DamagedError(
+            f"{path} is damaged: {listed}{more}. Run the command that made it again."
+        )

@@ -1,0 +1,134 @@
+"""Whether extraction works on this machine, with which versions, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
+from pathlib import Path
+from typing import Any
+
+from embedkit import storage
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.errors import EmbedkitError, EncodeError, first_line
+from embedkit.machine import __version__, usable_cores
+
+_TEXTS = (
+    "The film was good.",
+    "배를 타고 여행을 간다.",
+    "吾輩は猫である。",
+    "a",
+    "It rained. " * 20,
+)
+_BUSY = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings as plain data, for people and for bug reports."""
+
+    works: bool
+    exit_code: int  # 0, or that of a command which meets the first problem
+    problems: list[str]  # why extraction does not work
+    notes: list[str]  # what makes it slower, or limits it
+    versions: dict[str, str | None]  # ``None``: missing
+    devices: dict[str, dict[str, Any]]  # device → its name, and the figures of an extraction
+    models: list[str]  # checkpoints that load without network
+    missing: dict[str, list[str]]  # extra → packages that are not installed
+    free: dict[str, int]  # bytes of ``disk`` and, where it is known, ``memory``
+
+
+def diagnose() -> Diagnosis:
+    """Extract and verify a few texts on every device, without network; list what is missing."""
+    from embedkit.encoding.checkpoint import find_checkpoint
+
+    problems: list[str] = []
+    notes: list[str] = []
+    devices: dict[str, dict[str, Any]] = {"cpu": {"name": f"{usable_cores()} cores"}}
+    code = 0
+    try:
+        import torch
+
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            devices[f"cuda:{index}"] = {"name": torch.cuda.get_device_name(index)}
+        for device, about in devices.items():
+            about |= _extract(device)
+    except EmbedkitError as error:
+        problems, code = [str(error)], error.exit_code
+    except Exception as error:  # a broken installation raises anything
+        problems, code = [f"{type(error).__name__}: {first_line(error)}"], EncodeError.exit_code
+    if (load := os.getloadavg()[0]) > _BUSY * usable_cores():
+        notes.append(f"other programs are busy (load {load:.1f}): speeds are too low")
+    models = []
+    for model in (DEFAULT_MODEL, MULTILINGUAL):
+        with suppress(EmbedkitError):
+            find_checkpoint(model, offline=True)
+            models.append(model)
+    if MULTILINGUAL not in models:
+        notes.append(f"the model {MULTILINGUAL!r} is not here: it needs the network the first time")
+    versions = _versions("")
+    missing: dict[str, list[str]] = {}
+    with suppress(PackageNotFoundError):  # run from a source tree
+        for extra in metadata("embedkit").get_all("Provides-Extra") or []:
+            missing[extra] = [name for name, known in _versions(extra).items() if known is None]
+    if lacking := [name for name, known in versions.items() if known is None]:
+        notes.append(f"required, but not installed: {', '.join(lacking)}")
+    about_system = {"python": platform.python_version(), "system": platform.platform()}
+    free = {"disk": storage.free_bytes(Path.cwd())}
+    if Path("/proc/meminfo").is_file():
+        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+        free |= {"memory": 1024 * int(available[1])} if available else {}
+    versions = {"embedkit": __version__, **about_system, **versions}
+    works = not problems
+    return Diagnosis(works, code, problems, notes, versions, devices, models, missing, free)
+
+
+def _extract(device: str) -> dict[str, Any]:
+    """Extract a few texts into a temporary folder, verify it, and time the model."""
+    from embedkit.dataset.extract import extract
+    from embedkit.dataset.verify import require_ok, verify
+    from embedkit.encoding.encoder import Encoder
+    from embedkit.encoding.tokenizer import TokenizerSettings
+
+    texts = [f"{i} {text}" for i in range(5) for text in _TEXTS]
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
+        corpus, out = Path(scratch, "corpus.tsv"), Path(scratch, "vectors")
+        corpus.write_text("\n".join(["text", *texts, ""]), "utf-8")
+        made = extract(corpus, out=out, text="text", offline=True, layers="all", device=device)
+        require_ok(verify(out), out)
+        records = made.manifest.totals.accepted
+    if records != len(texts):
+        raise EncodeError(f"{device}: {records} of {len(texts)} records were extracted.")
+    seconds = time.perf_counter() - started
+    encoder = Encoder.load(offline=True, device=device)
+    settings = TokenizerSettings(encoder.max_length)
+    tokens = len(encoder.tokenizer.encode(texts, settings=settings).ids)
+    encoder.encode(texts)  # warms up
+    started = time.perf_counter()
+    encoder.encode(texts)
+    return {
+        "records": records,
+        "seconds": seconds,
+        "tokens_per_second": tokens / (time.perf_counter() - started),
+        "precision": encoder.precision,
+    }
+
+
+def _versions(extra: str) -> dict[str, str | None]:
+    """Packages that embedkit, or one of its extras, needs on this system."""
+    from packaging.requirements import Requirement
+
+    found: dict[str, str | None] = {}
+    with suppress(PackageNotFoundError):
+        for needed in map(Requirement, requires("embedkit") or ()):
+            if needed.marker.evaluate({"extra": extra}) if needed.marker else not extra:
+                found[needed.name] = next(
+                    (d.version for d in distributions(name=needed.name)), None
+                )
+    return found

@@ -1,0 +1,441 @@
+"""Drawings of lines, marks and words: as SVG for a page, and as PDF, SVG or PNG files.
+
+Colours are names. On a page they are variables of its style sheet, so that one drawing serves light
+and dark; in a file they are those of the light page. Each method has one colour and one shape.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from markupsafe import Markup
+
+from embedkit.display import columns, visible
+
+COLOURS = {
+    "m0": "#1f66b0",
+    "m1": "#b1580c",
+    "m2": "#2a7a4f",
+    "m3": "#8a4fb5",
+    "m4": "#b3364f",
+    "m5": "#6b747d",
+    "m6": "#00757f",
+    "m7": "#7a6a00",
+    "ink": "#1b1f24",
+    "soft": "#59626b",
+    "line": "#d5d9de",
+    "band": "#e9ebee",
+    "paper": "#ffffff",
+}
+"""Colour by name; ``m0`` is the chosen method, ``m1`` the baseline."""
+
+WIDTH = 460.0  # of a chart in half a page
+_SHARED = 6  # colours of the methods other than the chosen one and the baseline
+
+_FONTS = (
+    "Noto Sans CJK KR",
+    "Noto Sans CJK JP",
+    "NanumGothic",
+    "IPAGothic",
+    "Apple SD Gothic Neo",
+    "Hiragino Sans",
+    "DejaVu Sans",
+)
+
+SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
+    "circle": (),
+    "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    "diamond": ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
+    "up": ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
+    "down": ((0, 1.2), (1.15, -0.9), (-1.15, -0.9)),
+    "cross": tuple(
+        (x * sign, y * sign)
+        for sign in (1, -1)
+        for x, y in (
+            (-1.1, -0.35),
+            (-0.35, -0.35),
+            (-0.35, -1.1),
+            (0.35, -1.1),
+            (0.35, -0.35),
+            (1.1, -0.35),
+        )
+    ),
+}
+"""Corners by shape of marks, in radii from the middle."""
+
+Anchor = Literal["start", "middle", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A line (``width`` above 0), a filled polygon, or a circle around its only point."""
+
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    opacity: float = 1
+    width: float = 0
+    dashed: bool = False
+    radius: float = 0
+    outline: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words at a point of their base line; ``turned`` reads upwards."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+    size: float
+    anchor: Anchor
+    bold: bool
+    turned: bool
+
+
+class Scene:
+    """A drawing under construction; coordinates are pixels from the upper left corner.
+
+    ``title`` says what it shows, ``description`` what can be read from it.
+    """
+
+    def __init__(self, width: float, height: float, *, title: str, description: str = "") -> None:
+        self.width, self.height = width, height
+        self.title, self.description = title, description
+        self.items: list[Shape | Text] = []
+
+    def line(
+        self,
+        *points: tuple[float, float],
+        colour: str = "line",
+        width: float = 1,
+        dashed: bool = False,
+        opacity: float = 1,
+    ) -> None:
+        """Draw a line through points."""
+        self.items.append(Shape(points, colour, opacity, width, dashed))
+
+    def area(self, *points: tuple[float, float], colour: str, opacity: float) -> None:
+        """Fill a polygon."""
+        self.items.append(Shape(points, colour, opacity))
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        colour: str,
+        opacity: float = 1,
+        outline: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Fill a rectangle; a page finds it by its ``name`` (``data-name``)."""
+        corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
+        self.items.append(Shape(corners, colour, opacity, outline=outline, name=name))
+
+    def mark(
+        self, x: float, y: float, style: int, *, radius: float = 5.5, opacity: float = 1
+    ) -> None:
+        """Draw the mark of a method."""
+        colour, corners = colour_of(style), SHAPES[shape_of(style)]
+        if not corners:
+            self.items.append(Shape(((x, y),), colour, opacity, radius=radius))
+            return
+        points = ((x + radius * dx, y + radius * dy) for dx, dy in corners)
+        self.area(*points, colour=colour, opacity=opacity)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        colour: str = "ink",
+        size: float = 13,
+        anchor: Anchor = "start",
+        bold: bool = False,
+        turned: bool = False,
+    ) -> None:
+        """Write text; ``y`` is its base line."""
+        self.items.append(Text(x, y, visible(text), colour, size, anchor, bold, turned))
+
+    def note(self, x: float, y: float, text: str, *, anchor: Anchor = "middle") -> None:
+        """Write small grey text, such as the numbers and the name of an axis."""
+        self.text(x, y, text, colour="soft", size=12, anchor=anchor)
+
+
+class Plot(Scene):
+    """A scene with two axes; :meth:`at` gives the pixels of values.
+
+    ``x`` are the ends of the horizontal axis, ``y`` the values at the bottom and at the top, whose
+    name stands above; ``room`` is kept at the right for names of lines.
+    """
+
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        *,
+        title: str,
+        x_name: str,
+        y_name: str,
+        description: str = "",
+        x_text: Callable[[float], str] = "{:g}".format,
+        y_text: Callable[[float], str] = "{:g}".format,
+        x_ticks: Sequence[float] | None = None,
+        room: float = 0,
+        height: float = 290,
+        log: bool = False,
+    ) -> None:
+        super().__init__(WIDTH, height, title=title, description=description)
+        marks = ticks(min(y), max(y), 4)
+        self.left = max(text_width(y_text(tick), 12) for tick in marks) + 12
+        room = room * 1.08 + 20 if room else 22  # for a mark, or for half of the last number
+        self.right, self.top, self.bottom = WIDTH - room, 30.0, height - 44
+        self._x, self._y, self._log = x, y, log
+        self.note(0, 12, y_name, anchor="start")
+        for tick in marks:
+            height_of_tick = self.at(x[0], tick)[1]
+            self.line((self.left, height_of_tick), (self.right, height_of_tick))
+            self.note(self.left - 6, height_of_tick + 4, y_text(tick), anchor="end")
+        for tick in ticks(*x, 6) if x_ticks is None else x_ticks:
+            self.note(self.at(tick, y[0])[0], self.bottom + 18, x_text(tick))
+        self.note((self.left + self.right) / 2, height - 6, x_name)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return the pixels of a value; in the middle of an axis without extent."""
+        ends, value = self._x, x
+        if self._log:
+            ends, value = (math.log(ends[0]), math.log(ends[1])), math.log(x)
+        across = (value - ends[0]) / (ends[1] - ends[0]) if ends[1] != ends[0] else 0.5
+        up = (y - self._y[0]) / (self._y[1] - self._y[0]) if self._y[1] != self._y[0] else 0.5
+        return (
+            self.left + across * (self.right - self.left),
+            self.bottom - up * (self.bottom - self.top),
+        )
+
+    def curve(
+        self,
+        points: Sequence[tuple[float, float]],
+        style: int,
+        *,
+        ends: Sequence[tuple[float, float]] = (),
+        marks: bool = True,
+        dashed: bool = False,
+        width: float = 2,
+    ) -> None:
+        """Draw a line through values, with the band of their intervals ``ends``."""
+        colour = colour_of(style)
+        if ends and all(math.isfinite(end) for pair in ends for end in pair):
+            upper = [self.at(x, high) for (x, _), (_, high) in zip(points, ends, strict=True)]
+            lower = [self.at(x, low) for (x, _), (low, _) in zip(points, ends, strict=True)]
+            self.area(*upper, *reversed(lower), colour=colour, opacity=0.13)
+        self.line(*(self.at(*p) for p in points), colour=colour, width=width, dashed=dashed)
+        for point in points if marks else ():
+            self.mark(*self.at(*point), style, radius=3.5)
+
+    def names(self, lines: Sequence[tuple[str, float, int]]) -> None:
+        """Write names beside the plot at values ``y``, in their styles, none over another."""
+        heights = [self.at(self._x[0], y)[1] for _, y, _ in lines]
+        places = apart(heights, 16, low=self.top, high=self.bottom)
+        for (name, _, style), place in zip(lines, places, strict=True):
+            self.mark(self.right + 8, place, style, radius=3.5)
+            self.text(self.right + 15, place + 4, name, colour=colour_of(style), size=12)
+
+
+def colour_of(style: int) -> str:
+    """Return the colour of a method by the number of its style."""
+    return f"m{style if style < 2 else 2 + (style - 2) % _SHARED}"
+
+
+def shape_of(style: int) -> str:
+    """Return the shape of a method by the number of its style.
+
+    No two of 38 methods have the same colour and the same shape.
+
+    >>> len({(colour_of(style), shape_of(style)) for style in range(38)})
+    38
+    """
+    return list(SHAPES)[(style + max(style - 2, 0) // _SHARED) % len(SHAPES)]
+
+
+def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
+    """Return a drawing as an SVG element with a unique name; its colours are variables of the page.
+
+    Without ``page`` they are fixed, for a file of its own.
+    """
+    kind = (
+        Markup(' style="max-width:{:g}px"').format(scene.width * 1.2)
+        if page
+        else Markup(
+            ' xmlns="http://www.w3.org/2000/svg" width="{:g}" height="{:g}"'
+            ' font-family="Noto Sans, Noto Sans CJK KR, sans-serif"'
+        ).format(scene.width, scene.height)
+    )
+    described, ids = Markup(""), f"{name}-title"
+    if scene.description:
+        described = Markup('<desc id="{}-desc">{}</desc>').format(name, scene.description)
+        ids += f" {name}-desc"
+    head = Markup(
+        '<svg viewBox="0 0 {:g} {:g}" role="img" aria-labelledby="{}"{}>'
+        '<title id="{}-title">{}</title>{}'
+    ).format(scene.width, scene.height, ids, kind, name, scene.title, described)
+    return head + Markup("").join(_element(item, page) for item in scene.items) + Markup("</svg>")
+
+
+def _element(item: Shape | Text, page: bool) -> Markup:
+    values: dict[str, Any] = {}
+    if isinstance(item, Text):
+        paint = {"fill": item.colour}
+        values |= {"x": f"{item.x:.1f}", "y": f"{item.y:.1f}", "font-size": f"{item.size:g}"}
+        if item.anchor != "start":
+            values["text-anchor"] = item.anchor
+        if item.bold:
+            values["font-weight"] = "600"
+        if item.turned:
+            values["transform"] = f"rotate(-90 {item.x:.1f} {item.y:.1f})"
+        tag, end = "text", Markup(">{}</text>").format(item.text)
+    else:
+        line = item.width > 0
+        paint = {"stroke": item.colour} if line else {"fill": item.colour}
+        end = Markup("/>")
+        if item.radius:
+            (x, y), tag = item.points[0], "circle"
+            values |= {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": f"{item.radius:g}"}
+        else:
+            tag = "polyline" if line else "polygon"
+            values["points"] = " ".join(f"{x:.1f},{y:.1f}" for x, y in item.points)
+        if line:
+            values |= {"fill": "none", "stroke-width": f"{item.width:g}"}
+        if item.dashed:
+            values["stroke-dasharray"] = "4 4"
+        if item.opacity != 1:
+            values["stroke-opacity" if line else "fill-opacity"] = f"{item.opacity:g}"
+        if item.outline:
+            paint["stroke"] = item.outline
+            values["stroke-width"] = "2"
+        if item.name and page:
+            values["data-name"] = item.name
+    if page:
+        values["style"] = ";".join(f"{key}:var(--{colour})" for key, colour in paint.items())
+    else:
+        values |= {key: COLOURS[colour] for key, colour in paint.items()}
+    listed = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in values.items())
+    return Markup("<{}{}").format(Markup(tag), listed) + end
+
+
+def as_file(scene: Scene, form: str) -> bytes:
+    """Return a drawing as a file: ``pdf``, ``png`` or ``svg``, on white, without a date in it.
+
+    A letter that no font here has is a box, not a warning.
+    """
+    if form == "svg":
+        return str(as_svg(scene, name="figure", page=False)).encode()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    # a font that is missing or has no bold face: no matter for a message on every letter
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    families = [*_FONTS, "sans-serif"]
+    settings: Any = {"pdf.fonttype": 42, "text.parse_math": False, "font.family": families}
+    content = io.BytesIO()
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
+        # without pyplot, whose backend is the caller's
+        figure = Figure(figsize=(scene.width / 96, scene.height / 96))
+        axis = figure.add_axes((0, 0, 1, 1), xlim=(0, scene.width), ylim=(scene.height, 0))
+        axis.set_axis_off()
+        for item in scene.items:
+            _draw(axis, item)
+        named = ("CreationDate", "Creator", "Producer") if form == "pdf" else ("Software",)
+        title = {"Title": scene.title} if form == "pdf" else {}
+        figure.savefig(content, format=form, dpi=192, metadata=dict.fromkeys(named) | title)
+    return content.getvalue()
+
+
+def _draw(axis: Any, item: Shape | Text) -> None:
+    from matplotlib.patches import Circle, Polygon
+
+    colour, points = COLOURS[item.colour], 72 / 96  # of a pixel
+    if isinstance(item, Text):
+        axis.text(
+            item.x,
+            item.y,
+            item.text,
+            color=colour,
+            fontsize=item.size * points,
+            ha={"start": "left", "middle": "center", "end": "right"}[item.anchor],
+            va="baseline",
+            weight="bold" if item.bold else "normal",
+            rotation=90 if item.turned else 0,
+            rotation_mode="anchor",
+        )
+    elif item.radius:
+        axis.add_patch(
+            Circle(item.points[0], item.radius, color=colour, alpha=item.opacity, linewidth=0)
+        )
+    elif item.width:
+        axis.plot(
+            *zip(*item.points, strict=True),
+            color=colour,
+            linewidth=item.width * points,
+            linestyle=(0, (4, 4)) if item.dashed else "-",
+            alpha=item.opacity,
+            solid_capstyle="butt",
+        )
+    else:
+        axis.add_patch(
+            Polygon(
+                item.points,
+                facecolor=(colour, item.opacity),
+                linewidth=1.5,
+                edgecolor=COLOURS[item.outline] if item.outline else "none",
+            )
+        )
+
+
+def text_width(text: str, size: float = 13) -> float:
+    """Return about how many pixels a text takes, rather more than less."""
+    return columns(text) * size * 0.57
+
+
+def apart(places: Sequence[float], step: float, *, low: float, high: float) -> list[float]:
+    """Return places moved so that neighbours are ``step`` apart, between two ends if all fit.
+
+    >>> apart([10, 12, 40], 8, low=0, high=50)
+    [10, 18, 40]
+    """
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = list(places)
+    start, end = low, high
+    for i in order:
+        moved[i] = max(places[i], start)
+        start = moved[i] + step
+    for i in reversed(order):
+        moved[i] = min(moved[i], end)
+        end = moved[i] - step
+    return moved
+
+
+def ticks(low: float, high: float, count: int) -> Sequence[float]:
+    """Return some round values between two, about ``count`` of them.
+
+    >>> ticks(0.71, 0.79, 4)
+    [0.72, 0.74, 0.76, 0.78]
+    """
+    raw = (high - low) / max(count, 1)
+    if not raw > 0:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]

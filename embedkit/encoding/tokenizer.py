@@ -1,0 +1,875 @@
+"""Texts → token ids, character offsets, words and windows, by the checkpoint's tokenizer.
+
+Sequences are assembled here, with the special tokens of the tokenizer's own output, so that
+truncation, windows and pairs can be counted; at load texts are compared with its own result.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.errors import DamagedModelError, ModelError, UsageError, check_counts, first_line
+from embedkit.types import Bool, Int64
+
+logger = logging.getLogger(__name__)
+
+
+MAX_CHARS = 1_000_000
+"""Longer texts are cut before tokenizing and marked as truncated."""
+
+Ints = NDArray[np.int32]
+Spans = Sequence[Sequence[tuple[int, int]] | Ints]
+"""Start and end of the words of each text."""
+_HUGE = 10**9
+_WORD = re.compile(r"\S+")
+_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+
+
+def word_spans(text: str) -> Ints:
+    """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32."""
+    return np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
+
+
+def split_words(text: str) -> Ints:
+    """Start and end of the words of a text where punctuation is apart, ``(n_words, 2)`` int32.
+
+    Runs of letters and digits, and every other visible character: about the words of a treebank.
+
+    >>> split_words("No, 3.").tolist()
+    [[0, 2], [2, 3], [4, 5], [5, 6]]
+    """
+    return np.array([m.span() for m in _WORD_OR_MARK.finditer(text)], np.int32).reshape(-1, 2)
+
+
+def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) -> Ints:
+    """The first word that each token touches, ``(n,)``, numbered from text to text; -1 for none.
+
+    ``segment`` is the number of the text of each token, which may begin with the space before its
+    word; ``words`` are the spans of the words of each text, ascending and disjoint.
+    """
+    word = np.full(len(segment), -1, np.int32)
+    base = 0
+    for number, word_ends in enumerate(words):
+        if len(word_ends):
+            starts, ends = word_ends[:, 0], word_ends[:, 1]
+            index = np.searchsorted(ends, spans[:, 0], side="right")
+            inside = index < len(ends)
+            index = np.minimum(index, len(ends) - 1)
+            touches = inside & (starts[index] < spans[:, 1]) & (spans[:, 1] > spans[:, 0])
+            chosen = (segment == number) & touches
+            word[chosen] = index[chosen] + base
+        base += len(word_ends)
+    return word
+
+
+_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+_WORDPIECE_TOKENIZERS = ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer")
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
+    """Load the tokenizer of a checkpoint; ``ModelError`` if it is missing or damaged."""
+    # without these files transformers creates a tokenizer with an empty vocabulary
+    if not any(any(checkpoint.folder.glob(name)) for name in _FILES):
+        raise ModelError(
+            f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
+            "vocab.txt or a SentencePiece model."
+        )
+    casing, stated = _casing(checkpoint), checkpoint.side_json("tokenizer_config.json")
+    checkpoint.side_json("tokenizer.json")  # raises a clear error if it is damaged
+    quiet_transformers()
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        with no_panic(checkpoint.folder):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(checkpoint.folder),
+                config=AutoConfig.for_model(**checkpoint.config),
+                local_files_only=True,
+                trust_remote_code=False,
+                **casing,
+            )
+    except ImportError as error:
+        raise ModelError(
+            f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
+            "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
+        ) from error
+    except Exception as error:  # of the parsers of many formats
+        raise DamagedModelError(
+            f"{checkpoint.name}: no tokenizer can be loaded from {_file(checkpoint)} "
+            f"({first_line(error)})."
+        ) from error
+    _check_vocabulary(tokenizer, checkpoint)
+    if "AutoTokenizer" in (stated.get("auto_map") or {}):
+        logger.warning(
+            f"{checkpoint.name} brings code for its tokenizer, which is not run; "
+            f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
+            "embedkit tokenize"
+        )
+    pad = tokenizer.pad_token_id
+    try:
+        with no_panic(checkpoint.folder):
+            return TextTokenizer(
+                tokenizer,
+                pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
+                type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
+            )
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise DamagedModelError(
+            f"{checkpoint.name}: {_file(checkpoint)} cannot be used ({first_line(error)})."
+        ) from error
+
+
+def _file(checkpoint: Checkpoint) -> Path:
+    return next(file for name in _FILES for file in sorted(checkpoint.folder.glob(name)))
+
+
+def check_max_length(checkpoint: Checkpoint, asked: int | None) -> None:
+    """Raise a :class:`UsageError` for more tokens per sequence than the model has positions."""
+    check_counts(max_length=asked)
+    if asked is not None and asked > checkpoint.positions:
+        raise UsageError(
+            f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
+            f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
+        )
+
+
+def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
+    """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
+    check_max_length(checkpoint, asked)
+    if asked is not None:
+        return asked
+    stated = checkpoint.side_json("sentence_bert_config.json").get("max_seq_length")
+    if not isinstance(stated, int) or stated <= 0:
+        stated = int(min(tokenizer.hf.model_max_length, _HUGE))
+    return min(stated, checkpoint.positions)
+
+
+def tokenize(
+    text: str | None = None,
+    pair: str | None = None,
+    *,
+    vocab: str | None = None,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    offline: bool = False,
+    max_length: int | None = None,
+    prefix: str | None = None,
+) -> list[dict[str, Any]]:
+    """Tokens of a text as the model sees them, one record each; a warning is logged if it is cut.
+
+    The weights are not loaded.
+
+    Args:
+        text: the text.
+        pair: its pair.
+        vocab: instead of a text, entries of the vocabulary to list, such as ``20000:20020``.
+        model: hub id or folder of a checkpoint.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: never ask the hub.
+        max_length: tokens per text; by default what the checkpoint states.
+        prefix: put before the text; by default that of the checkpoint.
+
+    Raises:
+        ModelError: there is no such checkpoint or tokenizer.
+        UsageError: the length is not supported, or the slice is outside of the vocabulary.
+
+    Example:
+        >>> rows = embedkit.tokenize("unbelievable films")
+        >>> [(row["token"], row["id"]) for row in rows]
+        [('[CLS]', 101), ('unbelievable', 23653), ('films', 3152), ('[SEP]', 102)]
+        >>> embedkit.tokenize(vocab="2000:2002")
+        [{'id': 2000, 'token': 'to'}, {'id': 2001, 'token': 'was'}]
+    """
+    checkpoint = find_checkpoint(model, revision=revision, offline=offline)
+    check_max_length(checkpoint, max_length)
+    tokenizer = load_tokenizer(checkpoint)
+    if text is None:
+        start, colon, stop = (vocab or "").partition(":")
+        size = len(tokenizer.hf)
+        if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop) <= size):
+            raise UsageError(f"vocab={vocab!r}: expected FROM:TO with 0 ≤ FROM < TO ≤ {size}.")
+        ids = range(int(start), int(stop))
+        return [
+            {"id": i, "token": token} for i, token in zip(ids, tokenizer.tokens(ids), strict=True)
+        ]
+    length = choose_max_length(checkpoint, tokenizer, max_length)
+    tokens = tokenizer.encode(
+        [text],
+        None if pair is None else [pair],
+        settings=TokenizerSettings(length, prefix=checkpoint.prefix_or_own(prefix)),
+        offsets=True,
+    )
+    total, kept = int(tokens.n_tokens[0]), len(tokens.ids)
+    if tokens.cut.any():
+        logger.warning(
+            f"the text has {total} tokens; it is cut at {length}, and the model does not see the "
+            f"other {total - kept}"
+        )
+    assert tokens.spans is not None
+    assert tokens.word is not None
+    columns = (tokens.ids, tokens.type_ids, tokens.segment, tokens.spans, tokens.word)
+    entries = tokenizer.tokens(tokens.ids.tolist())
+    rows = zip(entries, *(column.tolist() for column in columns), strict=True)
+    sources = {0: text, 1: pair or "", -1: ""}
+    return [
+        {
+            "pos": position,
+            "token": token,
+            "id": number,
+            "segment": kind,
+            "start": start,
+            "end": end,
+            "word": word,
+            "text": sources[segment][start:end],
+        }
+        for position, (token, number, kind, segment, (start, end), word) in enumerate(rows)
+    ]
+
+
+def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Raise a :class:`DamagedModelError` if the tokenizer does not belong to the model."""
+    vocabulary, file = tokenizer.get_vocab(), _file(checkpoint)
+    if set(vocabulary) <= set(tokenizer.all_special_tokens):
+        raise DamagedModelError(
+            f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
+            f"model in {file}. Give a folder with tokenizer.json or vocab.txt."
+        )
+    rows, largest = checkpoint.config.get("vocab_size"), max(vocabulary.values())
+    if rows and largest >= rows:
+        raise DamagedModelError(
+            f"{checkpoint.name}: {file}: the tokenizer has ids up to {largest}, but "
+            f"the model has only {rows} embeddings. They do not belong together."
+        )
+
+
+def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
+    """Options of case and accents if ``tokenizer_config.json`` does not state them.
+
+    Transformers would lower-case, and decompose Hangul, against ``tokenizer.json``. With
+    ``vocab.txt`` alone ``config.json`` decides, then the vocabulary.
+    """
+    stated = checkpoint.side_json("tokenizer_config.json")
+    entries = checkpoint.folder / "vocab.txt"
+    if not checkpoint.family.wordpiece:
+        return {}
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        options = {} if "do_lower_case" in stated else _casing_of_normalizer(checkpoint, stated)
+        if options in ({}, {"do_lower_case": True}):
+            return options
+        why = "tokenizer.json states"
+    else:
+        options = {
+            key: bool(source[key])
+            for source in (checkpoint.config, stated)
+            for key in ("do_lower_case", "strip_accents")
+            if source.get(key) is not None
+        }
+        if not entries.is_file():
+            return {}
+        if "do_lower_case" in options:
+            return options
+        try:
+            text = entries.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise DamagedModelError(
+                f"{entries} is damaged: it cannot be read as UTF-8 ({first_line(error)})."
+            ) from error
+        options = _casing_of_entries(text.split("\n")) | options
+        why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
+    case = "lower-cases" if options["do_lower_case"] else "keeps case"
+    logger.warning(
+        f"{checkpoint.name} does not state how its tokenizer treats case; it {case}, as {why}"
+    )
+    return options
+
+
+def _casing_of_normalizer(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
+    kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+    if kind not in _WORDPIECE_TOKENIZERS:
+        return {}
+    within = checkpoint.side_json("tokenizer.json").get("normalizer")
+    if not isinstance(within, dict):
+        return {}
+    if within.get("type") != "BertNormalizer" or not isinstance(within.get("lowercase"), bool):
+        return {}
+    options = {"do_lower_case": within["lowercase"]}
+    if isinstance(within.get("strip_accents"), bool):
+        options["strip_accents"] = within["strip_accents"]
+    return options
+
+
+def _casing_of_entries(entries: list[str]) -> dict[str, bool]:
+    """Options by a vocabulary.
+
+    A tokenizer that lower-cases never produces upper-case entries, and one that strips accents
+    decomposes Hangul and kana.
+    """
+    words = [e for e in entries if not (e.startswith("[") and e.endswith("]"))]
+    if any(e != e.lower() for e in words):
+        return {"do_lower_case": False}
+    whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
+    return {"do_lower_case": True, "strip_accents": not whole}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """Settings of tokenization."""
+
+    max_length: int  # tokens per sequence, special tokens included
+    on_long: str = "truncate"  # or window, or error
+    stride: int = 0  # tokens common to neighbouring windows
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedTexts:
+    """Kept tokens of texts (or pairs), text after text, and the windows that cover them.
+
+    ``ends`` are 0 and the end of each text among all tokens. Windows follow each other in the same
+    way: ``seen`` are the rows of their tokens, ``owned`` tells which are taken from the window.
+    Indexing gives some of the texts, or one.
+    """
+
+    ids: Ints  # (tokens,), special tokens included once
+    type_ids: Ints  # (tokens,) segments as the model counts them
+    segment: NDArray[np.int8]  # (tokens,): 0 text, 1 text_pair, -1 special token
+    spans: Ints | None  # (tokens, 2) in the segment's text; zeros for special tokens and prefix
+    word: Ints | None  # (tokens,) see word_index
+    word_spans: tuple[tuple[Ints, ...], ...]  # by text and segment, (n_words, 2)
+    ends: Int64  # (texts + 1,)
+    n_tokens: Int64  # (texts,) before truncation, special tokens included
+    n_unknown: Int64  # (texts,) among the kept tokens
+    cut: Bool  # (texts,)
+    seen: Int64  # (window tokens,)
+    owned: Bool  # (window tokens,)
+    window_ends: Int64  # (windows + 1,) in seen
+    text_windows: Int64  # (texts + 1,): 0, and the end of each text among the windows
+
+    @property
+    def n_kept(self) -> Int64:
+        """Number of kept tokens, ``(texts,)``."""
+        return np.diff(self.ends)
+
+    @property
+    def special(self) -> Bool:
+        """``(tokens,)`` bool, special tokens."""
+        return np.asarray(self.segment == -1)
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def __iter__(self) -> Iterator[TokenizedTexts]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, index: int | slice | Int64) -> TokenizedTexts:
+        texts = np.atleast_1d(np.arange(len(self))[index])
+        kept, per_text = self.n_kept[texts], np.diff(self.text_windows)[texts]
+        rows, windows = ranges(self.ends[texts], kept), ranges(self.text_windows[texts], per_text)
+        sizes, ends = np.diff(self.window_ends)[windows], ends_of(kept)
+        places = ranges(self.window_ends[windows], sizes)
+        moved = np.repeat(ends[:-1] - self.ends[texts], per_text)
+        return TokenizedTexts(
+            ids=self.ids[rows],
+            type_ids=self.type_ids[rows],
+            segment=self.segment[rows],
+            spans=None if self.spans is None else self.spans[rows],
+            word=None if self.word is None else self.word[rows],
+            word_spans=tuple(self.word_spans[i] for i in texts) if self.word_spans else (),
+            ends=ends,
+            n_tokens=self.n_tokens[texts],
+            n_unknown=self.n_unknown[texts],
+            cut=self.cut[texts],
+            seen=self.seen[places] + np.repeat(moved, sizes),
+            owned=self.owned[places],
+            window_ends=ends_of(sizes),
+            text_windows=ends_of(per_text),
+        )
+
+
+def ends_of(counts: NDArray[Any]) -> Int64:
+    """0, and the ends of parts of these lengths (or flags) that follow each other."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def ranges(starts: Int64, counts: Int64) -> Int64:
+    """``counts[i]`` numbers from ``starts[i]`` on, range after range."""
+    ends = ends_of(counts)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Tokens of the first or second texts, without special tokens."""
+
+    ids: Ints  # (tokens,)
+    counts: Int64  # (texts,)
+    spans: Ints | None  # (tokens, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """Special tokens before, between and after one text or two, and the segment ids of all."""
+
+    special: tuple[Ints, ...]
+    special_types: tuple[Ints, ...]
+    text_types: tuple[int, ...]
+
+    @property
+    def added(self) -> int:
+        return sum(map(len, self.special))
+
+
+@contextmanager
+def no_panic(folder: Path) -> Iterator[None]:
+    """Turn the Rust library's panics and plain ``Exception`` into a :class:`DamagedModelError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
+            raise
+        raise DamagedModelError(
+            f"the tokenizer in {folder} failed ({first_line(error)}): its tokenizer.json or "
+            "vocab.txt is damaged, or contains a regular expression that backtracks too much. "
+            "Use another checkpoint."
+        ) from error
+
+
+class TextTokenizer:
+    """The checkpoint's tokenizer, fast or slow; ``type_vocab``: segments of the model."""
+
+    def __init__(self, tokenizer: Any, *, pad_id: int, type_vocab: int) -> None:
+        self.hf = tokenizer
+        self.is_fast = bool(tokenizer.is_fast)
+        self.pad_id = pad_id
+        self._left = tokenizer.truncation_side == "left"
+        unknown = tokenizer.unk_token_id
+        self.unknown_id = -1 if unknown is None else int(unknown)
+        self._type_vocab = type_vocab
+        self._no_limits()
+        self._templates = (self._template("one"), self._template("one", "two"))
+        self._check_against_own()
+        self._no_limits()  # calling the tokenizer may have reset its limits
+
+    @property
+    def special_ids(self) -> Ints:
+        """Ids of special tokens without [UNK]; a text can also contain them literally."""
+        return _ints(sorted(i for i in self.hf.all_special_ids if i != self.unknown_id))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Vocabulary entries of ids."""
+        return [str(token) for token in self.hf.convert_ids_to_tokens(list(map(int, ids)))]
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        settings: TokenizerSettings,
+        offsets: bool = False,
+        words: Spans | None = None,
+    ) -> TokenizedTexts:
+        """Tokenize texts, or pairs of texts; ``offsets`` adds spans and words, which is slower.
+
+        Truncation of pairs takes tokens from the longer text first, as ``longest_first`` does. With
+        ``on_long="window"`` a longer text is covered by windows of full length that start every
+        ``room - stride`` tokens; the last one ends with the text. Every token is taken from the
+        window where it is farthest from the nearer edge (on ties the earlier one), leading special
+        tokens from the first window, the others from the last. Of a pair the longer text is
+        windowed, and the other one is repeated in every window, cut to half of the room if
+        necessary.
+
+        ``words`` are the spans of the words of each text, ascending and disjoint; by default those
+        between white space.
+        """
+        room = self.room(settings, paired=pairs is not None)
+        sources = [texts] if pairs is None else [texts, pairs]
+        sides = [
+            self._side(side, "" if number else settings.prefix, offsets=offsets)
+            for number, side in enumerate(sources)
+        ]
+        built = self._built(sides, sources, room, settings)
+        if built.spans is None:
+            return built
+        lists = [tuple(map(word_spans, group)) for group in zip(*sources, strict=True)]
+        if words is not None:
+            lists = [(np.array(spans, np.int32).reshape(-1, 2),) for spans in words]
+        index = [np.zeros(0, np.int32)]
+        for known, begin, end in zip(lists, built.ends[:-1], built.ends[1:], strict=True):
+            index.append(word_index(built.segment[begin:end], built.spans[begin:end], known))
+        return replace(built, word=np.concatenate(index), word_spans=tuple(lists))
+
+    def room(self, settings: TokenizerSettings, *, paired: bool) -> int:
+        """Tokens of text per sequence, without special tokens.
+
+        In pairs up to half of the room is taken by the repeated text.
+        """
+        added = self._templates[paired].added
+        room = settings.max_length - added
+        if room < (2 if paired else 1):
+            raise UsageError(
+                f"max_length={settings.max_length} leaves no room for text beside the "
+                f"{added} special tokens. Use {added + 2} or more."
+            )
+        if settings.on_long == "window":
+            window_starts(0, room - room // 2 if paired else room, settings.stride)
+        return room
+
+    def _side(self, texts: Sequence[str], prefix: str, *, offsets: bool) -> _Side:
+        cut = [prefix + text[:MAX_CHARS] for text in texts]
+        lists: Iterable[list[int]]
+        spans: Iterable[Sequence[tuple[int, int]]]
+        if self.is_fast:
+            backend = self.hf.backend_tokenizer
+            encode = backend.encode_batch if offsets else backend.encode_batch_fast
+            try:
+                with no_panic(Path(self.hf.name_or_path)):
+                    rows = encode(cut, add_special_tokens=False)
+            except TypeError as error:  # whose message does not name the cause
+                raise _no_unicode(cut) or error from error
+            lists, spans = (row.ids for row in rows), (row.offsets for row in rows)
+        else:
+            if problem := _no_unicode(cut):
+                raise problem
+            rows, unknown = [self.hf.tokenize(text) for text in cut], self.hf.unk_token
+            lists = map(self.hf.convert_tokens_to_ids, rows)
+            spans = (align(row, text, unknown=unknown) for row, text in zip(rows, cut, strict=True))
+        ids = array("i")
+        for numbers in lists:
+            ids.fromlist(numbers)
+        flat = None
+        if offsets:
+            ends = chain.from_iterable(chain.from_iterable(spans))
+            flat = np.fromiter(ends, np.int32).reshape(-1, 2)
+            flat = np.maximum(flat - np.int32(len(prefix)), 0)
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        return _Side(np.array(ids, np.int32), counts, flat)
+
+    def _built(
+        self,
+        sides: Sequence[_Side],
+        sources: Sequence[Sequence[str]],
+        room: int,
+        settings: TokenizerSettings,
+    ) -> TokenizedTexts:
+        template = self._templates[len(sides) - 1]
+        counts = np.stack([side.counts for side in sides], axis=1)
+        total = counts.sum(axis=1)
+        long = total > room
+        if settings.on_long == "error" and long.any():
+            first = int(np.argmax(long))
+            raise UsageError(
+                f"a text has {total[first] + template.added} tokens, more than max_length="
+                f"{settings.max_length}: {sources[0][first][:60]!r}… Use on_long='truncate' or "
+                "on_long='window'."
+            )
+        windowed = long & (settings.on_long == "window")
+        kept = _kept(counts, room, fast=self.is_fast)
+        if windowed.any():  # over the longer text; the other one takes at most half of the room
+            moving = np.arange(len(sides)) == counts.argmax(axis=1)[:, None]
+            kept[windowed] = np.where(moving, counts, np.minimum(counts, room // 2))[windowed]
+        pieces = np.empty((len(counts), 2 * len(sides) + 1), np.int64)
+        pieces[:, ::2], pieces[:, 1::2] = [len(ids) for ids in template.special], kept
+        ends = ends_of(pieces.sum(axis=1))
+        places = ends_of(pieces.ravel())[:-1].reshape(pieces.shape)
+        ids, types = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int32)
+        segment = np.full(ends[-1], -1, np.int8)
+        spans = None if sides[0].spans is None else np.zeros((ends[-1], 2), np.int32)
+        for number, own in enumerate(template.special):
+            to = places[:, 2 * number, None] + np.arange(len(own))
+            ids[to], types[to] = own, template.special_types[number]
+        for number, side in enumerate(sides):
+            to = ranges(places[:, 2 * number + 1], kept[:, number])
+            skipped = (side.counts - kept[:, number]) * self._left
+            source = ranges(ends_of(side.counts)[:-1] + skipped, kept[:, number])
+            ids[to], types[to], segment[to] = side.ids[source], template.text_types[number], number
+            if spans is not None and side.spans is not None:
+                spans[to] = side.spans[source]
+        long_texts = np.array([[len(text) > MAX_CHARS for text in side] for side in sources], bool)
+        unknown = ends_of(ids == self.unknown_id)
+        return TokenizedTexts(
+            ids=ids,
+            type_ids=types,
+            segment=segment,
+            spans=spans,
+            word=None,
+            word_spans=(),
+            ends=ends,
+            n_tokens=total + template.added,
+            n_unknown=np.diff(unknown[ends]),
+            cut=np.asarray((kept < counts).any(axis=1) | long_texts.any(axis=0)),
+            **_windows(ends, segment, kept, windowed, room, settings.stride),
+        )
+
+    def _no_limits(self) -> None:
+        """Disable truncation and padding in tokenizer.json: MiniLM's cuts at 128."""
+        if self.is_fast:
+            self.hf.backend_tokenizer.no_truncation()
+            self.hf.backend_tokenizer.no_padding()
+
+    def _template(self, *texts: str) -> _Template:
+        """Derive special tokens and segment ids from the tokenizer's output for short texts."""
+        whole = self.hf(*texts)
+        ids, types = list(whole["input_ids"]), self._segments(whole)
+        ends = [0]  # starts and ends of the texts
+        for text in texts:
+            part = list(self.hf(text, add_special_tokens=False)["input_ids"])
+            starts = range(ends[-1], len(ids) - len(part) + 1)
+            start = next((i for i in starts if part and ids[i : i + len(part)] == part), None)
+            if start is None:
+                raise ModelError(
+                    "the tokenizer changes a text when it adds special tokens; it cannot be used."
+                )
+            ends += [start, start + len(part)]
+        gaps = [slice(*gap) for gap in zip(ends[::2], [*ends[1::2], len(ids)], strict=True)]
+        return _Template(
+            special=tuple(_ints(ids[gap]) for gap in gaps),
+            special_types=tuple(_ints(types[gap]) for gap in gaps),
+            text_types=tuple(types[gap.stop] for gap in gaps[:-1]),
+        )
+
+    def _segments(self, encoded: Any) -> list[int]:
+        """Segment ids of the tokenizer's output; zeros if the model has fewer segments.
+
+        Some RoBERTa checkpoints, such as klue/roberta-base, have BERT's tokenizer with two.
+        """
+        types = list(encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]))
+        too_many = self._type_vocab and max(types) >= self._type_vocab
+        return [0] * len(types) if too_many else types
+
+    def _check_against_own(self) -> None:
+        settings = TokenizerSettings(max_length=_HUGE)
+        for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
+            ours = self.encode([text], None if pair is None else [pair], settings=settings)
+            own, types = self.hf(text, pair), ours.type_ids.tolist()
+            if ours.ids.tolist() != own["input_ids"] or types != self._segments(own):
+                raise ModelError(
+                    f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that "
+                    "embedkit does not reproduce; this checkpoint cannot be used."
+                )
+
+
+def window_starts(length: int, size: int, stride: int) -> list[int]:
+    """Starts of the windows of ``size`` tokens over ``length`` tokens."""
+    if stride >= size:
+        raise UsageError(
+            f"stride={stride}: must be smaller than the {size} tokens of text in a window."
+        )
+    starts = list(range(0, max(length - size, 0), size - stride))
+    return [*starts, max(length - size, 0)]
+
+
+def _kept(counts: Int64, room: int, *, fast: bool) -> Int64:
+    """Tokens left of each text after truncation of the longer one, ``(texts, sides)``.
+
+    Of an odd room fast tokenizers give one more token to the longer text, slow ones to the first.
+    """
+    if counts.shape[1] == 1:
+        return np.minimum(counts, room)
+    shorter = counts.min(axis=1)
+    both_long = shorter > room // 2
+    shorter = np.where(both_long, room // 2, shorter)
+    longer_first = (counts[:, 0] > counts[:, 1]) | (both_long & (not fast))
+    first = np.where(longer_first, room - shorter, shorter)
+    fits = counts.sum(axis=1, keepdims=True) <= room
+    return np.where(fits, counts, np.stack([first, room - first], axis=1))
+
+
+def _windows(
+    ends: Int64, segment: NDArray[np.int8], kept: Int64, windowed: Bool, room: int, stride: int
+) -> dict[str, Any]:
+    """The fields of :class:`TokenizedTexts` on windows."""
+    every, count = np.arange(ends[-1]), np.arange(len(ends))
+    if not windowed.any():
+        whole = np.ones(ends[-1], bool)
+        return {"seen": every, "owned": whole, "window_ends": ends, "text_windows": count}
+    seen, owned, per_text = [], [], []
+    for number in count[:-1]:
+        own = every[ends[number] : ends[number + 1]]
+        parts = [(own, np.ones(len(own), bool))]
+        if windowed[number]:
+            here = segment[own]
+            parts = [
+                (own[tokens], taken) for tokens, taken in _cut(here, kept[number], room, stride)
+            ]
+        seen += [tokens for tokens, _ in parts]
+        owned += [taken for _, taken in parts]
+        per_text.append(len(parts))
+    return {
+        "seen": np.concatenate(seen),
+        "owned": np.concatenate(owned),
+        "window_ends": ends_of(np.array([len(tokens) for tokens in seen])),
+        "text_windows": ends_of(np.array(per_text)),
+    }
+
+
+def _cut(
+    segment: NDArray[np.int8], kept: Int64, room: int, stride: int
+) -> Iterator[tuple[Int64, Bool]]:
+    """Tokens of each window of one text, and which of them are taken from it."""
+    moving = int(np.argmax(kept))
+    length = int(kept[moving])
+    size = room - (int(kept.sum()) - length)
+    starts = window_starts(length, size, stride)
+    before = int(np.argmax(segment == moving))
+    after = before + length
+    owner = np.zeros(len(segment), np.int64)  # tokens before, and a repeated text: first window
+    token, begins = np.arange(length), np.asarray(starts)[:, None]
+    context = np.minimum(token - begins, begins + size - 1 - token)  # from the nearer edge
+    owner[before:after] = np.argmax(context, axis=0)
+    owner[after:][segment[after:] == -1] = len(starts) - 1
+    for number, start in enumerate(starts):
+        first = before + start
+        tokens = np.r_[:before, first : min(first + size, after), after : len(segment)]
+        yield tokens, owner[tokens] == number
+
+
+def _no_unicode(texts: Sequence[str]) -> UsageError | None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return UsageError(
+                f"a text holds {text[error.start]!a}, half of a character or a byte that is "
+                f"not UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
+            )
+    return None
+
+
+def _ints(values: Sequence[Any]) -> Ints:
+    return np.array(values, dtype=np.int32)
+
+
+LIMIT = 0.2
+"""Fraction of words from which :func:`note_if_spelled_out` warns. Measured on reviews, news and
+requests: 0 to 0.08 for the languages of a model and those with its letters, 0.67 to 1 for
+Korean, Russian, Greek, Japanese and Chinese with MiniLM."""
+
+_TEXTS = 200
+_LETTERS = 3
+_FEWEST_WORDS = 20
+_ONE_EACH = ("CJK", "HIRAGANA", "KATAKANA")
+"""Scripts that are split into characters by vocabularies of their language too."""
+
+
+def note_if_spelled_out(
+    checkpoint: Checkpoint, tokenizer: TextTokenizer, texts: Sequence[str]
+) -> None:
+    """Log a warning with the remedy if the vocabulary lacks the words of the texts."""
+    fraction = spelled_out(tokenizer, texts)
+    if fraction is None or fraction < LIMIT:
+        return
+    remedy = "Use a checkpoint of their language"
+    if checkpoint.name != MULTILINGUAL:
+        remedy += f", or the multilingual one: model={MULTILINGUAL!r}"
+    logger.warning(
+        f"the vocabulary of {checkpoint.name} spells {fraction:.0%} of the words out letter by "
+        f"letter or does not know them; its vectors say little about such texts. {remedy}."
+    )
+
+
+def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | None:
+    """Fraction of words with a token for every letter, or an unknown token.
+
+    Whitespace words of three or more letters are counted in 200 texts at equal distances. Chinese
+    and Japanese characters, which have their own tokens in most vocabularies, count only if they
+    are unknown. ``None`` if there are fewer than 20 words.
+    """
+    chosen = list(texts[:: -(-len(texts) // _TEXTS) or 1])
+    settings = TokenizerSettings(max_length=512)
+    flags = []
+    for text, tokens in zip(
+        chosen, tokenizer.encode(chosen, settings=settings, offsets=True), strict=True
+    ):
+        assert tokens.spans is not None
+        for number, (start, end) in enumerate(tokens.word_spans[0][0]):
+            # Hangul syllables are decomposed into their two or three letters
+            letters = [x for x in unicodedata.normalize("NFD", text[start:end]) if x.isalpha()]
+            rows = np.flatnonzero(tokens.word == number)
+            rows = rows[[any(map(str.isalpha, text[a:b])) for a, b in tokens.spans[rows]]]
+            if len(letters) < _LETTERS or not len(rows):
+                continue
+            one_each = any(unicodedata.name(x, "").startswith(_ONE_EACH) for x in letters)
+            unknown = bool((tokens.ids[rows] == tokenizer.unknown_id).any())
+            flags.append(unknown or (not one_each and len(rows) >= len(letters)))
+    return float(np.mean(flags)) if len(flags) >= _FEWEST_WORDS else None
+
+
+def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tuple[int, int]]:
+    """Return ``(start, end)`` of each token in its text; empty spans if nothing is left.
+
+    Both sides are compared after NFKD, accent removal and case folding, so normalization by the
+    tokenizer does not matter. A token that is not found, such as the unknown token, gets the text
+    up to the next token that is; several in a row share it, divided at whitespace.
+    """
+    pieces = [_folded(character) for character in text]
+    folded = "".join(pieces)
+    origin = [i for i, piece in enumerate(pieces) for _ in piece]
+    spans: list[tuple[int, int] | None] = []
+    cursor = 0
+    for token in tokens:
+        surface = ""
+        if token != unknown:
+            bare = token.removeprefix("##").removeprefix("▁").removesuffix("</w>")
+            surface = _folded(bare.removesuffix("@@"))
+        at = folded.find(surface, cursor) if surface else -1
+        # only whitespace and unknown tokens may be skipped
+        after_unknown = bool(spans) and spans[-1] is None
+        if at < 0 or (folded[cursor:at].strip() and not after_unknown):
+            spans.append(None)
+            continue
+        cursor = at + len(surface)
+        spans.append((at, cursor))
+    return [_original(span, origin, text) for span in _fill(spans, folded)]
+
+
+def _folded(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
+
+
+def _fill(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
+    """Assign gaps between spans to the runs of tokens without a span."""
+    index = cursor = 0
+    while index < len(spans):
+        if (span := spans[index]) is not None:
+            yield span
+            cursor, index = span[1], index + 1
+            continue
+        stop = next((i for i in range(index, len(spans)) if spans[i] is not None), len(spans))
+        following = spans[stop] if stop < len(spans) else None
+        limit = len(folded) if following is None else following[0]
+        yield from _divided(folded, cursor, limit, stop - index)
+        index = stop
+
+
+def _divided(folded: str, start: int, end: int, count: int) -> list[tuple[int, int]]:
+    """Split ``folded[start:end]`` into ``count`` spans: one word each, the rest in the last."""
+    words = [match.span() for match in _WORD.finditer(folded, start, end)]
+    rest = words[count - 1 :]
+    spans = [*words[: count - 1], *([(rest[0][0], rest[-1][1])] if rest else [])]
+    return spans + [(end, end)] * (count - len(spans))
+
+
+def _original(span: tuple[int, int], origin: Sequence[int], text: str) -> tuple[int, int]:
+    start, end = span
+    if start >= end:
+        at = origin[start] if start < len(origin) else len(text)
+        return at, at
+    stop = origin[end - 1] + 1
+    while stop < len(text) and not _folded(text[stop]):  # accents belong to the letter before
+        stop += 1
+    return origin[start], stop

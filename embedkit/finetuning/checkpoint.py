@@ -1,0 +1,259 @@
+"""Prediction with fine-tuned models and classification checkpoints, and export to transformers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from embedkit import storage
+from embedkit.display import Shown
+from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
+from embedkit.encoding.model import choose_device, load_module, mismatched_keys
+from embedkit.encoding.tokenizer import (
+    Spans,
+    TextTokenizer,
+    TokenizedTexts,
+    TokenizerSettings,
+    choose_max_length,
+    load_tokenizer,
+)
+from embedkit.errors import DamagedError, ModelError, OutputExistsError, UsageError, first_line
+from embedkit.finetuning.model import (
+    HEAD_FILE,
+    WEIGHTS,
+    is_plain_head,
+    labelled_units,
+    predict_logits,
+    read_model,
+    save_weights,
+    tokenize,
+)
+from embedkit.runs.folder import read_run
+from embedkit.runs.run import FinetuneRun
+from embedkit.storage import check_files, finish_swap, new_folder
+from embedkit.types import Float64
+
+Place = tuple[int, int, int, int]
+
+
+class FinetunedRun:
+    """The models of a fine-tuned run, ready to predict; their checksums are compared first."""
+
+    def __init__(self, run: Path, content: FinetuneRun, *, device: str = "auto") -> None:
+        where, self._tokens = choose_device(device), content.tokens
+        quiet_transformers()
+        # half precision is for the kind of device it was trained on
+        same = content.cost.device == where.type
+        self._precision = content.precision if same else "fp32"
+        names = [f"model/{name}" for name in content.models]
+        check_files(run, names, advice="Make the run again.")
+        folders = [run / name for name in names]
+        self._models = [read_model(folder).to(where) for folder in folders]
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folders[0]), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # the loader raises what its many formats raise
+            raise DamagedError(f"{folders[0]} cannot be read: {first_line(error)}.") from error
+        self._tokenizer = TextTokenizer(
+            tokenizer, pad_id=self._tokens.pad_id, type_vocab=self._tokens.type_vocab
+        )
+
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
+        """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
+        return self._proba(self._tokenizer.encode(texts, pairs, settings=self._tokens))
+
+    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[list[Place], Float64]:
+        """Return the places of words that the models see, and their probabilities.
+
+        A place is the number of the text and of the word in it, and the start and end of the word.
+        """
+        settings = self._tokens
+        tokenized = self._tokenizer.encode(texts, settings=settings, offsets=True, words=spans)
+        record, word = labelled_units(tokenized)
+        assert word is not None
+        at = zip(record.tolist(), word.tolist(), strict=True)
+        places = [(i, j, int(spans[i][j][0]), int(spans[i][j][1])) for i, j in at]
+        return places, self._proba(tokenized)
+
+    def _proba(self, tokenized: TokenizedTexts) -> Float64:
+        given: dict[str, Any] = {"pad_id": self._tokens.pad_id, "precision": self._precision}
+        outputs = [
+            model.outputs(predict_logits(model, tokenized, **given)).numpy()
+            for model in self._models
+        ]
+        return np.asarray(np.mean(outputs, axis=0), np.float64)
+
+
+_CLASS = "ForSequenceClassification"
+
+
+class CheckpointClassifier:
+    """A ``*ForSequenceClassification`` checkpoint.
+
+    Texts are cut at the tokenizer's limit; probabilities are the softmax of the logits. ``classes``
+    are the labels of ``id2label``; a model of one output is a regression and has none.
+    """
+
+    def __init__(
+        self,
+        name: str | Path,
+        *,
+        device: str = "auto",
+        revision: str | None = None,
+        offline: bool = False,
+    ) -> None:
+        checkpoint = find_checkpoint(name, revision=revision, offline=offline)
+        advice = (
+            f"Train one on your labels: embedkit finetune CORPUS --model {checkpoint.name} "
+            "--out RUN."
+        )
+        kinds = [str(kind) for kind in checkpoint.config.get("architectures") or ()]
+        if kinds and not any(kind.endswith(_CLASS) for kind in kinds):
+            raise ModelError(f"{checkpoint.name} is a {kinds[0]}, not a classifier. {advice}")
+        if checkpoint.config.get("problem_type") == "multi_label_classification":
+            raise ModelError(
+                f"{checkpoint.name} gives a text several labels (multi_label_classification); "
+                "embedkit predicts one of them, or a value."
+            )
+        self._tokenizer = load_tokenizer(checkpoint)
+        length = choose_max_length(checkpoint, self._tokenizer, None)
+        self._settings = TokenizerSettings(length)
+        model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
+        if lacking := set(report["missing_keys"]) | mismatched_keys(report):
+            raise ModelError(
+                f"{checkpoint.name} has no complete classifier: {len(lacking)} weights are missing "
+                f"or of another shape, such as {min(lacking)}. {advice}"
+            )
+        self._model = model.eval().to(choose_device(device))
+        names = model.config.id2label
+        self.classes = tuple(str(names[i]) for i in range(model.config.num_labels))
+        if len(self.classes) == 1:
+            self.classes = ()
+
+    def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
+        """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
+        tokenized = tokenize(self._tokenizer, texts, pairs, self._settings)
+        logits = predict_logits(self._model, tokenized, pad_id=self._tokenizer.pad_id).double()
+        outputs = torch.softmax(logits, dim=1) if self.classes else logits[:, 0]
+        return np.asarray(outputs.numpy(), np.float64)
+
+
+_PRIVATE = "_embedkit"  # inside of the folder while another is replaced
+
+_CODE = """\
+from transformers import {0}, AutoTokenizer
+model = {0}.from_pretrained({1!r})
+tokenizer = AutoTokenizer.from_pretrained({1!r})"""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportResult(Shown):
+    """An exported model, and how to use it as in training."""
+
+    out: Path
+    model: str  # name in the run, such as fold-0
+    head: str
+    has_head: bool  # false: the folder holds the encoder alone
+    prefix: str  # put before every text, which transformers does not do
+    max_length: int  # tokens at which the tokenizer cuts texts
+    threshold: float | None  # for the second of two classes; transformers takes the likelier one
+    code: str  # lines of Python that load it
+
+
+def export(
+    run: str | Path, *, out: str | Path, fold: int | str = "best", overwrite: bool = False
+) -> ExportResult:
+    """Write a model of a fine-tuned run as a folder that transformers reads by itself.
+
+    With the ``pooler`` head on BERT, RoBERTa, XLM-R, CamemBERT, ALBERT or MPNet it is a model for
+    ``AutoModelForSequenceClassification`` with the same probabilities, of words for
+    ``AutoModelForTokenClassification``; with any other head, for which transformers has no class,
+    the encoder alone.
+
+    Args:
+        run: folder that ``finetune`` wrote.
+        out: folder to make.
+        fold: number of the fold, name of the model (``repeat-1-fold-0``), or ``best``: the lowest
+            validation loss.
+        overwrite: replace a folder that holds a checkpoint.
+
+    Raises:
+        UsageError: it is not a fine-tuned run, or has no such model, or no validation records to
+            choose the best by.
+        OutputExistsError: ``out`` exists.
+        DamagedError: the model cannot be read.
+
+    Example:
+        >>> settings = {"head": "pooler", "epochs": 1, "max_length": 16}
+        >>> run = embedkit.finetune("corpus.tsv", out="runs/pooler", folds=2, **settings)
+        >>> result = embedkit.export("runs/pooler", fold=0, out="plain")
+        >>> result.model, result.has_head
+        ('fold-0', True)
+    """
+    source, target = Path(run), Path(out)
+    content = read_run(source)
+    if not isinstance(content, FinetuneRun):
+        raise UsageError(
+            f"{source} is a {content.kind} run, which holds no encoder. Give a run of embedkit "
+            "finetune."
+        )
+    name = f"fold-{fold}" if str(fold).isdigit() else str(fold)
+    if name == "best":
+        name = _best(source, content)
+    elif name not in content.models:
+        raise UsageError(f"fold={fold!r}: {source} has the models {', '.join(content.models)}.")
+    check_files(source, [f"model/{name}"], advice="Make the run again.")
+    config = read_model(source / "model" / name).config
+    has_head = is_plain_head(config)
+    finish_swap(target, lambda _: True, private=_PRIVATE)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        if not overwrite:
+            raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
+        if not (target / "config.json").is_file():
+            raise OutputExistsError(f"{out} is not a checkpoint, so it is not replaced.")
+    with new_folder(target, sealed=False, private=_PRIVATE) as work:
+        with storage.storage_errors(work, SafetensorError):
+            own = shutil.ignore_patterns(HEAD_FILE, WEIGHTS)
+            shutil.copytree(source / "model" / name, work, ignore=own, dirs_exist_ok=True)
+            weights = load_file(str(source / "model" / name / WEIGHTS))
+            kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
+            save_weights(kept, work)
+        storage.sync_tree(work)
+    kind = "Token" if content.level == "word" else "Sequence"
+    loader = f"AutoModelFor{kind}Classification" if has_head else "AutoModel"
+    return ExportResult(
+        target,
+        name,
+        content.head,
+        has_head,
+        content.tokens.prefix,
+        content.tokens.max_length,
+        content.thresholds[content.models.index(name)],
+        _CODE.format(loader, str(target)),
+    )
+
+
+def _best(run: Path, content: FinetuneRun) -> str:
+    """The model with the lowest validation loss at the epoch that was kept."""
+    losses = [
+        (epoch.valid_loss, model)
+        for model, kept in zip(content.models, content.epochs, strict=True)
+        for epoch in content.history.get(model, ())
+        if epoch.valid_loss is not None and epoch.epoch == kept
+    ]
+    if not losses:
+        raise UsageError(
+            f"fold='best': {run} had no validation records to choose a model by. Pass a number, "
+            f"0 to {content.split.folds - 1}."
+        )
+    return min(losses)[1]

@@ -1,0 +1,616 @@
+"""Encoders with a head, and their folders: checkpoints of the encoder's own family.
+
+    config.json          of the encoder, with ``architectures`` and ``id2label``
+    model.safetensors    weights under the names of transformers
+    head.json            settings of the head
+    tokenizer files      cut at as many tokens as the model was trained on
+
+``AutoModelForSequenceClassification`` and ``AutoModelForTokenClassification`` read heads that
+transformers has: the ``pooler`` head and that of words of the families in :data:`_PLAIN`. Of every
+other model ``AutoModel`` reads the encoder; names of the head's weights begin with ``embedkit.``.
+
+A single logit becomes two, the first of them 0, whose softmax is the same probability. Mean and
+scale of a regression are multiplied into the last layer. Paths of the machine are not written.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from embedkit.encoding.model import PlainModel
+from embedkit.encoding.tables import first_tokens, word_tokens
+from embedkit.encoding.tokenizer import (
+    Spans,
+    TextTokenizer,
+    TokenizedTexts,
+    TokenizerSettings,
+    ends_of,
+    ranges,
+)
+from embedkit.errors import DamagedError, UsageError, first_line
+from embedkit.finetuning.options import WORDS, TrainingOptions, own_head
+from embedkit.types import Int64
+
+logger = logging.getLogger(__name__)
+
+_FILTERS = 100
+
+
+class HeadConfig(PretrainedConfig):  # type: ignore[misc]
+    """Configuration of an encoder (``config.json``) with a head and its loss.
+
+    ``problem`` is ``classes`` (a logit each), ``one_logit`` (of the second of two classes) or
+    ``value`` (regression): the head predicts the distance from the mean of the training records, in
+    units of their standard deviation.
+    """
+
+    model_type = "embedkit-head"
+
+    encoder: dict | None = None  # type: ignore[type-arg]
+    head: str = "cls"
+    n_outputs: int = 2
+    problem: str = "classes"
+    cnn_widths: list | tuple = (2, 3, 4)  # type: ignore[type-arg]
+    dropout: float = 0.1
+    class_weights: list | tuple = ()  # type: ignore[type-arg]
+    label_smoothing: float = 0.0
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+
+class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
+    """An encoder of any family with a head, with random weights."""
+
+    config_class = HeadConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
+        if hasattr(self.encoder, "pooler"):
+            self.encoder.pooler = None  # the pooler head has its own
+        width = int(getattr(self.encoder.config, "hidden_size", None) or self.encoder.config.dim)
+        self.head = _HEADS.get(config.head, _Own)(config, width)
+        own = isinstance(self.head, _Own)
+        self.dropout = nn.Identity() if own else nn.Dropout(config.dropout)
+        last: Any = nn.Identity() if own else nn.Linear(self.head.width, config.n_outputs)
+        self.classifier = last
+        self.takes_types = "token_type_ids" in inspect.signature(self.encoder.forward).parameters
+        self.without_dropout: tuple[nn.Module, ...] = ()
+        self.post_init()
+
+    def train(self, mode: bool = True) -> EncoderWithHead:
+        """Set the training mode of all modules except ``without_dropout``."""
+        super().train(mode)
+        for module in self.without_dropout:
+            module.training = False
+        return self
+
+    def floating_point_ops(self, *_: Any, **__: Any) -> int:
+        """Return 0: the Trainer's estimate goes through all parameters in every step."""
+        return 0
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        windows: Tensor | None = None,
+        counted: Tensor | None = None,
+        places: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Return logits ``(texts, n_outputs)``, of words ``(words, n_outputs)``, and the loss.
+
+        The batch is ``(sequences, tokens)``, padded on the right; a sequence is a text, or a window
+        of one. ``windows`` ``(texts,)`` is the number of windows of each text; ``counted``
+        ``(sequences, tokens)`` is 1 for the tokens that are taken from a window; ``places``
+        ``(words,)`` are the tokens of the batch that stand for a word, row after row.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.takes_types and token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        hidden = self.encoder(**inputs).last_hidden_state
+        if places is not None:
+            vectors = hidden.flatten(0, 1)[places]
+        elif windows is None or counted is None:
+            vectors = self.head(hidden, attention_mask)
+        else:
+            vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
+        logits = self.classifier(self.dropout(vectors))
+        loss = None if labels is None else self.loss(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss, in float32."""
+        config, logits = self.config, logits.float()
+        if config.problem == "value":
+            target = (labels.float() - config.target_mean) / config.target_scale
+            return functional.mse_loss(logits[:, 0], target)
+        weights = None
+        if len(config.class_weights):
+            weights = torch.tensor(config.class_weights, device=logits.device)
+        smooth = config.label_smoothing
+        if config.problem == "classes":
+            return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
+        target = labels.float() * (1 - smooth) + smooth / 2
+        each = functional.binary_cross_entropy_with_logits(logits[:, 0], target, reduction="none")
+        weight = torch.ones_like(each) if weights is None else weights[labels]
+        return (each * weight).sum() / weight.sum()
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return probabilities ``(n, classes)``, or values ``(n,)``, in float64."""
+        logits = logits.double()
+        if self.config.problem == "value":
+            value: Tensor = logits[:, 0] * self.config.target_scale + self.config.target_mean
+            return value
+        if self.config.problem == "one_logit":
+            return torch.stack([torch.sigmoid(-logits[:, 0]), torch.sigmoid(logits[:, 0])], dim=1)
+        return torch.softmax(logits, dim=1)
+
+
+class _Cls(nn.Module):
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        """Vectors ``(texts, width)`` from the hidden states of windows."""
+        return torch.stack([part.mean(0) for part in self(hidden, mask).split(sizes)])
+
+
+class _Pooler(_Cls):
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__(config, width)
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return torch.tanh(self.dense(hidden[:, 0]))
+
+
+class _Mean(_Cls):
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        weights = counted.unsqueeze(2).to(hidden.dtype)
+        sums: Any = (hidden * weights).sum(1)
+        counts: Any = weights.sum(1)
+        texts = zip(sums.split(sizes), counts.split(sizes), strict=True)
+        return torch.stack([total.sum(0) / count.sum(0) for total, count in texts])
+
+
+class _Cnn(_Cls):
+    """Convolutions that begin at every token, with zeros after the end of the text."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__(config, _FILTERS * len(config.cnn_widths))
+        self.spans = [int(span) for span in config.cnn_widths]
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, _FILTERS, span) for span in self.spans)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        text = (hidden * mask.unsqueeze(2).to(hidden.dtype)).transpose(1, 2)
+        outside = ~mask.bool().unsqueeze(1)
+        maxima = []
+        for span, convolution in zip(self.spans, self.convolutions, strict=True):
+            windows = torch.relu(convolution(functional.pad(text, (0, span - 1))))
+            maxima.append(windows.masked_fill(outside, 0).amax(2))
+        return torch.cat(maxima, dim=1)
+
+    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return torch.stack([part.amax(0) for part in self(hidden, mask).split(sizes)])
+
+
+class _Lstm(_Cls):
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        inner = max(width // 2, 1)
+        super().__init__(config, 2 * inner)
+        self.lstm = nn.LSTM(width, inner, batch_first=True, bidirectional=True)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            hidden.float(), mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        with torch.autocast(hidden.device.type, enabled=False):
+            _, (last, _) = self.lstm(packed)
+        return torch.cat([last[0], last[1]], dim=1)
+
+
+class _Own(_Cls):
+    """A module of the user's, which gives logits itself; of windows their mean."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__(config, config.n_outputs)
+        self.name, self.module = config.head, own_head(config.head)(width, config.n_outputs)
+        for part in self.module.modules():
+            part._is_hf_initialized = True  # transformers would draw its weights anew
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        logits: Tensor = self.module(hidden, mask)
+        if logits.shape != (len(hidden), self.width):
+            raise UsageError(
+                f"head={self.name!r} gives {tuple(logits.shape)} for {len(hidden)} texts; expected "
+                f"logits {(len(hidden), self.width)}."
+            )
+        return logits
+
+
+_HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {
+    "cls": _Cls,
+    "pooler": _Pooler,
+    "mean": _Mean,
+    "cnn": _Cnn,
+    "lstm": _Lstm,
+    WORDS: _Cls,
+}
+
+
+def build_model(plain: PlainModel, *, seed: int, **settings: Any) -> EncoderWithHead:
+    """Return a copy of an encoder with a new random head; settings of :class:`HeadConfig`."""
+    config, dropout = plain.module.config, 0.1
+    # as the family's own classifier: its setting for heads if it has one, else the encoder's
+    for name in ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "dropout"):
+        if isinstance(value := getattr(config, name, None), int | float):
+            dropout = float(value)
+            break
+    torch.manual_seed(seed)
+    settings = {"dropout": dropout} | settings
+    model = EncoderWithHead(HeadConfig(encoder=config.to_dict(), **settings))
+    model.encoder.load_state_dict(plain.module.state_dict())
+    if isinstance(model.head, _Pooler) and (dense := pooler_layer(plain)) is not None:
+        model.head.dense.load_state_dict(dense.state_dict())
+    return model
+
+
+def pooler_layer(plain: PlainModel) -> nn.Linear | None:
+    """Return the linear layer of a checkpoint's pooler, if it has one."""
+    modules = [] if plain.pooler is None else list(plain.pooler.modules())
+    return next((module for module in modules if isinstance(module, nn.Linear)), None)
+
+
+_WEIGHT_DECAY = 0.01
+
+
+def freeze(model: EncoderWithHead, layers: str | None) -> None:
+    """Exclude parameters from training; see ``freeze_layers`` of :class:`TrainingOptions`.
+
+    Frozen layers have no dropout: their output for a text is the same in every step.
+    """
+    if layers == "all":
+        model.encoder.requires_grad_(False)
+        model.without_dropout = tuple(model.encoder.modules())
+    elif layers is not None:
+        highest = 0 if layers == "embeddings" else int(layers)
+        stack = _layer_stack(model)
+        trained = {p for layer in stack[highest:] for p in layer.parameters()}
+        for name, parameter in model.encoder.named_parameters():
+            if parameter not in trained and not name.startswith("final_norm"):
+                parameter.requires_grad_(False)
+        if highest:
+            kept = {module for layer in stack[highest:] for module in layer.modules()}
+            model.without_dropout = tuple(
+                m for m in model.encoder.modules() if kept.isdisjoint(m.modules())
+            )
+
+
+def _layer_stack(model: EncoderWithHead) -> nn.ModuleList:
+    """The list of the encoder's layers."""
+    config = model.encoder.config
+    count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
+    stacks = {
+        name: module
+        for name, module in model.encoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    }
+    name = min(stacks, key=len, default="")
+    if not name or config.model_type == "albert":
+        raise UsageError(
+            f"the layers of a {config.model_type} encoder have no weights of their own: leave out "
+            "the number of freeze_layers=."
+        )
+    return stacks[name]
+
+
+def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[dict[str, Any]]:
+    """Return the trained parameters by learning rate and weight decay, as optimizers take them.
+
+    Biases and norms do not decay.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            rate = options.learning_rate if name.startswith("encoder.") else options.head_rate
+            decay = _WEIGHT_DECAY if parameter.ndim > 1 else 0.0
+            groups.setdefault((rate, decay), []).append(parameter)
+    return [{"params": p, "lr": rate, "weight_decay": d} for (rate, d), p in groups.items()]
+
+
+def add_lora(model: EncoderWithHead, rank: int, *, seed: int) -> Any:
+    """Add matrices beside every linear layer of the encoder; only they and the head are trained.
+
+    A layer x W becomes x W + 2 x A B, with ``rank`` columns in A and zeros in B at first (Hu et al.
+    2021, arXiv:2106.09685, with alpha = 2 × rank). Returns the model for :func:`merge_lora`.
+    """
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraModel
+
+    encoder = model.encoder
+    linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
+    torch.manual_seed(seed)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)
+    return LoraModel(encoder, config, "trained")
+
+
+def merge_lora(model: EncoderWithHead, added: Any) -> None:
+    """Add A B to the encoder's weights, so that an ordinary encoder is saved."""
+    model.encoder = added.merge_and_unload()
+    model.encoder.requires_grad_(True)  # LoRA had frozen it
+
+
+_PREDICT_TOKENS = 4_096
+
+
+def tokenize(
+    tokenizer: TextTokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    settings: TokenizerSettings,
+    *,
+    name: str = "the input",
+    words: Spans | None = None,
+) -> TokenizedTexts:
+    """Tokenize texts, with their words if their spans are given, and warn if some are cut."""
+    tokenized = tokenizer.encode(
+        texts, pairs, settings=settings, offsets=words is not None, words=words
+    )
+    if cut := int(tokenized.cut.sum()):
+        logger.warning(
+            "%s of %s texts of %s have more than max_length=%s tokens; the rest of these texts is "
+            "ignored",
+            f"{cut:,}",
+            f"{len(tokenized):,}",
+            name,
+            settings.max_length,
+        )
+    return tokenized
+
+
+def n_seen(texts: TokenizedTexts) -> Int64:
+    """Return the number of tokens that a model reads of each text, in all its windows."""
+    return np.diff(texts.window_ends[texts.text_windows])
+
+
+def padded(texts: TokenizedTexts, pad_id: int) -> dict[str, torch.Tensor]:
+    """Return the windows of texts as a batch ``(windows, tokens)``; see ``EncoderWithHead``."""
+    lengths = np.diff(texts.window_ends)
+    inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
+
+    def stacked(values: NDArray[Any] | int, fill: int) -> torch.Tensor:
+        rows = np.full(inside.shape, fill)
+        rows[inside] = values
+        return torch.from_numpy(rows)
+
+    batch = {
+        "input_ids": stacked(texts.ids[texts.seen], pad_id),
+        "token_type_ids": stacked(texts.type_ids[texts.seen], 0),
+        "attention_mask": stacked(1, 0),
+    }
+    if len(lengths) > len(texts):
+        batch["windows"] = torch.from_numpy(np.diff(texts.text_windows))
+        batch["counted"] = stacked(texts.owned, 0)
+    if texts.word is not None:
+        place = np.zeros(len(texts.ids), np.int64)  # in the batch, of each token
+        place[texts.seen[texts.owned]] = np.flatnonzero(inside)[texts.owned]
+        token, row, word = word_tokens(texts)
+        batch["places"] = torch.from_numpy(place[token[first_tokens(row, word)]])
+    return batch
+
+
+def labelled_units(texts: TokenizedTexts) -> tuple[Int64, Int64 | None]:
+    """Return the number of the text, and of the word in it, of all that can have a label.
+
+    These are the texts, or the words that have a token: others were cut.
+    """
+    if texts.word is None:
+        return np.arange(len(texts)), None
+    _, row, word = word_tokens(texts)
+    first = first_tokens(row, word)
+    return row[first], word[first].astype(np.int64)
+
+
+def predict_logits(
+    model: PreTrainedModel, texts: TokenizedTexts, *, pad_id: int, precision: str = "fp32"
+) -> torch.Tensor:
+    """Return logits ``(units, outputs)`` float32 on the CPU, of any model for classification."""
+    device = next(model.parameters()).device
+    model.eval()
+    takes = inspect.signature(model.forward).parameters
+    width = getattr(model.config, "n_outputs", None) or model.config.num_labels
+    ends = ends_of(np.bincount(labelled_units(texts)[0], minlength=len(texts)))
+    result = torch.zeros(int(ends[-1]), width)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
+        for index in batches_by_length(n_seen(texts), tokens=_PREDICT_TOKENS):
+            batch = padded(texts[index], pad_id)
+            given = {name: value.to(device) for name, value in batch.items() if name in takes}
+            rows = ranges(ends[index], np.diff(ends)[index])
+            result[torch.from_numpy(rows)] = model(**given).logits.float().cpu()
+    return result
+
+
+def batches_by_length(lengths: Int64, *, tokens: int) -> Iterator[Int64]:
+    """Yield indices of texts of similar length with at most ``tokens``, padding included."""
+    order = np.argsort(-lengths, kind="stable")
+    while len(order):
+        count = max(tokens // max(int(lengths[order[0]]), 1), 1)
+        yield order[:count]
+        order = order[count:]
+
+
+HEAD_FILE = "head.json"
+WEIGHTS = "model.safetensors"
+
+_PLAIN = {
+    "bert": ("Bert", "bert", "bert.pooler.dense", "classifier"),
+    "albert": ("Albert", "albert", "albert.pooler", "classifier"),
+    "roberta": ("Roberta", "roberta", "classifier.dense", "classifier.out_proj"),
+    "xlm-roberta": ("XLMRoberta", "roberta", "classifier.dense", "classifier.out_proj"),
+    "camembert": ("Camembert", "roberta", "classifier.dense", "classifier.out_proj"),
+    "mpnet": ("MPNet", "mpnet", "classifier.dense", "classifier.out_proj"),
+}
+"""Families with classes that are the ``pooler`` head and the head of words: their name, encoder,
+and the two layers of the former."""
+
+_OWN = "embedkit."
+_MACHINE = (
+    "_name_or_path",
+    "name_or_path",
+    "is_local",
+    "local_files_only",
+    "tokenizer_file",
+    "vocab_file",
+    "special_tokens_map_file",
+)
+
+
+def is_plain_head(config: HeadConfig) -> bool:
+    """Return whether transformers has a class for the model."""
+    family = (config.encoder or {}).get("model_type")
+    return config.head in ("pooler", WORDS) and family in _PLAIN
+
+
+def write_model(
+    model: EncoderWithHead,
+    tokenizer: TextTokenizer,
+    folder: Path,
+    *,
+    classes: Sequence[str],
+    max_length: int,
+) -> None:
+    """Write a model with its tokenizer into a folder that exists."""
+    plain = is_plain_head(model.config)
+    weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    scaled = model.config.problem == "value" and "classifier.weight" in weights
+    if scaled:
+        scale, mean = model.config.target_scale, model.config.target_mean
+        weights["classifier.weight"] = weights["classifier.weight"] * scale
+        weights["classifier.bias"] = weights["classifier.bias"] * scale + mean
+    save_weights(_stored(weights, model.config), folder)
+    _write_json(folder / "config.json", _config(model, classes, plain=plain))
+    in_weights = {"target_mean", "target_scale"} if scaled else set()
+    names = inspect.get_annotations(HeadConfig).keys() - {"encoder"} - in_weights
+    _write_json(folder / HEAD_FILE, {name: getattr(model.config, name) for name in names})
+    try:
+        tokenizer.hf.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises nothing more particular
+        raise OSError(f"{folder.name}: {first_line(error)}") from error
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    _write_json(file, _without_paths(settings) | {"model_max_length": max_length})
+
+
+def read_model(folder: Path) -> EncoderWithHead:
+    """Read a model on the CPU in float32, in evaluation mode."""
+    if not folder.is_dir():
+        raise DamagedError(f"{folder} is missing. Make the run again.")
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        head = json.loads((folder / HEAD_FILE).read_text("utf-8"))
+        with init_empty_weights(include_buffers=False):  # random ones take longer than reading
+            model = EncoderWithHead(HeadConfig(encoder=config, **head))
+        stored = load_file(str(folder / WEIGHTS))
+        model.load_state_dict(_loaded(stored, model.config), assign=True)
+    except Exception as error:  # the loaders raise what their many formats raise
+        raise DamagedError(
+            f"{folder} cannot be read: {first_line(error)}. Make the run again."
+        ) from error
+    model.float().eval()
+    return model
+
+
+def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write weights by name into a folder that exists."""
+    own = {name: value.contiguous() for name, value in tensors.items()}
+    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> dict[str, Any]:
+    """``config.json`` of the encoder, with the labels if transformers has the head."""
+    config = AutoConfig.for_model(**(model.config.encoder or {}))
+    config.architectures = [type(model.encoder).__name__]
+    if plain:
+        names = list(classes) or ["value"]
+        kind = "Token" if model.config.head == WORDS else "Sequence"
+        config.architectures = [f"{_PLAIN[config.model_type][0]}For{kind}Classification"]
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+        config.problem_type = "single_label_classification" if classes else "regression"
+    return _without_paths(json.loads(config.to_json_string()))
+
+
+def _prefixes(config: HeadConfig) -> dict[str, str]:
+    """Names of the parts of a model, and their names in its file."""
+    if not is_plain_head(config):
+        return {"encoder.": "", "head.": f"{_OWN}head.", "classifier.": f"{_OWN}classifier."}
+    _, encoder, dense, output = _PLAIN[(config.encoder or {})["model_type"]]
+    if config.head == WORDS:
+        return {"encoder.": f"{encoder}.", "classifier.": "classifier."}
+    return {"encoder.": f"{encoder}.", "head.dense.": f"{dense}.", "classifier.": f"{output}."}
+
+
+def _stored(weights: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
+    if is_plain_head(config) and config.problem == "one_logit":
+        two = {n: v for n, v in weights.items() if n.startswith("classifier.")}
+        weights = {**weights, **{n: torch.cat([torch.zeros_like(v), v]) for n, v in two.items()}}
+    return _renamed(weights, _prefixes(config))
+
+
+def _loaded(stored: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
+    parts = {theirs: ours for ours, theirs in _prefixes(config).items()}
+    # the longest first: "classifier.dense." and "" begin other names too
+    weights = _renamed(stored, dict(sorted(parts.items(), key=lambda part: -len(part[0]))))
+    if is_plain_head(config) and config.problem == "one_logit":
+        for name in ("classifier.weight", "classifier.bias"):
+            weights[name] = weights[name][1:]
+    return weights
+
+
+def _renamed(weights: Mapping[str, Tensor], parts: Mapping[str, str]) -> dict[str, Tensor]:
+    """Replace the first of the prefixes that each name has."""
+    renamed = {}
+    for name, value in weights.items():
+        part = next(p for p in parts if name.startswith(p))
+        renamed[parts[part] + name.removeprefix(part)] = value
+    return renamed
+
+
+def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _MACHINE}
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    file.write_text(text, "utf-8")

@@ -1,0 +1,617 @@
+"""The texts of a dataset as one HTML page: layers as layouts, colours, search, neighbours."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit import storage
+from embedkit.choices import LAYOUT_METHODS, check_choice
+from embedkit.dataset.info import atlas_line
+from embedkit.dataset.read import VectorData, load
+from embedkit.display import Shown, shorten
+from embedkit.drawing import SHAPES
+from embedkit.encoding.views import layer_rank, parse_layers, split_view
+from embedkit.errors import OutputExistsError, UsageError, check_counts
+from embedkit.machine import faiss_with_threads, usable_cores
+from embedkit.pages import cut_texts, packed, packed_json, render_page, with_names
+from embedkit.search.exact import unit_rows
+from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+
+logger = logging.getLogger(__name__)
+
+
+LABEL_COLOURS = {
+    "light": (
+        "#2f41ba",
+        "#9f720c",
+        "#138969",
+        "#9c51cd",
+        "#14a1b5",
+        "#8e83fc",
+        "#974200",
+        "#ef5b98",
+        "#88198b",
+        "#553703",
+        "#06604e",
+        "#044164",
+    ),
+    "dark": (
+        "#3e71e9",
+        "#edd812",
+        "#86ffb3",
+        "#aa86ff",
+        "#0da0bc",
+        "#88befe",
+        "#cd3873",
+        "#cce4fe",
+        "#dd7775",
+        "#5ed5c5",
+        "#f6ad71",
+        "#b2640b",
+    ),
+}
+"""Colours of the labels; with the shapes of :mod:`embedkit.drawing` 72 labels differ.
+
+Their hues and lightnesses were searched so that they differ for readers who do not see red and
+green, too.
+"""
+
+_RAMP = {"light": (0.0, 0.6), "dark": (0.45, 1.0)}  # parts of a colour map that a page can show
+
+
+def ramp(theme: str) -> list[str]:
+    """Return colours from the lowest number to the highest."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colour) for colour in colormaps["plasma"](np.linspace(*_RAMP[theme], 64))]
+
+
+_FEW = 8
+_MISSING = "(none)"
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values of the points shown."""
+
+    name: str
+    kind: str  # ``label``, ``number`` or ``date``
+    names: tuple[str, ...]  # labels, the most frequent first
+    counts: tuple[int, ...]  # points with each
+    codes: Int64  # ``(n,)`` number of each point's label
+    values: Float64  # ``(n,)`` numbers, or days since 1970
+    missing: int | None = None  # number of the label of points without one
+
+    @property
+    def known(self) -> Bool:
+        """Which points have a label ``(n,)``."""
+        return np.asarray(self.codes != (-1 if self.missing is None else self.missing))
+
+
+def column_of(name: str, values: Sequence[Any]) -> Column:
+    """Return a column as numbers or dates where all values are, and otherwise as labels.
+
+    Text is read as numbers and dates (``2021-03-09``, ``2021-03-09T12:30``) too. Up to eight
+    different values are labels, whatever they are.
+
+    >>> column_of("stars", ["4", "5", "4"]).names
+    ('4', '5')
+    >>> column_of("length", [str(i) for i in range(9)]).values[:3].tolist()
+    [0.0, 1.0, 2.0]
+    """
+    given = [v for v in values if v is not None and v != ""]
+    if len(set(given)) > _FEW and not isinstance(given[0], bool):
+        for kind, read in (("number", float), ("date", _days)):
+            try:
+                found = np.array([np.nan if v is None or v == "" else read(v) for v in values])
+            except (TypeError, ValueError):
+                continue
+            if np.isinf(found).any():
+                continue
+            return Column(name, kind, (), (), np.empty(0, np.int64), found.astype(np.float64))
+    texts = [_MISSING if v is None or v == "" else str(v) for v in values]
+    counts = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0]))
+    number = {text: i for i, (text, _) in enumerate(counts)}
+    return Column(
+        name,
+        "label",
+        tuple(number),
+        tuple(n for _, n in counts),
+        np.array([number[text] for text in texts], np.int64),
+        np.empty(0),
+        number[_MISSING] if len(given) < len(texts) else None,
+    )
+
+
+def _days(value: Any) -> float:
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value.strip())
+    elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        value = datetime.datetime(value.year, value.month, value.day)
+    elif not isinstance(value, datetime.datetime):
+        raise TypeError(type(value).__name__)
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=datetime.UTC)
+    return float((value - _EPOCH).total_seconds() / 86_400)
+
+
+ATTRACTING, _PERPLEXITY = 15, 10
+"""Number of neighbours that attract a point; further ones count less."""
+_EXACT = 20_000
+_PROBED, _CELLS = 1_000, 512
+_TREE = 5_000  # points up to which openTSNE's tree is faster than its grid
+_EARLY, _FIRST, _NEXT, _ROUND = 250, 500, 250, 50  # iterations
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The nearest points of every point by cosine, without the point itself."""
+
+    indices: Int64  # ``(n, k)``
+    cosines: Float32
+    probed: Int64  # ``(m,)`` points whose neighbours were searched exactly
+    exact: Int64  # ``(m, k)`` their nearest points
+
+    @property
+    def recall(self) -> float:
+        """Fraction of the true neighbours of the probed points that were found."""
+        return _common(self.indices[self.probed], self.exact)
+
+
+def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
+    """Find the nearest points of every point; ``unit`` has rows of length 1.
+
+    Up to 20,000 points are compared with each other in full. Of more, an inverted file of vectors
+    of 8 bits proposes candidates, which are compared in full.
+    """
+    n, width = unit.shape
+    k = min(k, n - 1)
+    probed = np.arange(n)
+    with faiss_with_threads(usable_cores()) as faiss:
+        index = faiss.IndexFlatIP(width)
+        index.add(unit)
+        if n <= _EXACT:
+            near = _others(index.search(unit, k + 1), probed)
+            return Near(*near, probed, near[0])
+        chosen = np.sort(np.random.default_rng(seed).choice(n, _PROBED, replace=False))
+        exact, _ = _others(index.search(unit[chosen], k + 1), chosen)
+        # by distance, whose order among vectors of length 1 is that of cosines
+        quick = faiss.index_factory(width, f"IVF{_CELLS},SQ8,RFlat", faiss.METRIC_L2)
+        quick.train(unit)
+        quick.add(unit)
+        quick.k_factor = 4
+        faiss.extract_index_ivf(quick.base_index).nprobe = 64
+        squares, indices = quick.search(unit, k + 1)
+        return Near(*_others((1 - squares / 2, indices), probed), chosen, exact)
+
+
+def _others(found: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32]:
+    """Neighbours without the point itself, which copies of it may have crowded out."""
+    cosines, indices = found
+    self_ = indices == points[:, None]
+    self_[~self_.any(axis=1), -1] = True
+    shape = (len(points), indices.shape[1] - 1)
+    return indices[~self_].reshape(shape), cosines[~self_].reshape(shape)
+
+
+def _common(one: Int64, other: Int64) -> float:
+    shared = (one[:, :, None] == other[:, None, :]).any(axis=2)
+    return float(shared.mean())
+
+
+def kept_neighbours(near: Near, points: Float32, *, k: int = 10) -> float:
+    """Return the fraction of the nearest points in full width that are nearest in a layout too."""
+    from scipy.spatial import cKDTree
+
+    k = min(k, near.exact.shape[1])
+    here, _ = _others(cKDTree(points).query(points[near.probed], k + 1), near.probed)
+    return _common(near.exact[:, :k], here)
+
+
+def lay_out(
+    unit: Float32,
+    near: Near,
+    *,
+    method: str,
+    before: Float32 | None = None,
+    seed: int = 0,
+    after: Callable[[], None] = lambda: None,
+) -> Float32:
+    """Return ``(n, 2)`` float32 of one layer.
+
+    t-SNE and UMAP begin where the layer before ended, and every layout is turned onto the one
+    before, so that points move no further than they must. ``after`` is called after every 50
+    iterations of t-SNE, else at the end.
+    """
+    check_choice(LAYOUT_METHODS, method=method)
+    init = first_axes(unit) if before is None else before
+    if method == "tsne" and len(unit) > ATTRACTING + 1:
+        points = _tsne(near, init, first=before is None, seed=seed, after=after)
+    else:  # t-SNE of a few points, of which each has all others as neighbours, is their axes
+        points = _umap(unit, init, seed) if method == "umap" else first_axes(unit)
+        after()
+    return points if before is None else aligned(points, before)
+
+
+def _tsne(
+    near: Near, init: Float32, *, first: bool, seed: int, after: Callable[[], None]
+) -> Float32:
+    from openTSNE import TSNEEmbedding
+    from openTSNE.affinity import PerplexityBasedNN
+    from openTSNE.nearest_neighbors import PrecomputedNeighbors
+
+    indices, cosines = near.indices[:, :ATTRACTING], near.cosines[:, :ATTRACTING]
+    threads = usable_cores()
+    known = PrecomputedNeighbors(indices, 1 - cosines)
+    # a small start without exaggeration would tear apart what lies together
+    size = 1e-4 / max(float(init.std(axis=0).max()), 1e-12) if first else 1.0
+    embedding = TSNEEmbedding(
+        size * init.astype(np.float64),
+        PerplexityBasedNN(knn_index=known, perplexity=_PERPLEXITY, n_jobs=threads),
+        negative_gradient_method="bh" if len(init) <= _TREE else "fft",
+        random_state=seed,
+        n_jobs=threads,
+        callbacks=lambda *_: after(),
+        callbacks_every_iters=_ROUND,
+    )
+    if first:
+        embedding.optimize(_EARLY, exaggeration=12, momentum=0.5, inplace=True)
+    embedding.optimize(_FIRST if first else _NEXT, momentum=0.8, inplace=True)
+    return np.asarray(embedding, np.float32)
+
+
+def first_axes(unit: Float32) -> Float32:
+    """Return ``(n, 2)`` float32: the two first principal components."""
+    from sklearn.decomposition import PCA
+
+    if unit.shape[1] == 1:
+        unit = np.column_stack([unit, np.zeros(len(unit), np.float32)])
+    with np.errstate(invalid="ignore"):  # equal vectors have no variance to take fractions of
+        points = PCA(2, svd_solver="covariance_eigh").fit_transform(unit)
+    return np.asarray(points, np.float32)
+
+
+def aligned(points: Float32, before: Float32) -> Float32:
+    """Turn, mirror and shift points onto others, by orthogonal Procrustes; distances stay.
+
+    >>> square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)
+    >>> np.allclose(aligned(square[:, ::-1] + 5, square), square, atol=1e-6)
+    True
+    """
+    middle = before.mean(axis=0)
+    centred = points - points.mean(axis=0)
+    left, _, right = np.linalg.svd(centred.T.astype(np.float64) @ (before - middle))
+    return np.asarray(centred @ (left @ right) + middle, np.float32)
+
+
+def _umap(unit: Float32, init: Float32, seed: int) -> Float32:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its dependencies, and that a seed means one thread
+        try:
+            from umap import UMAP
+        except ImportError as error:
+            message = "method='umap' needs a package: pip install umap-learn. Or use method='tsne'."
+            raise UsageError(message) from error
+        scale = 10 / max(float(np.abs(init).max()), 1e-12)
+        made = UMAP(
+            n_neighbors=min(ATTRACTING, len(unit) - 1),
+            metric="cosine",
+            random_state=seed,
+            init=init * np.float32(scale),
+        )
+        return np.asarray(made.fit_transform(unit), np.float32)
+
+
+_MANY = 20_000
+_KEPT_OF = 10
+_LISTED, _LISTED_OF_MANY = 10, 5
+_MOST_BYTES = 16_000_000
+_NO_COLOURS = ("row", "id", "text", "text_pair", "text_key")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLayout:
+    """A view on the page, with fractions of the ten nearest neighbours in full width."""
+
+    view: str
+    kept: float  # that are among the ten nearest on the page
+    same_label: float  # that have the label of their point; NaN without labels
+    recall: float  # that the search found; 1 up to 20,000 points
+    title: str  # which labels stand apart
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explored(Shown):
+    """A page and what it shows."""
+
+    page: Path
+    method: str
+    shown: str  # the first view
+    views: tuple[ViewLayout, ...]
+    chance: float  # fraction of points with the label of another one
+    points: int  # records shown
+    records: int  # of the dataset
+    atlas: str  # command that opens the dataset in Embedding Atlas
+    nbytes: int
+
+
+def explore(
+    dataset: str | Path,
+    *,
+    out: str | Path | None = None,
+    view: str | None = None,
+    layers: str = "all",
+    method: str = "tsne",
+    color: str | None = None,
+    label_names: Mapping[str, str] | None = None,
+    limit: int = 100_000,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> Explored:
+    """Write a page that shows the records of a dataset as points, layer by layer.
+
+    ``view`` is shown first; the slider has the stored ``layers`` of the same pooling. ``color`` is
+    the column of the first colours, ``label_names`` are shown beside the labels. Of more than
+    ``limit`` records a random sample is shown. The page is by default ``DATASET.explore.html`` in
+    the current folder.
+
+    >>> embedkit.explore("vectors", method="pca", out="map.html").page.name
+    'map.html'
+    """
+    check_choice(LAYOUT_METHODS, method=method)
+    file = Path(out or f"{Path(dataset).resolve().name}.explore.html")
+    if file.suffix not in (".html", ".htm"):
+        raise UsageError(f"out={str(file)!r}: expected a name ending in .html.")
+    if file.exists() and not overwrite:
+        raise OutputExistsError(f"{file} exists. Choose another name, or pass overwrite=True.")
+    data = load(dataset, view)
+    views = _views(data, layers)
+    check_counts(limit=limit)
+    indices = np.arange(len(data))
+    if len(data) > limit:
+        logger.info("the page shows a random sample of %d of %d records", limit, len(data))
+        random = np.random.default_rng(seed)
+        indices = np.sort(random.choice(len(data), limit, replace=False))
+    if len(indices) < 3:
+        raise UsageError(f"{data.path}: {len(indices)} records are too few; expected 3 or more.")
+    columns = _columns(data, indices, color, label_names or {})
+    label = next((c for c in columns if c.name == "label" and c.kind == "label"), None)
+    start = views.index(data.views[0])
+    rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
+    total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
+    steps = count(1)
+    drawn: dict[int, _Drawn] = {}
+    earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
+    later = [(i, i - 1) for i in range(start + 1, len(views))]
+    for number, previous in [(start, None), *earlier, *later]:
+        unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
+        near = nearest_points(unit, ATTRACTING, seed=seed)
+        points = lay_out(
+            unit,
+            near,
+            method=method,
+            before=None if previous is None else drawn[previous].points,
+            seed=seed,
+            after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
+        )
+        kept = kept_neighbours(near, points, k=_KEPT_OF)
+        same, title = _same_label(near, label, views[number])
+        layout = ViewLayout(views[number], kept, same, near.recall, title)
+        listed = _LISTED if len(unit) <= _MANY else _LISTED_OF_MANY
+        drawn[number] = _Drawn(layout, points, near.indices[:, :listed], near.cosines[:, :listed])
+    ordered = [drawn[i] for i in range(len(views))]
+    chance = _chance(label)
+    content = {
+        "dataset": data.path.resolve().name,
+        "model": Path(data.manifest.names.model).name,
+        "pooling": split_view(data.views[0])[0],
+        "method": method,
+        "total": len(data),
+        "count": len(indices),
+        "start": start,
+        "colors": LABEL_COLOURS,
+        "ramp": {theme: ramp(theme) for theme in _RAMP},
+        "shapes": list(SHAPES.values()),
+        "listed": ordered[0].near.shape[1],
+        "chance": chance,
+        "first": color or (columns[0].name if columns else ""),
+    }
+    html = _page(data, indices, content, columns, ordered).encode()
+    storage.make_folder(file.absolute().parent)
+    storage.write_durably(file, html, scratch=file.absolute().parent)
+    layouts, atlas = tuple(one.layout for one in ordered), atlas_line(data.path, data.manifest)
+    counts = (len(indices), len(data))
+    return Explored(file, method, views[start], layouts, chance, *counts, atlas, len(html))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Drawn:
+    """A view with its layout and the neighbours that the page lists."""
+
+    layout: ViewLayout
+    points: Float32
+    near: Int64
+    cosines: Float32
+
+
+def _views(data: VectorData, layers: str) -> list[str]:
+    """Stored views of the pooling of the chosen one, single layers first."""
+    stored = list(data.manifest.columns_of("sentences"))
+    pooling = split_view(data.views[0])[0]
+    mine = [name for name in stored if split_view(name)[0] == pooling]
+    mine.sort(key=lambda name: layer_rank(split_view(name)[1]))
+    if layers == "all":
+        return mine
+    wanted = [
+        f"{pooling}_{one.name}"
+        for one in parse_layers(layers, n_layers=data.manifest.job.model.n_layers)
+    ]
+    if unknown := [name for name in wanted if name not in mine]:
+        raise UsageError(
+            f"layers={layers!r}: {data.path} has no view {unknown[0]}; it has {', '.join(mine)}."
+        )
+    return [name for name in mine if name in wanted or name == data.views[0]]
+
+
+def _columns(
+    data: VectorData, indices: Int64, color: str | None, label_names: Mapping[str, str]
+) -> list[Column]:
+    """Every column that can give colours, that of the labels first; of one value only if asked."""
+    names = [name for name in data.columns if name not in _NO_COLOURS]
+    if color is not None and color not in names:
+        if color not in data.columns:
+            raise UsageError(f"color={color!r}: {data.path} has {', '.join(data.columns)}.")
+        names.append(color)
+    names.sort(key=lambda name: name != "label")
+    values = data.reader.pick(indices, names)
+    if values["n_kept"] == values["n_tokens"] and color != "n_kept":
+        names.remove("n_kept")
+    columns = [
+        column_of(name, values[name])
+        for name in names
+        if name in ("label", color) or len(set(values[name])) > 1
+    ]
+    if label_names:
+        labels = next((c for c in columns if c.name == "label"), None)
+        shown = with_names(labels.names if labels else (), label_names)
+        columns = [replace(c, names=shown) if c is labels else c for c in columns]
+    return columns
+
+
+def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
+    """Fraction of neighbours with the label of their point, where both have one, and a title.
+
+    A label stands apart if its fraction is at least half way from chance to 1; of labels that all
+    overlap, those a third of the way are named.
+    """
+    layer = split_view(view)[1]
+    title = f"Layer {layer}" if layer.isdigit() else view
+    mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
+    both = label.known[mine] & label.known[theirs] if label else np.zeros(1, np.bool_)
+    if label is None or not both.any():
+        return math.nan, f"{title}: {len(near.indices):,} texts"
+    same = (label.codes[theirs] == label.codes[mine]) & both
+    known = sum(n for number, n in enumerate(label.counts) if number != label.missing)
+    ways: dict[str, float] = {}
+    for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
+        own, chance = label.codes[near.probed] == number, (n - 1) / max(known - 1, 1)
+        if number != label.missing and both[own].any() and chance < 1:
+            ways[shorten(name, 24)] = (same[own].sum() / both[own].sum() - chance) / (1 - chance)
+    return float(same[both].mean()), f"{title}: {_apart_text(ways)}"
+
+
+def _apart_text(ways: Mapping[str, float]) -> str:
+    """Which labels stand apart, in words, from how far each is between chance and 1.
+
+    >>> print(_apart_text({"a": 0.4, "b": 0.1, "c": 0.2}))
+    the 3 labels overlap, a least
+    >>> print(_apart_text({"a": 0.4, "b": 0.6, "c": 0.2}))
+    b stands apart, the other labels overlap
+    """
+    names, many = sorted(ways, key=lambda name: -ways[name]), len(ways)
+    apart = [name for name in names if ways[name] >= 1 / 2]
+    least = [name for name in names if 1 / 3 <= ways[name] < 1 / 2][:3]
+
+    def listed(some: Sequence[str]) -> str:
+        return " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
+
+    together = f"the {many} labels" if many > 2 else listed(names)
+    together = f"the {many} labels" if many > 2 else listed(names)
+    if len(apart) == many:
+        return f"{together} stand apart"
+    if not apart:
+        return f"{together} overlap" + (f", {listed(least)} least" if least and many > 2 else "")
+    if len(apart) <= 3:
+        verb = "stands" if len(apart) == 1 else "stand"
+        return f"{listed(apart)} {verb} apart, the other labels overlap"
+    if many - len(apart) <= 3:
+        return f"all labels stand apart but {listed(names[len(apart) :])}"
+    return f"{len(apart)} of {many} labels stand apart"
+
+
+def _chance(label: Column | None) -> float:
+    """Fraction of pairs of labelled points that have the same label."""
+    counts = label.counts if label else ()
+    known = np.array([n for i, n in enumerate(counts) if label and i != label.missing], np.float64)
+    n = known.sum()
+    return float((known * (known - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
+
+
+def _curve(points: Float32) -> Int64:
+    """An order in which points that follow each other lie together, so that they pack well."""
+    low = points.min(axis=0)
+    scaled = (points - low) / max(float((points.max(axis=0) - low).max()), 1e-12)
+    cells = (scaled * 65_535).astype(np.uint64)
+    for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+        cells = (cells | (cells << np.uint64(shift))) & np.uint64(mask)
+    return np.argsort(cells[:, 0] | (cells[:, 1] << np.uint64(1)), kind="stable").astype(np.int64)
+
+
+def _page(
+    data: VectorData,
+    indices: Int64,
+    content: dict[str, Any],
+    columns: Sequence[Column],
+    drawn: Sequence[_Drawn],
+) -> str:
+    """The page; points stand in it in the order of a curve through the first layout."""
+    order = _curve(drawn[content["start"]].points)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    blocks = {}
+    low = np.min([one.points.min(axis=0) for one in drawn], axis=0)
+    reach = np.max([one.points.max(axis=0) for one in drawn], axis=0) - low
+    size = max(float(reach.max()), 1e-12)
+    content["bounds"] = [0, 0, *(reach / size).tolist()]
+    content["views"] = []
+    for number, one in enumerate(drawn):
+        cells = np.rint((one.points[order] - low) / size * 65_535).astype(np.uint16)
+        blocks[f"points-{number}"] = packed(_planes(cells.ravel(order="F"), 2))
+        apart = place[one.near[order]] - np.arange(len(order))[:, None]
+        blocks[f"near-{number}"] = packed(_planes((apart << 1) ^ (apart >> 63), 3))
+        least, most = float(one.cosines.min()), float(one.cosines.max())
+        step = max(most - least, 1e-9) / 255
+        steps = np.rint((one.cosines[order] - least) / step).astype(np.uint8)
+        blocks[f"cosines-{number}"] = packed(steps.tobytes())
+        view = one.layout
+        about: dict[str, Any] = {"name": view.view, "layer": split_view(view.view)[1] or view.view}
+        about |= {"kept": view.kept, "same": view.same_label, "recall": view.recall}
+        about["title"] = view.title
+        content["views"].append(about | {"least": least, "step": step})
+    content["columns"] = []
+    for number, column in enumerate(columns):
+        is_label = column.kind == "label"
+        numbers = column.codes[order].astype("<u4") if is_label else column.values[order]
+        blocks[f"column-{number}"] = packed(np.ascontiguousarray(numbers).tobytes())
+        content["columns"].append({"name": column.name, "kind": column.kind})
+    blocks["names"] = packed_json([[c.names, c.counts] for c in columns])
+    names = ["row", *(name for name in ("id", "text", "text_pair") if name in data.columns)]
+    values = data.reader.pick(indices[order], names)
+    texts = values.get("text") or [""] * len(order)
+    if pair := values.get("text_pair"):
+        texts = [f"{text}\n{other or ''}" for text, other in zip(texts, pair, strict=True)]
+    blocks["records"] = packed_json({"rows": values["row"], "ids": values["id"]})
+    blocks["texts"] = packed_json(cut_texts(texts, most_bytes=_MOST_BYTES))
+    return render_page("explore", content=content, blocks=blocks)
+
+
+def _planes(values: NDArray[Any], width: int) -> bytes:
+    """The lowest ``width`` bytes of numbers: all first ones, all second ones, and so on."""
+    numbers = values.astype(np.uint64).ravel()
+    planes = [(numbers >> np.uint64(8 * i)).astype(np.uint8).tobytes() for i in range(width)]
+    return b"".join(planes)

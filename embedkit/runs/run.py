@@ -1,0 +1,248 @@
+"""Records of ``run.json``: plain dataclasses, read and written by :mod:`embedkit.runs.folder`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from embedkit.choices import FEATURES, RUN_LEVELS, STORAGES, TASKS
+from embedkit.dataset.format import ModelSettings, Names, VectorOptions, VectorSettings
+from embedkit.display import without_nan
+from embedkit.encoding.tokenizer import TokenizerSettings
+from embedkit.errors import DamagedError
+from embedkit.runs.intervals import Score
+from embedkit.runs.split import SplitSettings
+from embedkit.storage import one_of
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetContent:
+    """The data that a run was made from."""
+
+    fingerprint: str  # of the dataset; for a corpus, of its bytes and columns
+    source: tuple[str, ...]  # SHA-256 of the input files
+    path: str  # from the run's folder to the dataset or corpus
+    model: ModelSettings
+    names: Names
+    pairs: bool
+    vectors: VectorOptions | None = None  # None if the run reads texts
+    storage: Annotated[str, one_of(STORAGES)] | None = None
+    reading: dict[str, Any] | None = None  # of a corpus
+    rejected: dict[str, int] | None = None  # by reason
+    fold_models: bool = False  # the vectors are of the models of a fine-tuned run
+    marked_words: bool = False  # words are marked in the corpus, not divided at white space
+
+    @property
+    def vector_settings(self) -> VectorSettings:
+        """Settings that shaped the vectors of a run on vectors."""
+        if self.vectors is None or self.storage is None:
+            raise DamagedError("run.json does not say how its vectors were made. Make it again.")
+        return VectorSettings.of(self.vectors, model=self.model, storage=self.storage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Cost of a run; ``None`` if unknown."""
+
+    fit_seconds: float | None = None
+    predict_seconds: float | None = None
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    parameters: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestSetContent:
+    """A test set of its own."""
+
+    __test__ = False  # not a class of tests
+
+    source: tuple[str, ...]  # SHA-256 of its files
+    rejected: int
+    seen_texts: int | None  # texts that are also training texts; None without texts
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Parameters of one fit; the model of all folds has neither repeat nor fold."""
+
+    parameters: dict[str, Any] = field(default_factory=dict)
+    slope: float = 1.0  # factor of the coefficients of a logistic regression
+    score: float = float("nan")  # inner score, higher is better; NaN without tuning
+    repeat: int | None = None
+    fold: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedScore(Score):
+    """A score with its interval, and the score of the majority class (regression: the mean)."""
+
+    majority: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """Scores of one class."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int  # number of records with the label
+
+
+@dataclass(frozen=True, slots=True)
+class ViewScore:
+    """A view in a probe."""
+
+    name: str
+    score: Score  # on held-out records
+    control: float  # on the control task: random labels, the same for the same text
+    selectivity: float  # score minus control
+    chosen: int  # number of folds whose inner folds chose it
+    curve: tuple[tuple[int, Score], ...] = ()  # by mean number of training records
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Correlation of a view's cosines with human scores."""
+
+    view: str
+    spearman: Score
+    pearson: Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The content of ``run.json``, of any kind of run."""
+
+    kind: str  # a key of KINDS
+    format_version: int = FORMAT_VERSION
+    versions: dict[str, str]  # of libraries that decide a number
+    command: str | None = None  # command line that made the run
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRun(Run):
+    """A run that fits an estimator to labels in the folds of a split, with its predictions."""
+
+    estimator: str
+    task: Annotated[str, one_of(TASKS)]
+    settings: dict[str, Any]
+    dataset: DatasetContent
+    split: SplitSettings
+    level: Annotated[str, one_of(RUN_LEVELS)] = "sentence"
+    features: Annotated[str, one_of((*FEATURES, "text"))]
+    views: tuple[str, ...]  # side by side; empty if the run reads texts
+    classes: tuple[str, ...]  # by class number; empty for a regression
+    threshold: float | None = None  # probability from which the second of two classes is predicted
+    records: dict[str, int]  # in "folds" and in the "test" set
+    test_set: TestSetContent | None = None
+    scores: dict[str, dict[str, ReportedScore]]  # by subset (cross_validation, test) and metric
+    per_class: dict[str, tuple[ClassScore, ...]] = field(default_factory=dict)  # by subset
+    threshold_metric: str | None = None  # that the threshold was chosen by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRun(PredictionRun):
+    """A run of ``train``; the last choice is the model of all folds."""
+
+    kind: str = "frozen"
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens(TokenizerSettings):
+    """The input of a fine-tuned model: ``pad_id`` fills a batch of its ``type_vocab`` segments."""
+
+    pad_id: int
+    type_vocab: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncated:
+    """Number of records and tokens that were cut at ``limit`` tokens, and of all tokens."""
+
+    records: int
+    tokens: int
+    tokens_all: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochScores:
+    """One epoch; training values are means over its steps, scores are macro-F1 or R²."""
+
+    epoch: float
+    train_loss: float
+    train_accuracy: float | None = None
+    valid_loss: float | None = None
+    valid_accuracy: float | None = None
+    valid_score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneRun(PredictionRun):
+    """A run of ``finetune``."""
+
+    kind: str = "finetuned"
+    head: str
+    precision: str
+    thresholds: tuple[float | None, ...]  # of each fold
+    models: tuple[str, ...]  # folders in model/
+    epochs: tuple[float, ...]  # kept epoch of each model
+    tokens: Tokens
+    truncated: Truncated
+    history: dict[str, tuple[EpochScores, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRun(PredictionRun):
+    """A run of ``probe``; its predictions and scores are of the view chosen inside each fold."""
+
+    kind: str = "probe"
+    metric: str
+    view_scores: tuple[ViewScore, ...]
+    random_weights: dict[str, tuple[float, ...]]  # by view: scores of encoders without training
+
+    @property
+    def nested(self) -> ReportedScore:
+        """Score of the view that inner folds choose, in the metric of the probe."""
+        return self.scores["cross_validation"][self.metric]
+
+    @property
+    def chosen(self) -> ViewScore:
+        """The view that most folds chose."""
+        return max(self.view_scores, key=lambda view: view.chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarityRun(Run):
+    """Results of ``similarity``; ``records`` counts ``pairs``, ``rejected`` and ``truncated``."""
+
+    kind: str = "similarity"
+    corpus: tuple[str, ...]
+    model: str
+    model_sha256: dict[str, str]
+    settings: dict[str, Any]
+    records: dict[str, int]
+    agreement: tuple[Agreement, ...]
+
+
+KINDS: Mapping[str, type[Run]] = {
+    "frozen": TrainRun,
+    "finetuned": FinetuneRun,
+    "probe": ProbeRun,
+    "similarity": SimilarityRun,
+}
+
+
+def as_json(content: Run) -> dict[str, Any]:
+    """Return the content as JSON holds it; NaN becomes ``None``."""
+    result: dict[str, Any] = without_nan(asdict(content))
+    return result

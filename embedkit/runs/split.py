@@ -1,0 +1,632 @@
+"""Folds as data: the assignment of records to folds, made before any model is fitted.
+
+A split is a Parquet file keyed by ``row``. Records with the same text always share a fold, and so
+do records of one group where a group column is given. Texts count as the same when they differ in
+case, width or whitespace only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from embedkit import storage
+from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.dataset.read import (
+    VectorData,
+    has_label,
+    load,
+    records_of_words,
+    source_of,
+    text_keys,
+)
+from embedkit.dataset.texts import read_texts
+from embedkit.errors import (
+    CorpusError,
+    DamagedError,
+    MismatchError,
+    OutputExistsError,
+    UsageError,
+    check_counts,
+    check_seed,
+)
+from embedkit.storage import (
+    Count,
+    Positive,
+    check_columns,
+    check_files,
+    decode,
+    is_sealed,
+    one_of,
+    parse_json,
+    read_table,
+)
+from embedkit.types import Bool, Int64
+
+logger = logging.getLogger(__name__)
+
+
+TEST = -1
+"""Fold number of the test set."""
+
+TRAIN = -2
+"""Fold number of records that are never held out, where there is one fold."""
+
+UNUSED = -3
+"""Fold number of records without a label."""
+
+_KEY = b"embedkit.split"
+UNITS = {
+    "record": "records",
+    "text": "distinct texts",
+    "group": "groups",
+    "group and text": "groups of records, equal texts together",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSettings:
+    """How a split was made."""
+
+    source: tuple[str, ...]  # SHA-256 of the input files, in order
+    folds: Positive  # 1: a fifth of the records is held out, the others are trained on
+    repeats: Annotated[int, Meta(gt=0, le=10_000)]
+    seed: Count
+    stratified: bool
+    test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
+    grouped: bool = False
+    allow_duplicates: bool = False
+    column: str | None = None  # of the corpus, which the folds were taken from
+    unit: Annotated[str, one_of(UNITS)] = "record"  # what is never divided, and resampled
+    fingerprint: str = ""  # of the assignment, where it was made
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Split:
+    """Folds of the records of one input, or of words, which go with their record.
+
+    Attributes:
+        row: ``(n,)`` record numbers, ascending; of words that of each word's record.
+        group: ``(n,)``; records of one number always share a fold.
+        folds: ``(n, repeats)``; :data:`TEST` is the test set and :data:`UNUSED` are records
+            without a label, the same in every repeat; :data:`TRAIN` are never held out.
+        word: ``(n,)`` number of each word in its record; ``None`` of records.
+    """
+
+    row: Int64
+    group: Int64
+    folds: Int64
+    settings: SplitSettings
+    word: Int64 | None = None
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
+        return f"Split({sizes}, {self.repeats} repeats, {len(self.test):,} records in the test set)"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the assignment of records and of the input that they belong to."""
+        digest = hashlib.sha256(json.dumps(self.settings.source).encode())
+        row, first = np.unique(self.row, return_index=True)
+        for array in (row, self.folds[first]):
+            digest.update(np.ascontiguousarray(array, "<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def record(self) -> SplitSettings:
+        """The settings with the fingerprint, as files hold them."""
+        return replace(self.settings, fingerprint=self.fingerprint)
+
+    @property
+    def n_folds(self) -> int:
+        """Number of folds in each repeat."""
+        return int(self.folds.max()) + 1
+
+    @property
+    def repeats(self) -> int:
+        """Number of times that the records were shuffled into folds."""
+        return int(self.folds.shape[1])
+
+    @property
+    def test(self) -> Int64:
+        """Indices of the test set."""
+        return np.flatnonzero(self.folds[:, 0] == TEST)
+
+    @property
+    def in_folds(self) -> Int64:
+        """Indices of all records but the test set, held out or not."""
+        return np.flatnonzero(~np.isin(self.folds[:, 0], (TEST, UNUSED)))
+
+    @property
+    def names(self) -> list[tuple[int, int]]:
+        """Repeat and number of every fold."""
+        return list(product(range(self.repeats), range(self.n_folds)))
+
+    def of_words(self, record: Int64, word: Int64 | None) -> Split:
+        """Return the split of words, by the index of each one's record and its number in it."""
+        return Split(self.row[record], self.group[record], self.folds[record], self.settings, word)
+
+    def fold(self, repeat: int, number: int) -> tuple[Int64, Int64]:
+        """Return train and test indices of one fold."""
+        folds = self.folds[:, repeat]
+        train = ~np.isin(folds, (number, TEST, UNUSED))
+        return np.flatnonzero(train), np.flatnonzero(folds == number)
+
+
+def write_split(split: Split, path: Path) -> None:
+    """Write a split durably; the same split gives the same bytes."""
+    names = ["fold", *(f"fold_{i}" for i in range(1, split.repeats))]
+    columns = {name: split.folds[:, i].astype(np.int16) for i, name in enumerate(names)}
+    table = pa.table({"row": split.row, "group": split.group, **columns})
+    table = table.replace_schema_metadata(
+        {_KEY: json.dumps(asdict(split.record), sort_keys=True).encode()}
+    )
+    storage.make_folder(path.parent)
+    storage.write_parquet(path, table)
+
+
+def read_split(path: Path) -> Split:
+    """Read a split and compare it with its fingerprint."""
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist. Make it with embedkit split.")
+    if is_sealed(path.parent):  # of a run
+        check_files(path.parent, [path.name])
+    table = read_table(path)
+    if _KEY not in (table.schema.metadata or {}):
+        raise UsageError(f"{path} was not written by embedkit split.")
+    content = parse_json(table.schema.metadata[_KEY], file=path)
+    settings = decode(SplitSettings, content, file=path)
+    names = ["fold", *(f"fold_{i}" for i in range(1, settings.repeats))]
+    folds = dict.fromkeys(names, pa.int16())
+    check_columns(table, {"row": pa.int64(), "group": pa.int64(), **folds}, file=path)
+    split = Split(
+        row=table["row"].to_numpy(),
+        group=table["group"].to_numpy(),
+        folds=np.stack([table[n].to_numpy().astype(np.int64) for n in names], axis=1),
+        settings=replace(settings, fingerprint=""),
+    )
+    if split.fingerprint != settings.fingerprint:
+        raise DamagedError(f"{path} is not what was written. Make it again.")
+    return split
+
+
+def split_for(
+    data: VectorData,
+    split: str | Path | Split | None = None,
+    *,
+    column: str | None = None,
+    folds: int,
+    seed: int,
+) -> Split:
+    """Return the fold of every record of a dataset; words are in the fold of their record.
+
+    Vectors that the models of a fine-tuned run made keep the folds of that run: the model of a fold
+    was trained on all others, so that under another split an estimator would be fitted on vectors
+    of models that were trained on its held-out records. Others have the split of a file, or one by
+    a kept column, or a new one.
+    """
+    records = records_of_words(data)
+
+    def labelled() -> Labelled:
+        given = records_of(records)  # of words, labels of their records do not matter
+        return replace(given, labels=None) if data.level == "word" else given
+
+    run = None if data.manifest.job.folds is None else Path(data.manifest.names.model)
+    if column is not None:
+        if split is not None:
+            raise UsageError("pass split= or split_column=, not both.")
+        result = split_by_column(
+            labelled(), records.column(column), column=column, folds=folds, seed=seed
+        )
+        if leaking := leaking_records(result):
+            logger.warning(
+                "%s records have duplicates in another fold of column %r; scores may be inflated "
+                "by leakage",
+                f"{leaking:,}",
+                column,
+            )
+    elif split is None and run is None:
+        result = make_split(labelled(), folds=folds, seed=seed)
+    else:
+        file = Path(run or "") / "split.parquet" if split is None else split
+        if isinstance(file, Path) and split is None and not file.is_file():
+            raise UsageError(
+                f"{data.path} was made by the models of the run {run}, which is not there. "
+                "Pass split= with the split.parquet of that run."
+            )
+        source, name = source_of(data), str(data.path)
+        result = align_split(file, source=source, row=records.row, name=name)
+    if run is not None:
+        own = np.array(records.column("fold"), np.int64)
+        other = int((result.folds != own[:, None]).any(axis=1).sum())
+        if other:
+            raise MismatchError(
+                f"{data.path} holds vectors of the models of {run}, one for each fold; "
+                f"{f'column {column!r}' if column else split} has {other} of its {len(own)} "
+                "records in another fold, where models that were trained on held-out records "
+                "would make the vectors. Leave out split=, or pass the run's own: "
+                f"{run / 'split.parquet'}."
+            )
+    if data.level == "sentence":
+        return result
+    return result.of_words(np.searchsorted(result.row, data.row), data.word)
+
+
+def align_split(
+    file: str | Path | Split, *, source: tuple[str, ...], row: Int64, name: str
+) -> Split:
+    """Return a split of the records ``row`` of ``name``, ascending and of the same input."""
+    split = file if isinstance(file, Split) else read_split(Path(file))
+    advice = f"Make one for it: embedkit split {name} --out FILE."
+    if split.settings.source != source:
+        raise MismatchError(
+            f"{file} was made for other data than {name} (their input files differ). {advice}"
+        )
+    index = np.searchsorted(split.row, row)
+    inside = np.minimum(index, len(split.row) - 1)
+    missing = int((split.row[inside] != row).sum())
+    if missing:
+        raise MismatchError(
+            f"{file} has no fold for {missing} of the {len(row)} records of {name}. {advice}"
+        )
+    return Split(row, split.group[index], split.folds[index], split.settings)
+
+
+_SMALLEST_TEST = 0.01
+_BINS = 10
+_HOLDOUT = 5  # of one fold, a record of so many is held out
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """The records that a split is made of."""
+
+    source: tuple[str, ...]  # SHA-256 of the input files, in order
+    row: Int64  # ascending
+    labels: list[str | None] | None  # as written; None without a label column
+    keys: Sequence[int] | Int64  # text_key of every record
+    groups: list[str | None] | None  # values of the group column
+
+
+def split(
+    source: CorpusLike,
+    *,
+    out: str | Path | None = None,
+    folds: int = 5,
+    test: float = 0.0,
+    repeats: int = 1,
+    seed: int = 0,
+    label: str | None = None,
+    group: str | None = None,
+    allow_duplicates: bool = False,
+    overwrite: bool = False,
+    reading: CorpusOptions | None = None,
+) -> Split:
+    """Assign the records of a dataset or a corpus to folds, and write the assignment.
+
+    Args:
+        source: a dataset that ``extract`` wrote, or a corpus as ``extract`` takes it.
+        out: Parquet file to write, if any.
+        folds: number of folds; 1: a single training, with a fifth of the records held out.
+        test: fraction of the records to hold out as test set, 0.01 to 0.5; 0 for none.
+        repeats: number of times that the records are shuffled into folds.
+        seed: of the shuffle, and of ``sample``.
+        label: column to stratify by; of a dataset it is the one it was made with.
+        group: column whose values must not be divided; of a dataset one that was kept.
+        allow_duplicates: allow records of the same text in different folds.
+        overwrite: replace the file.
+        reading: how a corpus is read; ``label``, ``keep`` and ``seed`` are taken from above.
+
+    Raises:
+        UsageError: a column, count or class cannot be used.
+        OutputExistsError: the file exists.
+
+    Example:
+        >>> split = embedkit.split("vectors", folds=3, test=0.25)
+        >>> split.n_folds, len(split.row), len(split.test)
+        (3, 12, 3)
+    """
+    if out is not None and Path(out).exists() and not overwrite:
+        raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
+    records = _records(source, label, group, reading or CorpusOptions(), seed)
+    result = make_split(
+        records,
+        folds=folds,
+        test=test,
+        repeats=repeats,
+        seed=seed,
+        allow_duplicates=allow_duplicates,
+    )
+    if out is not None:
+        write_split(result, Path(out))
+    return result
+
+
+def make_split(
+    records: Labelled,
+    *,
+    folds: int = 5,
+    test: float = 0.0,
+    repeats: int = 1,
+    seed: int = 0,
+    allow_duplicates: bool = False,
+) -> Split:
+    """Assign records to folds; arguments and errors as for :func:`split`."""
+    check_seed(seed)
+    check_counts(folds=folds, repeats=repeats)
+    if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
+        raise UsageError(
+            f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5, such as 0.2."
+        )
+    known = _labelled(records)
+    if not known.all():
+        some = make_split(
+            _taken(records, known),
+            folds=folds,
+            test=test,
+            repeats=repeats,
+            seed=seed,
+            allow_duplicates=allow_duplicates,
+        )
+        group = np.full(len(known), -1)
+        group[known] = some.group
+        result = np.full((len(known), repeats), UNUSED)
+        result[known] = some.folds
+        return Split(records.row, group, result, some.settings)
+    if len(records.row) < folds:
+        raise UsageError(f"{len(records.row)} records are too few for {folds} folds.")
+    groups = same_text_groups(
+        None if allow_duplicates else records.keys, records.groups, len(records.row)
+    )
+    assigned_to = folds if folds > 1 else _HOLDOUT
+    strata = _strata(records, assigned_to)
+    in_test = np.zeros(len(records.row), bool)
+    if test:
+        part = Fraction(test).limit_denominator(20)
+        if abs(part - test) > test / 10:
+            part = Fraction(1, round(1 / test))
+        assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
+        in_test = assigned < part.numerator
+    unit = "group" if records.groups is not None else ""
+    if not allow_duplicates:
+        unit = f"{unit} and text" if unit else "text"
+    columns = []
+    for repeat in range(repeats):
+        column = np.full(len(records.row), TEST, np.int64)
+        column[~in_test] = assign_folds(
+            strata[~in_test], groups[~in_test], assigned_to, seed=seed + repeat
+        )
+        if folds == 1:
+            column[column > 0] = TRAIN
+        columns.append(column)
+    settings = SplitSettings(
+        source=records.source,
+        folds=folds,
+        test=test,
+        repeats=repeats,
+        seed=seed,
+        stratified=records.labels is not None,
+        grouped=records.groups is not None,
+        allow_duplicates=allow_duplicates,
+        unit=unit or "record",
+    )
+    return Split(records.row, groups, np.stack(columns, axis=1), settings)
+
+
+def split_by_column(
+    records: Labelled, values: Sequence[str | None], *, column: str, folds: int, seed: int
+) -> Split:
+    """Take the folds from a column of the corpus.
+
+    ``test`` marks the test set, every other value a fold. Where only one other value is left, such
+    as ``train``, its records are assigned to ``folds`` folds.
+    """
+    empty = [i for i, value in enumerate(values) if value is None or not str(value).strip()]
+    if empty:
+        raise UsageError(
+            f"split_column={column!r}: row {records.row[empty[0]]} has no value there."
+        )
+    given = np.array([str(value).strip() for value in values], np.str_)
+    in_test = given == "test"
+    used = ~in_test & _labelled(records)
+    names = np.unique(given[used])
+    if not len(names):
+        raise UsageError(f"split_column={column!r}: every record is marked test.")
+    groups = same_text_groups(records.keys, None, len(records.row))
+    result = np.where(in_test, TEST, UNUSED)
+    shuffled = len(names) == 1
+    if shuffled:
+        strata = _strata(_taken(records, used), folds)
+        result[used] = assign_folds(strata, groups[used], folds, seed=seed)
+    else:
+        result[used] = np.searchsorted(names, given[used])
+    settings = SplitSettings(
+        source=records.source,
+        folds=int(result.max()) + 1,
+        repeats=1,
+        seed=seed,
+        stratified=shuffled and records.labels is not None,
+        column=column,
+        unit="text",
+    )
+    return Split(records.row, groups, result[:, None], settings)
+
+
+def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
+    """Return ``(n,)`` fold numbers: strata spread evenly, groups never divided."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    distinct = len(np.unique(groups))
+    if distinct < folds:
+        raise UsageError(f"cannot make {folds} folds from {distinct} distinct texts or groups.")
+    if np.bincount(strata).max() < folds:  # nothing to spread; scikit-learn refuses
+        strata = np.zeros_like(strata)
+    options = {"n_splits": folds, "shuffle": True, "random_state": seed}
+    if distinct == len(groups):
+        subsets = StratifiedKFold(**options).split(strata, strata)
+    else:
+        subsets = StratifiedGroupKFold(**options).split(strata, strata, groups)
+    result = np.empty(len(strata), np.int64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        for number, (_, test) in enumerate(subsets):
+            result[test] = number
+    return result
+
+
+def inner_folds(
+    strata: Int64, groups: Int64, folds: int, *, seed: int
+) -> list[tuple[Int64, Int64]]:
+    """Return train and test indices inside one training subset, groups never divided.
+
+    A group counts as one record of the class of its first: ``StratifiedGroupKFold`` takes longer
+    than a fit, and these folds are made for every one.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    assigned = assign_folds(strata[first], np.arange(len(first)), folds, seed=seed)[group]
+    return [(np.flatnonzero(assigned != i), np.flatnonzero(assigned == i)) for i in range(folds)]
+
+
+def same_text_groups(
+    keys: Sequence[int] | Int64 | None, groups: Sequence[str | None] | None, count: int
+) -> Int64:
+    """Return ``(n,)`` group numbers, equal for records that are connected by texts or groups.
+
+    Two records are connected if they have the same text or the same group, or by a chain of others.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    to: list[int] = []
+    for values in (keys, groups):
+        first: dict[Any, int] = {}
+        for i, value in enumerate(() if values is None else values):
+            known = value is not None and has_label(str(value))
+            to.append(first.setdefault(value, i) if known else i)
+    index = np.arange(count)
+    if not to:
+        return index
+    edges = np.tile(index, len(to) // count), np.array(to, np.int64)
+    graph = coo_array((np.ones(len(to), bool), edges), shape=(count, count))
+    _, component = connected_components(graph, directed=False)
+    return np.asarray(component, np.int64)
+
+
+def leaking_records(split: Split) -> int:
+    """Return how many records of the first repeat have one of their group in another fold."""
+    fold = split.folds[:, 0]
+    _, group = np.unique(split.group[fold != UNUSED], return_inverse=True)
+    fold = fold[fold != UNUSED]
+    lowest = np.full(len(group), fold.max())
+    highest = np.full(len(group), TRAIN)
+    np.minimum.at(lowest, group, fold)
+    np.maximum.at(highest, group, fold)
+    return int((lowest < highest)[group].sum())
+
+
+def records_of(data: VectorData, label: str | None = None, group: str | None = None) -> Labelled:
+    """Return the records of a dataset as a split needs them."""
+    stored = data.manifest.job.input.label
+    if label is not None and label != stored:
+        raise UsageError(
+            f"label={label!r}: {data.path} was made with the label column {stored!r}. "
+            "Split the corpus itself, or extract again with another label."
+        )
+    return Labelled(
+        source=source_of(data),
+        row=data.row,
+        labels=data.column("label") if stored else None,
+        keys=text_keys(data),
+        groups=data.column(group) if group else None,
+    )
+
+
+def _records(
+    source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
+) -> Labelled:
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        if reading.given:
+            name = reading.given[0]
+            raise UsageError(
+                f"{name}={getattr(reading, name)!r} tells how to read a corpus file; "
+                f"{source} is a dataset, whose records are settled."
+            )
+        return records_of(load(Path(source)), label, group)
+    options = replace(reading, label=label, keep=())
+    if reading.sample is not None:
+        options = replace(options, seed=seed)
+    try:
+        data = read_texts(source, replace(options, keep=(group,) if group else ()))
+    except CorpusError as error:
+        raise CorpusError(str(error).replace("keep=", "group=", 1)) from None
+    return Labelled(data.source, data.row, data.labels, data.text_keys(), data.groups)
+
+
+def _labelled(records: Labelled) -> Bool:
+    """True for records with a label, or for all where none has one."""
+    known = np.array([has_label(label) for label in records.labels or ()], bool)
+    return known if known.any() else np.ones(len(records.row), bool)
+
+
+def _taken(records: Labelled, index: Bool) -> Labelled:
+    def some(values: Any) -> Any:
+        return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
+
+    labels, groups = some(records.labels), some(records.groups)
+    keys = some(records.keys)
+    return Labelled(records.source, records.row[index], labels, keys, groups)
+
+
+def _strata(records: Labelled, folds: int) -> Int64:
+    """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
+    if records.labels is None:
+        return np.zeros(len(records.row), np.int64)
+    names, classes, counts = np.unique(
+        np.array(records.labels, np.str_), return_inverse=True, return_counts=True
+    )
+    if len(names) == 1:
+        raise UsageError(f"all {len(classes)} records have the label {str(names[0])!r}.")
+    if counts.min() >= folds:
+        return np.asarray(classes, np.int64)
+    try:
+        values = names.astype(np.float64)
+    except ValueError:
+        values = np.full(len(names), np.nan)
+    if len(names) > 2 and np.isfinite(values).all():
+        return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
+    rare = str(names[np.argmin(counts)])
+    advice = f"Use {counts.min()} folds or fewer, or leave that class out."
+    if counts.min() == 1:
+        advice = "Leave that class out, or join it with another."
+    raise UsageError(
+        f"{len(names)} labels for {len(classes)} records; label {rare!r} has {counts.min()}, fewer "
+        f"than the {folds} folds. {advice}"
+    )
+
+
+def _bins(values: NDArray[np.float64], counts: Int64, smallest: int) -> Int64:
+    """Return a bin for each value: neighbours together until a bin has ``smallest`` records."""
+    result = np.empty(len(values), np.int64)
+    number, size = 0, 0
+    for i in np.argsort(values):
+        if size >= smallest:
+            number, size = number + 1, 0
+        result[i] = number
+        size += counts[i]
+    if size < smallest and number:  # too few are left for a bin of their own
+        result[result == number] = number - 1
+    return result

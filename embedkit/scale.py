@@ -1,0 +1,174 @@
+"""Tasks on worker processes, which are replaced when they are killed.
+
+Nothing here knows what a task does; one that is run again must have the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from embedkit.errors import UsageError
+
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
+
+ATTEMPTS = 3
+"""A task that ends so many processes is given up."""
+
+_of_worker: list[Any] = []  # in a worker: what its tasks share
+
+
+def run_locally(
+    function: Callable[[S, T], R], shared: Sequence[S], tasks: Iterable[T], *, threads: int
+) -> Generator[tuple[T, R | None]]:
+    """Yield tasks and their results in the order in which they end, ``None`` for one given up.
+
+    Args:
+        function: called with what its worker shares, and a task; found by its name in a worker.
+        shared: a value for each worker, which is sent to it once.
+        tasks: begun in this order.
+        threads: of the libraries in each worker.
+
+    An exception of a task is raised here, after the workers were ended.
+    """
+    pools = [_worker(value, threads) for value in shared]
+    todo, ends = deque(tasks), Counter[T]()
+    running: dict[Future[R], tuple[int, T]] = {}
+    idle = list(range(len(pools)))
+    try:
+        while todo or running:
+            while idle and todo:
+                place, task = idle.pop(), todo.popleft()
+                running[pools[place].submit(_call, function, task)] = place, task
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                place, task = running.pop(future)
+                idle.append(place)
+                try:
+                    yield task, future.result()
+                except BrokenProcessPool:
+                    pools[place].shutdown(wait=False)
+                    pools[place] = _worker(shared[place], threads)
+                    ends[task] += 1
+                    if ends[task] < ATTEMPTS:
+                        todo.append(task)
+                    else:
+                        yield task, None
+        for pool in pools:
+            pool.shutdown()
+    finally:
+        for pool in pools:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+
+
+def _worker(shared: Any, threads: int) -> ProcessPoolExecutor:
+    """A pool of one process, so that it is known which task ended it."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(shared, threads))
+
+
+def _begin(shared: Any, threads: int) -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began this one ends it
+    logging.getLogger("embedkit").setLevel(logging.ERROR)  # each would repeat the same notes
+    _of_worker[:] = [shared]
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
+    torch.set_num_threads(threads)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _call(function: Callable[[Any, Any], R], task: Any) -> R:
+    return function(_of_worker[0], task)
+
+
+@contextmanager
+def threads_limited(threads: int) -> Iterator[None]:
+    """Limit the threads of torch."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_on_ray(
+    function: Callable[[S, T], R],
+    shared: S,
+    tasks: Iterable[T],
+    *,
+    workers: int,
+    threads: int,
+    address: str | None = None,
+    gpus: float = 0.0,
+) -> Generator[tuple[T, R | None]]:
+    """As :func:`run_locally`, in the processes of a Ray cluster.
+
+    Args:
+        function: as there; Ray keeps its processes, and so what they have loaded.
+        shared: sent to each machine once.
+        tasks: begun in this order.
+        workers: tasks at a time.
+        threads: of the libraries in each worker, and the cores that Ray counts for it.
+        address: of the cluster; by default ``RAY_ADDRESS``, the one that runs here, or a new one.
+        gpus: GPUs that Ray counts for a worker.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError("engine='ray' needs Ray: pip install 'embedkit[ray]'") from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_calls": 0}
+        begin: Any = ray.remote(max_retries=ATTEMPTS - 1, **options)(_on_ray)
+        value, todo = ray.put(shared), deque(tasks)
+        running: dict[Any, T] = {}
+        while todo or running:
+            while todo and len(running) < workers:
+                task = todo.popleft()
+                running[begin.remote(function, value, task, threads)] = task
+            done, _ = ray.wait(list(running))
+            for reference in done:
+                task = running.pop(reference)
+                try:
+                    yield task, ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+                except ray.exceptions.RaySystemError:
+                    raise
+                except ray.exceptions.RayError:  # its processes were killed
+                    yield task, None
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _on_ray(function: Callable[[S, T], R], shared: S, task: T, threads: int) -> R:
+    import torch
+
+    torch.set_num_threads(threads)
+    return function(shared, task)

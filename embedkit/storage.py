@@ -1,0 +1,515 @@
+"""Atomic creation of output folders, durable files, locks, ``SHA256SUMS``; reading of JSON.
+
+    OUT.incomplete/               the folder while it is written, locked
+    OUT.incomplete/unfinished/    files that only the next attempt needs
+    OUT.incomplete/SHA256SUMS     written last: checksums of all files
+
+One rename makes it ``OUT``. An existing ``OUT`` is first renamed to ``unfinished/replaced`` in the
+new folder, then the new folder gets its name, then the old one is deleted; after a crash in between
+the next command completes this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from uuid import uuid4
+
+import msgspec
+
+from embedkit.errors import (
+    DamagedError,
+    EmbedkitError,
+    LockedError,
+    OutputExistsError,
+    StorageError,
+    first_line,
+)
+from embedkit.machine import usable_cores
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+UNFINISHED = "unfinished"
+"""Folder inside of ``OUT.incomplete`` for what only the next attempt needs."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
+
+_MAKING = threading.RLock()
+_SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+_REPLACED = "replaced"
+_ADVICE = "Make it again."
+
+
+@contextmanager
+def storage_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a :class:`StorageError` that names ``path``.
+
+    ``others`` are errors that a library raises instead of an ``OSError``.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (OSError, *others)):
+            raise
+        number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+        hint = ""
+        if others or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
+            hint += " and run the same command again: what is finished is kept"
+        elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = ". Pass a folder that you may write to as out="
+        message = f"cannot write {path}: {reason or first_line(error)}{hint}."
+        raise StorageError(message) from error
+
+
+def write_durably(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
+    """Write a file atomically and durably: temporary file, fsync, rename, fsync of the folder.
+
+    The temporary file in ``scratch``, a folder on the same file system, has a unique name, so that
+    several processes may write the same file. After an error ``path`` is as before, unless the
+    ``fsync`` of its folder failed.
+    """
+    stem = f"{path.parent.name}-{path.name.removesuffix('.parquet')}"
+    temporary = scratch / f"{stem}.{uuid4().hex[:12]}.partial"
+    with storage_errors(path):
+        try:
+            for left in scratch.glob(f"{glob.escape(stem)}.*.partial"):  # of killed processes
+                with suppress(BlockingIOError, FileNotFoundError), left.open("rb") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that nobody takes it for a leftover
+                _write_all(descriptor, memoryview(data))
+                _sync(descriptor)
+                os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
+            finally:
+                os.close(descriptor)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_path(path.parent)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table as Parquet with page checksums; the same table gives the same bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    write_durably(path, memoryview(sink.getvalue()), scratch=path.parent)
+
+
+def publish_file(source: Path, target: Path) -> None:
+    """Give a finished file its final name; durable when it returns."""
+    with storage_errors(target):
+        _sync_path(source)
+        os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
+        _sync_path(target.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, its parents included, durably; of several threads one does it."""
+    with _MAKING, storage_errors(path):
+        if not path.is_dir():
+            if path.exists():
+                raise StorageError(f"{path} is a file where a folder is needed. Name another one.")
+            make_folder(path.parent)
+            path.mkdir(exist_ok=True)
+            _sync_path(path.parent)
+
+
+def publish_folder(source: Path, target: Path) -> None:
+    """Rename a folder onto a name that does not exist; durable when it returns."""
+    with storage_errors(target):
+        os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
+        _sync_path(target.parent)
+        if source.parent != target.parent:
+            _sync_path(source.parent)
+
+
+def sync_tree(path: Path) -> None:
+    """Sync all files and names in a folder that another library filled."""
+    with storage_errors(path):
+        for inner in sorted(path.rglob("*")):
+            _sync_path(inner)
+        _sync_path(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder that embedkit made, if it exists."""
+    with storage_errors(path):
+        if path.is_dir():
+            shutil.rmtree(path)
+            _sync_path(path.parent)
+
+
+def empty_folder(path: Path) -> None:
+    """Delete the content of a folder that embedkit made."""
+    for inner in path.iterdir():
+        remove_tree(inner) if inner.is_dir() else remove_file(inner)
+
+
+def remove_file(path: Path) -> None:
+    """Delete a file if it exists."""
+    with storage_errors(path):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(folder: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Hold the folder's lock; the kernel frees it at the end.
+
+    A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
+    ``wait`` until it is free.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
+            if not os.path.samestat(os.fstat(descriptor), folder.stat()):
+                raise BlockingIOError  # its holder renamed it before we had the lock
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise LockedError(
+                f"{folder} is being written by another process. Wait for it, or pass another out=."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb", buffering=0) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_place(path: Path) -> None:
+    """Raise a :class:`StorageError` if a path cannot be written; writes nothing."""
+    there = next(place for place in path.absolute().parents if place.exists())
+    if not there.is_dir():
+        raise StorageError(f"cannot write {path}: {there} is a file. Name another place.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise StorageError(f"cannot write {path}: no write permission for {there}.")
+
+
+def tree_bytes(path: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user may still write on the file system of ``path``."""
+    existing = path.resolve()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        written = os.write(descriptor, view[: 1 << 26])
+        view = view[written:]
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:  # some file systems, such as network volumes, do not have it
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def seal(folder: Path, *, leave_out: str | None = None) -> None:
+    """Write ``SHA256SUMS`` of all files of a folder but those of the folder ``leave_out``."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    listed = [name for name in names if name != _SUMS and name.split("/")[0] != leave_out]
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+        digests = pool.map(lambda name: file_sha256(folder / name), listed)
+        write_sums(folder, dict(zip(listed, digests, strict=True)), scratch=folder)
+
+
+def write_sums(folder: Path, sums: Mapping[str, str], *, scratch: Path) -> None:
+    """Write ``SHA256SUMS`` of a folder from SHA-256 in hex by relative path."""
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
+    data = "".join(lines).encode("utf-8", "surrogateescape")
+    write_durably(folder / _SUMS, data, scratch=scratch)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a folder has checksums."""
+    return (folder / _SUMS).is_file()
+
+
+def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
+    """Read ``SHA256SUMS``: SHA-256 in hex by relative path.
+
+    It may be missing or have invalid lines if ``torn``, as in an interrupted job.
+    """
+    file = folder / _SUMS
+    try:
+        lines = file.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError as error:
+        if torn:
+            return {}
+        raise DamagedError(f"{file} cannot be read: {error.strerror}.") from error
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if None in matches and not torn:
+        number = matches.index(None) + 1
+        raise DamagedError(f"{file} is damaged: line {number} is not a valid checksum entry.")
+    return {match[2]: match[1] for match in matches if match is not None}
+
+
+def differing_files(folder: Path, sums: Mapping[str, str]) -> dict[str, str]:
+    """Return a message for each file that is missing or has another checksum, by relative path."""
+
+    def problem(name: str) -> str:
+        try:
+            actual = file_sha256(folder / name)
+        except FileNotFoundError:
+            return f"{folder / name} is missing"
+        except OSError as error:
+            return f"{folder / name} cannot be read: {error.strerror}"
+        if actual == sums[name]:
+            return ""
+        return (
+            f"{folder / name} is damaged: its SHA-256 is {actual[:12]}…, expected "
+            f"{sums[name][:12]}…"
+        )
+
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
+        problems = dict(zip(sums, pool.map(problem, sums), strict=True))
+    return {name: text for name, text in problems.items() if text}
+
+
+def check_files(folder: Path, names: Iterable[str] = ("",), *, advice: str = _ADVICE) -> None:
+    """Compare files with ``SHA256SUMS``; raise a :class:`DamagedError` that ends with ``advice``.
+
+    In ``names`` a folder stands for all of its files, ``""`` for all files.
+    """
+    try:
+        sums = file_sums(folder)
+    except DamagedError as error:
+        raise DamagedError(f"{error} {advice}") from error
+    chosen: dict[str, str] = {}
+    for name in names:
+        inside = f"{name}/" if name else ""
+        listed = {key: sums[key] for key in sums if key == name or key.startswith(inside)}
+        if not listed:
+            raise DamagedError(f"{folder / _SUMS} does not list {name}. {advice}")
+        chosen |= listed
+    for problem in differing_files(folder, chosen).values():
+        raise DamagedError(f"{problem}. {advice}")
+
+
+def incomplete(out: Path) -> Path:
+    """Return the path of a folder before it has its final name."""
+    return out.with_name(out.name + ".incomplete")
+
+
+@contextmanager
+def new_folder(
+    out: Path,
+    *,
+    begin: Callable[[Path], None] | None = None,
+    sealed: bool = True,
+    private: str = UNFINISHED,
+) -> Iterator[Path]:
+    """A locked folder to fill, which replaces ``out`` when the block ends without an error.
+
+    ``begin`` is called with the folder when it is locked; without, it is emptied. Its checksums are
+    written if ``sealed``; the folder ``private`` in it has none, and is deleted at the end.
+    """
+    work = incomplete(out)
+    make_folder(work)
+    with exclusive(work):  # before anything is deleted: another process may be writing
+        for left in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
+            remove_file(left)
+        (begin or empty_folder)(work)
+        yield work
+        if sealed:
+            seal(work, leave_out=private)
+        publish(work, out, private=private)
+
+
+def publish(work: Path, out: Path, *, private: str = UNFINISHED) -> None:
+    """Rename ``work`` to ``out``, and delete the folder that had this name, and ``private``."""
+    if _is_filled(out):
+        make_folder(work / private)
+        publish_folder(out, work / private / _REPLACED)
+    publish_folder(work, out)
+    remove_tree(out / private)
+
+
+def finish_swap(out: Path, is_ours: Callable[[Path], bool], *, private: str = UNFINISHED) -> None:
+    """Complete an interrupted replacement; nothing is touched that is not ``is_ours``."""
+    work = incomplete(out)
+    if _is_filled(work / private / _REPLACED) and not os.path.lexists(out):
+        with exclusive(work):
+            publish_folder(work, out)
+    if (out / private).is_dir() and not out.is_symlink() and is_ours(out):
+        with exclusive(out):
+            remove_tree(out / private)
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) -> None:
+    """Write files that belong together, in order; the last one makes the others count.
+
+    A file with identical content is not a conflict (an earlier run was interrupted).
+    """
+    for path, data in files.items():
+        if path.exists() and not overwrite and (not path.is_file() or path.read_bytes() != data):
+            raise OutputExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
+    for path, data in files.items():
+        make_folder(path.parent)
+        write_durably(path, data, scratch=path.parent)
+
+
+def one_of(choices: Collection[str]) -> msgspec.Meta:
+    """Return the constraint of a string field that has one of these values.
+
+    >>> Annotated[str, one_of(["nfc", "nfkc"])].__metadata__[0].pattern
+    '^(nfc|nfkc)$'
+    """
+    return msgspec.Meta(pattern=f"^({'|'.join(choices)})$")
+
+
+def read_json(
+    file: Path, *, error: type[EmbedkitError] = DamagedError, advice: str = _ADVICE
+) -> Any:
+    """Parse a JSON file; an ``error`` names it and ends with ``advice``."""
+    try:
+        content = file.read_bytes()
+    except OSError as reason:
+        raise error(f"{file} cannot be read: {reason.strerror or reason}. {advice}") from reason
+    return parse_json(content, file=file, error=error, advice=advice)
+
+
+def parse_json(
+    content: bytes, *, file: Path, error: type[EmbedkitError] = DamagedError, advice: str = _ADVICE
+) -> Any:
+    """Parse the JSON of a file; arguments and errors as for :func:`read_json`."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is not valid JSON")
+
+    try:  # not by msgspec, which refuses the names of files that are not UTF-8
+        return json.loads(content.decode("utf-8"), parse_constant=refuse)
+    except (RecursionError, ValueError) as problem:
+        deep = isinstance(problem, RecursionError)
+        reason = "nested too deeply" if deep else first_line(problem)
+        raise error(f"{file} is damaged: not valid JSON ({reason}). {advice}") from problem
+
+
+def decode(kind: type[T], value: Any, *, file: Path, advice: str = _ADVICE) -> T:
+    """Return an instance of a dataclass from parsed JSON, by ``msgspec``.
+
+    ``null`` stands for NaN where a float is expected; other floats are finite. Fields that the
+    dataclass does not have are ignored. A :class:`DamagedError` names the field that is missing,
+    has another type or is out of range, or has the message that the method ``problem`` returns if
+    fields contradict each other.
+    """
+    try:
+        made = msgspec.convert(_with_nan(kind, value), kind)
+        problem = made.problem() if hasattr(made, "problem") else ""
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        problem = first_line(error)
+    if problem:
+        raise DamagedError(f"{file} is damaged: {problem.replace('$.', '')}. {advice}")
+    return made
+
+
+def _with_nan(kind: Any, value: Any) -> Any:
+    """Parsed JSON with NaN for ``null`` where a float is expected."""
+    origin, arguments = get_origin(kind), [a for a in get_args(kind) if a is not NoneType]
+    if kind is float:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value} is out of range")
+        return math.nan if value is None else value
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = _hints(kind)
+        return {k: _with_nan(hints[k], v) if k in hints else v for k, v in value.items()}
+    if origin is tuple and isinstance(value, list):
+        return [_with_nan(arguments[0], item) for item in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: _with_nan(arguments[1], item) for key, item in value.items()}
+    if len(arguments) == 1 and value is not None:  # X | None
+        return _with_nan(arguments[0], value)
+    return value
+
+
+_hints = cache(get_type_hints)
+
+
+def read_table(file: Path, *, advice: str = _ADVICE) -> pa.Table:
+    """Read a Parquet file; its page checksums are compared."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(file, page_checksum_verification=True).read()
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{file} cannot be read: {first_line(error)}. {advice}") from error
+
+
+def check_columns(
+    table: pa.Table,
+    columns: Mapping[str, pa.DataType],
+    *,
+    file: Path,
+    nullable: Collection[str] = (),
+    advice: str = _ADVICE,
+) -> None:
+    """Raise a :class:`DamagedError` if columns are missing, moved, of another type, or hold null.
+
+    The table may have further columns; those named in ``nullable`` may hold null.
+    """
+    names = [name for name in table.column_names if name in columns]
+    problem = "" if names == list(columns) else f"the columns are {names}, not {list(columns)}"
+    for name, kind in () if problem else columns.items():
+        if str(table[name].type).removeprefix("large_") != str(kind):  # as pandas writes
+            problem = f"the column {name!r:.60} holds {table[name].type}, not {kind}"
+        elif table[name].null_count and name not in nullable:
+            problem = f"the column {name!r:.60} holds null"
+    if problem:
+        raise DamagedError(f"{file} is damaged: {problem:.300}. {advice}")

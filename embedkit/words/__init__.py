@@ -1,1 +1,0 @@
-"""Words in context: ``uses`` finds them, ``describe`` compares them, ``wic`` scores pairs."""

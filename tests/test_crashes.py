@@ -1,0 +1,67 @@
+"""A sample of the crash enumeration, all of which ``make crashes`` does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.durable import Disk, Trace, Tree, in_child, install
+from tests.processes import ROOT, environment
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "sample"),
+    [
+        (("extract", "train", "index"), 197),
+        pytest.param(("extract --overwrite", "finetune"), 41, marks=pytest.mark.slow),
+    ],
+)
+def test_a_sample_of_faults_and_power_cuts(scenarios: tuple[str, ...], sample: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.durable", *scenarios, "--sample", str(sample)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def states_of_a_write(folder: Path, *, sync_file: bool, sync_folder: bool) -> list[Tree]:
+    """What a power cut leaves after a file was replaced with some of the ``fsync`` left out."""
+    install()
+    (folder / "name").write_bytes(b"old content")
+    trace = Trace(folder)
+    Disk.active = Disk(folder, trace=trace)
+    with open(folder / "temporary", "wb") as file:  # noqa: PTH123 - as the libraries do
+        file.write(b"new content")
+        file.flush()
+        if sync_file:
+            os.fsync(file.fileno())
+    os.replace(folder / "temporary", folder / "name")  # noqa: PTH105
+    if sync_folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+    return [tree for ended, tree in trace.states() if ended]
+
+
+@pytest.mark.parametrize(
+    ("sync_file", "sync_folder", "possible"),
+    [
+        (True, True, {b"new content"}),
+        (True, False, {b"old content", b"new content"}),
+        (False, True, {b"", b"new c", b"new content"}),
+    ],
+)
+def test_a_missing_fsync_is_noticed(
+    tmp_path: Path, sync_file: bool, sync_folder: bool, possible: set[bytes]
+) -> None:
+    action = partial(states_of_a_write, tmp_path, sync_file=sync_file, sync_folder=sync_folder)
+    states = in_child(action)()
+    assert {tree["name"] for tree in states} == possible

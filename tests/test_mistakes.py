@@ -1,0 +1,161 @@
+"""What people type first, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import embedkit
+from embedkit.choices import EXPORTS
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import OutputExistsError, UsageError
+from tests.finetune_fixtures import tuned
+from tests.processes import command
+from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+
+TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad bus"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Corpora, and a dataset of each that is one."""
+    where = tmp_path_factory.mktemp("mistakes")
+    objects = [{"text": t, "labels": {"label": i % 2}} for i, t in enumerate(TEXTS)]
+    (where / "array.json").write_text(json.dumps(objects), "utf-8")
+    (where / "header.tsv").write_text("id\ttext\n", "utf-8")
+    (where / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
+    (where / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
+    write_tsv(where / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
+    with loading_quickly():
+        for name, label in (("rare", "label"), ("array", None)):
+            corpus = where / f"{name}.{'tsv' if label else 'json'}"
+            embedkit.extract(corpus, out=where / name, label=label, model=str(tiny_model()))
+        yield where
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "told"),
+    [
+        ("extract array.json --label labels.label --dry-run", 0, "would write"),
+        ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
+        ("extract header.tsv", 2, "header.tsv has no records"),
+        ("extract same.tsv --out same", 0, "39 records repeat an earlier id"),
+        ("train array --out r", 2, "--label COLUMN"),
+        ("train rare --out r --folds 2", 2, "8 labels for 8 records"),
+        ("extract rare.tsv --model models/nothere", 2, "no such folder"),
+        ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
+        ("extract rare.tsv --pooling average", 2, "mean"),
+        ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
+        ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
+        ("extract", 2, "See embedkit extract --help."),
+    ],
+)
+def test_what_is_told(
+    folder: Path, typed: str, code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shlex
+
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = shlex.split(typed)
+    if words[0] in ("extract", "similarity", "search") and "--model" not in words and words[1:]:
+        words += ["--model", str(tiny_model())]
+    done = command(*words, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert told in " ".join((done.stdout + done.stderr).split())
+    if code:
+        assert done.stderr.splitlines()[-1].startswith("embedkit: ") or "\n" not in done.stderr
+
+
+def test_a_frame_is_no_list_of_texts() -> None:
+    with pytest.raises(TypeError, match="'text'"):
+        load_quickly(str(tiny_model())).encode(pd.DataFrame({"text": TEXTS}))
+
+
+def test_labels_are_numbers_where_all_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "load", load_quickly)
+    kinds = {"i": (["0", "12"], [0, 12]), "f": (["1.5", "2"], [1.5, 2]), "U": (["007", "1"], None)}
+    for kind, (labels, values) in kinds.items():
+        rows = [{"text": text, "label": label} for text, label in zip("ab", labels, strict=True)]
+        data = embedkit.load(
+            embedkit.extract(rows, out=tmp_path / kind, model=str(tiny_model())).out
+        )
+        assert data.y.dtype.kind == kind
+        assert data.y.tolist() == (values or labels)
+        assert data.labels.tolist() == labels
+
+
+@pytest.fixture(scope="module")
+def partly(folder: Path) -> Path:
+    """Every fourth record has no label, and is marked ``test``."""
+    rows = [
+        {"id": i, "text": f"{TEXTS[i % 8]} {i}", "label": None if i % 4 == 3 else i % 2}
+        | {"part": "test" if i % 4 == 3 else "train"}
+        for i in range(40)
+    ]
+    pd.DataFrame(rows).astype({"label": "Int64"}).to_csv(folder / "partly.csv", index=False)
+    embedkit.extract(
+        folder / "partly.csv", out=folder / "partly", keep=["part"], model=str(tiny_model())
+    )
+    return folder / "partly"
+
+
+def test_records_without_a_label_are_left_out(
+    partly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+    rows = np.arange(40)
+    known, unknown = rows[rows % 4 != 3].tolist(), rows[rows % 4 == 3].tolist()
+    made = embedkit.split(partly, out=tmp_path / "s.parquet", folds=3)
+    assert made.in_folds.tolist() == known
+    same = embedkit.split(partly.with_suffix(".csv"), folds=3, label="label")
+    assert same.fingerprint == made.fingerprint
+    embedkit.train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
+    assert "10 of 40 records have no label" in caplog.text
+    embedkit.train(partly, out=tmp_path / "b", split_column="part", folds=3)
+    tuned(partly.with_suffix(".csv"), tmp_path / "c", split=tmp_path / "s.parquet", epochs=1)
+    for name in "abc":
+        found = pd.read_parquet(tmp_path / name / "predictions.parquet")
+        tested = found["fold"] == "test"
+        assert sorted(found["row"][~tested]) == known
+        assert found["row"][tested].tolist() == (unknown if name == "b" else [])
+        assert found["y_true"][tested].isna().all()
+    again = embedkit.extract(
+        partly.with_suffix(".csv"), out=tmp_path / "again", model=str(tmp_path / "c")
+    )
+    assert len(embedkit.load(again.out)) == 40
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
+    import faiss
+    import lance
+
+    data, out = embedkit.load(partly), tmp_path / f"out.{to}"
+    done = command("export", partly, "--to", to, "--out", out, cwd=tmp_path)
+    assert "40 rows × 16" in done.stdout
+    if to == "npy":
+        found = np.load(out)
+    elif to == "csv":
+        table = pd.read_csv(out)
+        assert table["text"].tolist() == data.text
+        found = table[[f"v{i}" for i in range(16)]].to_numpy(np.float32)
+    elif to == "lance":
+        table = lance.dataset(str(out)).to_table()
+        assert table["text"].to_pylist() == data.text
+        found = np.array(table["vector"].to_pylist(), np.float32)
+    else:
+        index = faiss.read_index(str(out))
+        found = np.stack([index.reconstruct(row) for row in data.row.tolist()])
+    assert np.allclose(found, data.X, rtol=1e-6)
+    with pytest.raises(OutputExistsError, match="out"):
+        data.export(out, to=to)
+    data.export(out, to=to, overwrite=True)
+    with pytest.raises(UsageError, match="to='xlsx'"):
+        data.export(tmp_path / "other", to="xlsx")

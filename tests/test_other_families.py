@@ -1,0 +1,100 @@
+"""Decoders, and encoders of which nothing is known here: every layer of every token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as st
+from tokenizers import ByteLevelBPETokenizer
+
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import describe_model
+from embedkit.errors import ModelError
+from tests.models import _TOKENIZERS, TEXTS, distance, save_model
+
+SOME = [text for text in TEXTS if text]
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {"num_key_value_heads": 1},
+    "mistral": {"num_key_value_heads": 1, "sliding_window": 8, "head_dim": 12},
+    "qwen3": {"num_key_value_heads": 1, "head_dim": 12},
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "t5": {"d_kv": 12, "d_ff": 40, "decoder_start_token_id": 0},
+    "bart": {"encoder_layers": 3, "decoder_layers": 1, "d_model": 24, "encoder_ffn_dim": 40,
+             "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+    "longformer": {"attention_window": [8, 8, 8], "max_position_embeddings": 162},
+    "rembert": {"input_embedding_size": 16},
+}  # fmt: skip
+
+
+def build(family: str, folder: Path) -> Path:
+    """A random model of 3 layers; the tokenizers of decoders add nothing and pad on the left."""
+    if family in DECODERS:
+        trained = ByteLevelBPETokenizer()
+        trained.train_from_iterator(TEXTS, 360, special_tokens=["<pad>"], show_progress=False)
+        tokenizer: Any = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=trained._tokenizer,
+            pad_token="<pad>",
+            padding_side="left",
+            model_max_length=160,
+        )
+    else:
+        tokenizer = _TOKENIZERS["xlm-roberta" if family in ("t5", "rembert") else "roberta"]()
+    tokenizer.save_pretrained(folder)
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    more = {**DECODERS, **ENCODERS}[family]
+    save_model(folder, family, bos_token_id=0, eos_token_id=2, **ids, **more)
+    return folder
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+def test_every_layer_of_every_token(family: str, tmp_path: Path) -> None:
+    folder = build(family, tmp_path)
+    encoder = Encoder(folder, device="cpu")
+    ours = encoder.encode_tokens(SOME, layers="all")
+    plain = transformers.AutoModel.from_pretrained(folder).eval()
+    if plain.config.is_encoder_decoder:
+        plain = plain.get_encoder()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    last, start = [], 0
+    for text in SOME:
+        encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=160)
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        with torch.inference_mode():
+            states = plain(**inputs, output_hidden_states=True).hidden_states
+        stop = start + inputs["input_ids"].shape[1]
+        for layer, wanted in enumerate(states):
+            assert distance(ours.vectors[str(layer)][start:stop], wanted[0]).max() <= 1e-5
+        last.append(states[-1][0, -1].numpy())
+        start = stop
+    assert {len(values) for values in ours.vectors.values()} == {start}
+    assert len(ours.vectors) == encoder.n_layers + 1 == 4
+    assert distance(encoder.encode(SOME, pooling="last_token"), np.stack(last)).max() <= 1e-5
+    assert describe_model(str(folder)).n_layers == 3
+    if family in DECODERS:
+        for pooling in ("cls", "pooler"):
+            with pytest.raises(ModelError, match=f"pooling='{pooling}'"):
+                encoder.encode(SOME, pooling=pooling)
+        assert not encoder.encode("").any()  # no tokens at all
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_a_decoder_for_sentences(family: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding: the last token, padding on the left, a prompt."""
+    transformer = st.Transformer(str(build(family, tmp_path / "plain")))
+    steps = [transformer, st.Pooling(24, "lasttoken"), st.Normalize()]
+    prompts = {"query": "Instruct: search\nQuery:", "document": ""}
+    model = SentenceTransformer(modules=steps, prompts=prompts, device="cpu")
+    model.save(str(tmp_path / "model"))
+    encoder = Encoder(tmp_path / "model", device="cpu")
+    for name in (None, "query"):
+        ours = encoder.encode(SOME, prompt_name=name)
+        wanted = model.encode(SOME, prompt_name=name, batch_size=1)
+        assert distance(ours, wanted).max() <= 1e-6

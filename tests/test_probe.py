@@ -1,0 +1,125 @@
+"""Probes: learning curves, controls and the majority see training records only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit.classifiers import probe as probing
+from embedkit.classifiers import tuning
+from embedkit.classifiers.probe import probe
+from embedkit.runs.predictions import Target, growing_order
+from embedkit.runs.split import Split, split_for, write_split
+from tests.store_fixtures import loading_quickly, tiny_model
+from tests.test_report import corpus_of
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("probe")
+    with loading_quickly():
+        embedkit.extract(
+            corpus_of(folder / "c.tsv", 90),
+            out=folder / "data",
+            layers="0,2",
+            pooling=["cls", "mean"],
+            model=str(tiny_model()),
+        )
+        yield folder / "data"
+
+
+def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, tmp_path: Path) -> None:
+    names = ["mean_0", "cls_2", "mean_2"]
+    options: dict[str, Any] = {"folds": 3, "learning_curve": True}
+    together = probe(data, out=tmp_path / "all", view=names, threads=2, **options)
+    for name, view in zip(names, together.content.view_scores, strict=True):
+        alone = probe(data, out=tmp_path / name, view=name, threads=1, **options)
+        single = alone.content.view_scores[0]
+        assert (view.name, view.score, view.control) == (name, single.score, single.control)
+        assert view.curve == single.curve
+
+
+def test_every_fit_is_on_training_records(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of learning curves too: no fit has a record of the fold that it is scored on."""
+    fitted: list[set[int]] = []
+    honest = tuning.fit
+
+    def recording(X: Any, target: Any, split: Split, train: Any, *rest: Any, **more: Any) -> Any:
+        fitted.append(set(train.tolist()))
+        return honest(X, target, split, train, *rest, **more)
+
+    monkeypatch.setattr(probing, "fit", recording)
+    result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, threads=1, learning_curve=True)
+    split = split_for(embedkit.load(data), None, folds=3, seed=0)
+    folds = [set(split.fold(0, fold)[0].tolist()) for fold in range(3)]
+    assert len(fitted) == 3 * 5
+    for number, records in enumerate(fitted):
+        assert records <= folds[number // 5]  # one fold after the other, in one thread
+    sizes = [records for records, _ in result.content.view_scores[0].curve]
+    assert sizes == [6, 12, 24, 42, 60]
+
+
+def test_a_curve_ends_at_the_score_of_the_view(data: Path, tmp_path: Path) -> None:
+    content = probe(data, out=tmp_path / "p", folds=2, learning_curve=True).content
+    assert len(content.view_scores) == 4
+    for view in content.view_scores:
+        *few, last = (point for _, point in view.curve)
+        assert (last.value, last.low, last.high) == pytest.approx(
+            (view.score.value, view.score.low, view.score.high)
+        )
+        for point in few:
+            assert point.low <= point.value <= point.high
+
+
+def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path) -> None:
+    """Each fold has more of the class that the other has less of: the majority is mostly wrong."""
+    loaded = embedkit.load(data)
+    made = split_for(loaded, None, folds=2, seed=0)
+    y = np.asarray(loaded.labels) == "1"
+    folds = np.where(np.random.default_rng(0).random(len(y)) < 0.25, ~y, y).astype(np.int64)
+    settings = made.settings
+    group = np.arange(len(y))
+    write_split(Split(made.row, group, folds[:, None], settings), tmp_path / "s.parquet")
+    content = probe(data, out=tmp_path / "p", view="mean_2", split=tmp_path / "s.parquet").content
+    expected = []
+    for fold in (0, 1):
+        inside = y[folds != fold]
+        expected += (y[folds == fold] == (inside.mean() > 0.5)).tolist()
+    assert content.nested.majority == pytest.approx(np.mean(expected))
+    assert content.nested.majority < 0.4
+
+
+def test_few_records_of_a_curve_are_of_all_classes() -> None:
+    y = np.repeat([0, 1, 2], [150, 40, 10])
+    target = Target(y, ("a", "b", "c"))
+    train = np.arange(1, 200)
+    for seed in range(3):
+        order = growing_order(train, target, seed=seed)
+        assert np.array_equal(np.sort(order), train)
+        assert set(y[order[:3]]) == {0, 1, 2}
+        for n in range(3, len(order)):
+            expected = np.bincount(y[train]) * n / len(train)
+            assert np.abs(np.bincount(y[order[:n]], minlength=3) - expected).max() <= 2
+    values = Target(np.arange(200.0), ())
+    assert sorted(growing_order(train, values, seed=0)) == list(train)
+
+
+def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
+    """A tenth of its training records may be two."""
+    with loading_quickly():
+        embedkit.extract(
+            corpus_of(tmp_path / "c.tsv", 30), out=tmp_path / "data", model=str(tiny_model())
+        )
+        for seed in (0, 1):
+            options: dict[str, Any] = {"folds": 3, "threads": 1, "seed": seed}
+            found = probe(
+                tmp_path / "data", out=tmp_path / f"probe{seed}", learning_curve=True, **options
+            )
+            assert [len(view.curve) for view in found.content.view_scores] == [5]

@@ -1,0 +1,108 @@
+"""The library as it is used in a notebook: frames, results as paths, default names, short views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import embedkit
+from embedkit.errors import OutputExistsError, UsageError
+from tests.finetune_fixtures import TINY, corpus_of, predictions
+from tests.store_fixtures import quick, tiny_model  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("quick", "inside")
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> pd.DataFrame:
+    return pd.read_csv(corpus_of(tmp_path / "reviews.tsv"), sep="\t")
+
+
+def extracted(frame: pd.DataFrame, **options: Any) -> Any:
+    return embedkit.extract(frame, model=str(tiny_model()), **options)
+
+
+def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
+    """Each call takes the frame, or the result of the call before it."""
+    data = extracted(frame)
+    assert data.out == Path("dataframe.vectors")
+    split = embedkit.split(frame, folds=3)
+    runs: list[Any] = [embedkit.train(data, split=split, threads=1)]
+    runs.append(embedkit.train(data, split=split, features="tfidf", threads=1, tune=False))
+    runs.append(embedkit.finetune(frame, split=split, **{**TINY, "epochs": 1}))
+    probe = embedkit.probe(data, split=split, threads=1)
+    names = [str(run.out) for run in (*runs, probe)]
+    assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "cls", "probe")]
+    table = embedkit.compare([*runs, probe]).table  # type: ignore[list-item]
+    assert len(table.rows) >= 3
+    assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
+    with pytest.raises(OutputExistsError, match="logreg"):
+        embedkit.train(data)
+    with pytest.raises(TypeError, match="'epoch'"):
+        embedkit.finetune(frame, out="no", epoch=1)
+
+
+def test_a_corpus_is_extracted_before_it_is_fitted(
+    frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run is that of the dataset with the same name, and the options of reading count."""
+    extracted(frame.drop(columns="label").assign(stars=frame["label"]), label="stars")
+    made: list[Any] = []
+    real = embedkit.extract
+
+    def tiny(*arguments: Any, **options: Any) -> Any:
+        made.append(real(*arguments, model=str(tiny_model()), **options))
+        return made[-1]
+
+    monkeypatch.setattr("embedkit.dataset.extract.extract", tiny)
+    renamed = frame.rename(columns={"label": "stars"})[["text", "id", "stars"]]
+    reading = embedkit.CorpusOptions(label="stars")
+    first = embedkit.train(renamed, reading=reading, threads=1, folds=3)
+    assert made[0].was_complete
+    again = embedkit.train("dataframe.vectors", out="again", threads=1, folds=3)
+    pd.testing.assert_frame_equal(predictions(first.out), predictions(again.out))
+    assert embedkit.probe(renamed, reading=reading, threads=1, folds=3).content.views
+    tuned = embedkit.finetune(renamed, label="stars", **{**TINY, "epochs": 1})
+    assert len(tuned.content.classes) == 2
+    with pytest.raises(TypeError, match=r"finetune\(\).*'lable'"):
+        embedkit.finetune(renamed, lable="stars")
+    with pytest.raises(UsageError, match="group='nobody'"):
+        embedkit.split(renamed, label="stars", group="nobody")
+    texts = {"a": ["good", "bad", "home"], "b": ["good", "home", "bus"], "s": [5, 1, 2]}
+    columns: dict[str, Any] = {"text": "a", "text_pair": "b", "score": "s", "layers": "-1"}
+    pairs = embedkit.similarity(pd.DataFrame(texts), model=str(tiny_model()), **columns)
+    assert pairs.cosines["mean_2"][0] == pytest.approx(1)
+
+
+def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
+    data = extracted(frame, words="mean")
+    run = embedkit.train(data, threads=1, folds=3)
+    shown = [data, run, embedkit.split(data), embedkit.probe(data, threads=1, folds=3)]
+    shown += embedkit.Searcher(data, device="cpu").texts(["good"], k=2)
+    shown += [embedkit.info(data), embedkit.index(data, kind="flat")]
+    shown += [embedkit.words(data, "good"), embedkit.explore(data, method="pca")]
+    shown += embedkit.words(data, "good", sense="label")  # type: ignore[arg-type]
+    for result in shown:
+        assert "\n" not in repr(result)
+        assert len(repr(result)) < 600, type(result)
+    score = run.content.scores["cross_validation"]["accuracy"].value
+    assert f"{100 * score:.1f}" in repr(run)
+    page = run._repr_html_()
+    assert page.count("<tr>") == 1 + len(run.content.scores["cross_validation"])
+    assert shown[3]._repr_html_().count("<tr>") == 1 + len(shown[3].content.view_scores)
+    hits = embedkit.Searcher(data, device="cpu").texts(["<b>good"], k=2)[0]._repr_html_()
+    assert hits.count("<tr>") == 3
+    assert "<b>" not in hits
+    assert embedkit.info(run) == embedkit.info(run.out)  # type: ignore[arg-type]
+    assert Path("dataframe.vectors.explore.html").is_file()
+    two = embedkit.words(["the movie was good", "good bus"], "good", model=str(tiny_model()))
+    assert np.shape(two.cosines) == (2, 2)  # type: ignore[union-attr]

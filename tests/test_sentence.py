@@ -1,0 +1,186 @@
+"""The sentence vector as a checkpoint defines it: sentence-transformers is the oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as st
+
+import embedkit
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.encoder import Encoder
+from embedkit.errors import ModelError, UsageError
+from tests.models import TEXTS, distance
+
+SOME = [*TEXTS[:9], *TEXTS[10:]]
+PROMPTS = {"query": "search: ", "document": ""}
+KINDS: dict[str, dict[str, Any]] = {
+    "bge": {"family": "bert", "pooling": "cls", "unit": True, "prompts": PROMPTS},
+    "e5": {
+        "family": "xlm-roberta",
+        "pooling": "mean",
+        "unit": True,
+        "prompts": PROMPTS,
+        "default": "query",
+    },
+    "dense": {"family": "bert", "pooling": "mean", "dense": [(40, torch.nn.Tanh(), True)]},
+    "gemma": {
+        "family": "roberta",
+        "pooling": "mean",
+        "dense": [(40, torch.nn.Identity(), False), (24, torch.nn.Identity(), False)],
+        "unit": True,
+        "prompts": PROMPTS,
+    },
+    "max": {"family": "electra", "pooling": "max"},
+    "last": {"family": "bert", "pooling": "lasttoken", "unit": True},
+    "modernbert": {"family": "modernbert", "pooling": "mean", "unit": True, "prompts": PROMPTS},
+}
+
+
+def made(kind: str, tiny: Callable[[str], Path], folder: Path) -> SentenceTransformer:
+    """A checkpoint of a kind, as sentence-transformers saves it."""
+    given = KINDS[kind]
+    torch.manual_seed(3)
+    transformer = st.Transformer(str(tiny(given["family"])))
+    width = transformer.get_embedding_dimension()
+    steps: list[Any] = [transformer, st.Pooling(width, given["pooling"])]
+    for size, activation, bias in given.get("dense", ()):
+        steps.append(st.Dense(width, size, bias=bias, activation_function=activation))
+        width = size
+    steps += [st.Normalize()] if given.get("unit") else []
+    model = SentenceTransformer(
+        modules=steps,
+        prompts=given.get("prompts"),
+        default_prompt_name=given.get("default"),
+        device="cpu",
+    )
+    model.save(str(folder))
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_are_those_of_sentence_transformers(
+    kind: str, tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]
+) -> None:
+    theirs = made(kind, tiny, tmp_path / "model")
+    encoder = Encoder(tmp_path / "model", device="cpu")
+    wanted = theirs.encode(SOME)
+    assert distance(encoder.encode(SOME), wanted).max() <= 1e-6
+    assert distance(encoder.encode(SOME[3])[None], wanted[3:4]).max() <= 1e-6
+    stored = embedkit.extract(SOME, out=tmp_path / "out", model=str(tmp_path / "model"))
+    assert distance(embedkit.load(stored.out).X, wanted).max() <= 1e-6
+    (view,) = stored.manifest.job.vectors.views
+    assert (view == "sentence") == ("dense" in KINDS[kind])
+    assert sum("defines them" in note for note in notes) == (kind != "max")
+    if "prompts" in KINDS[kind]:
+        for name in PROMPTS:
+            ours = encoder.encode(SOME, prompt_name=name)
+            assert distance(ours, theirs.encode(SOME, prompt_name=name)).max() <= 1e-6
+        with pytest.raises(UsageError, match="prompt='q'"):
+            encoder.encode(SOME, prompt_name="q")
+
+
+def test_options_override_the_definition(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    made("e5", tiny, tmp_path / "model")
+    given: dict[str, Any] = {"model": str(tmp_path / "model"), "prefix": ""}
+    encoder, plain = Encoder(tmp_path / "model"), Encoder(tiny("xlm-roberta"))
+    assert encoder.encode(SOME, pooling="max", prefix="") == pytest.approx(
+        plain.encode(SOME, pooling="max"), abs=1e-6
+    )
+    for options in ({"pooling": "mean"}, {"layers": "0,-1"}, {"normalize": False}):
+        out = tmp_path / min(options)
+        embedkit.extract(SOME, out=out, **given, **options)
+        assert pytest.approx(plain.encode(SOME), abs=1e-6) == embedkit.load(out, "mean_-1").X
+    with pytest.raises(UsageError, match="prompt='query'"):
+        embedkit.extract(SOME, out=tmp_path / "x", **given, prompt="query")
+
+
+def test_earlier_names_of_poolings(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    theirs = made("bge", tiny, tmp_path / "model")
+    legacy = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True}
+    legacy["pooling_mode_mean_tokens"] = False
+    (tmp_path / "model/1_Pooling/config.json").write_text(json.dumps(legacy))
+    modules = tmp_path / "model/modules.json"
+    kinds = json.loads(modules.read_text())
+    for kind in kinds:
+        kind["type"] = f"sentence_transformers.models.{kind['type'].rpartition('.')[2]}"
+    modules.write_text(json.dumps(kinds))
+    ours = Encoder(tmp_path / "model").encode(SOME)
+    assert distance(ours, theirs.encode(SOME)).max() <= 1e-6
+
+
+UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "LayerNorm": ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}),
+    "Own": ("modules.json", {"type": "own.Own"}),
+    "weightedmean": ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}),
+    "cls and mean": ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}),
+    "prompt": ("1_Pooling/config.json", {"include_prompt": False}),
+    "2_Normalize": ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}),
+    "lower case": ("sentence_bert_config.json", {"do_lower_case": True}),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_computed_is_refused_by_name(
+    name: str, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    made("bge", tiny, tmp_path / "model")
+    file, change = UNKNOWN[name]
+    path = tmp_path / "model" / file
+    path.parent.mkdir(exist_ok=True)
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    if isinstance(content, list):
+        content[2] |= change
+    else:
+        content |= change
+    path.write_text(json.dumps(content))
+    encoder = Encoder(tmp_path / "model")
+    assert name in encoder.checkpoint.definition.problem
+    for call in (encoder.encode, lambda texts: encoder.encode_views(texts, ["sentence"])):
+        with pytest.raises(ModelError, match=name):
+            call(SOME)
+    with pytest.raises(ModelError, match=name):
+        embedkit.extract(SOME, out=tmp_path / "out", model=str(tmp_path / "model"))
+    assert encoder.encode(SOME, pooling="mean").shape == (len(SOME), 24)
+
+
+def test_damaged_weights_of_a_module(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    made("dense", tiny, tmp_path / "model")
+    file = tmp_path / "model/2_Dense/model.safetensors"
+    before = find_checkpoint(tmp_path / "model").sha256
+    file.write_bytes(file.read_bytes()[:-8])
+    assert find_checkpoint(tmp_path / "model").sha256 != before
+    with pytest.raises(ModelError, match="2_Dense"):
+        Encoder(tmp_path / "model")
+
+
+def test_fewer_dimensions(tiny: Callable[[str], Path], tmp_path: Path, notes: list[str]) -> None:
+    theirs = made("dense", tiny, tmp_path / "model")
+    wanted = theirs.encode(SOME, truncate_dim=8)
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    encoder = Encoder(tmp_path / "model")
+    options: dict[str, Any] = {"model": str(tmp_path / "model")}
+    assert distance(encoder.encode(SOME, dims=8), wanted).max() <= 1e-6
+    embedkit.extract(SOME, out=tmp_path / "out", dims=8, **options)
+    assert distance(embedkit.load(tmp_path / "out").X, wanted).max() <= 1e-6
+    assert sum("Matryoshka" in note for note in notes) == 1
+    with pytest.raises(UsageError, match="dims=41"):
+        embedkit.extract(SOME, out=tmp_path / "x", dims=41, **options)
+
+
+def test_one_text_tensors_and_similarity(tiny_bert: Path) -> None:
+    encoder = Encoder(tiny_bert)
+    X = encoder.encode(SOME)
+    assert np.array_equal(encoder.encode(SOME[0]), X[0])
+    tensor = encoder.encode(SOME, convert_to_tensor=True)
+    assert torch.equal(tensor.cpu(), torch.from_numpy(X))
+    cosines = encoder.similarity(tensor[:2], X)
+    assert cosines.shape == (2, len(SOME))
+    assert np.diag(cosines) == pytest.approx(1)

@@ -1,0 +1,281 @@
+"""Files and folders appear whole or not at all; locks belong to processes; JSON becomes records."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pytest
+
+from embedkit import storage
+from embedkit.errors import DamagedError, LockedError, OutputExistsError, StorageError
+from embedkit.storage import (
+    UNFINISHED,
+    Count,
+    check_columns,
+    check_files,
+    decode,
+    finish_swap,
+    new_folder,
+    one_of,
+    read_json,
+    write_files,
+)
+from tests.processes import environment
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
+    storage.write_durably(tmp_path / "x", b"0123456789" * 10, scratch=tmp_path)
+    assert (tmp_path / "x").read_bytes() == b"0123456789" * 10
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second writer has its own temporary file; that of a killed one is deleted."""
+    (tmp_path / f"{tmp_path.name}-x.0123.partial").write_bytes(b"torn")
+    real = os.replace
+    names: list[str] = []
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", real)
+        names.extend(p.name for p in tmp_path.iterdir())
+        storage.write_durably(tmp_path / "x", b"second", scratch=tmp_path)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    storage.write_durably(tmp_path / "x", b"first", scratch=tmp_path)
+    assert len(names) == 1
+    assert "0123" not in names[0]
+    assert (tmp_path / "x").read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_publishing_never_replaces_a_filled_folder(tmp_path: Path) -> None:
+    for name in ("new", "full"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    with pytest.raises(StorageError, match="not empty"):
+        storage.publish_folder(tmp_path / "new", tmp_path / "full")
+    assert (tmp_path / "full/full").exists()
+    storage.publish_folder(tmp_path / "new", tmp_path / "free")
+    assert (tmp_path / "free/new").exists()
+    storage.remove_tree(tmp_path / "free")
+    assert not (tmp_path / "free").exists()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from embedkit.storage import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_one_process_holds_a_folder_until_it_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, env=environment()
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(LockedError, match="another process") as caught:
+            storage.exclusive(tmp_path).__enter__()
+        assert caught.value.exit_code == 7
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    with storage.exclusive(tmp_path):
+        pass
+
+
+def test_a_folder_renamed_by_its_holder_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out.incomplete"
+    folder.mkdir()
+    real = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        folder.rename(tmp_path / "out")
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(LockedError, match="another process"):
+        storage.exclusive(folder).__enter__()
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+def make(out: Path, content: str) -> None:
+    with new_folder(out) as work:
+        (work / "file").write_text(content)
+        if content == "half":
+            raise ValueError(content)
+
+
+def test_the_old_or_the_new(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make(out, "old")
+    with pytest.raises(ValueError, match="half"):
+        make(out, "half")
+    assert (out / "file").read_text() == "old"
+    make(out, "new")
+    assert (out / "file").read_text() == "new"
+    check_files(out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in out.iterdir()) == ["SHA256SUMS", "file"]
+
+
+@pytest.mark.parametrize("function", ["publish_folder", "remove_tree", "make_folder"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_was_cut_short_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
+) -> None:
+    """Wherever the process ends, the next command goes on from a whole folder."""
+    out = tmp_path / "out"
+    make(out, "old")
+    real: Callable[..., object] = getattr(storage, function)
+    calls: list[object] = []
+
+    def stop(*args: Path) -> object:
+        calls.append(args)
+        if len(calls) > number:
+            raise Stop
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, function, stop)
+        try:
+            make(out, "new")
+        except Stop:
+            assert out.is_dir() or (tmp_path / "out.incomplete").is_dir()
+    finish_swap(out, lambda _: True)
+    assert (out / "file").read_text() in ("old", "new")
+    assert not (out / UNFINISHED).exists()
+    make(out, "newer")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (out / "file").read_text() == "newer"
+
+
+def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
+    notes = tmp_path / "out" / UNFINISHED / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    finish_swap(tmp_path / "out", lambda _: False)
+    assert notes.read_text() == "mine"
+
+
+def test_files_that_belong_together(tmp_path: Path) -> None:
+    files = {tmp_path / "figures/a.svg": b"a", tmp_path / "page.html": b"page"}
+    write_files(files, overwrite=False)
+    write_files(files, overwrite=False)  # as after an interruption
+    (tmp_path / "figures/a.svg").write_bytes(b"mine")
+    (tmp_path / "page.html").unlink()
+    with pytest.raises(OutputExistsError, match=r"a\.svg exists\. Choose another name"):
+        write_files(files, overwrite=False)
+    assert not (tmp_path / "page.html").exists()
+    write_files(files, overwrite=True)
+    assert (tmp_path / "figures/a.svg").read_bytes() == b"a"
+
+
+FILE = Path("x/run.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    score: float
+    rows: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    name: Annotated[str, one_of(("a", "b"))]
+    inner: tuple[Inner, ...] = ()
+    by_name: dict[str, Inner] = field(default_factory=dict)
+    limit: float | None = None
+    anything: Any = None
+
+    def problem(self) -> str:
+        return "limit: below 0" if self.limit is not None and self.limit < 0 else ""
+
+
+def test_a_record_of_records() -> None:
+    value = {
+        "name": "b",
+        "inner": [{"score": 1}, {"score": None, "rows": 3}],
+        "by_name": {"x": {"score": 0.5, "other": "ignored"}},
+        "anything": [{"a": None}],
+    }
+    outer = decode(Outer, value, file=FILE)
+    assert outer.inner[0] == Inner(1.0)
+    assert math.isnan(outer.inner[1].score)
+    assert outer.inner[1].rows == 3
+    assert outer.by_name == {"x": Inner(0.5)}
+    assert outer.limit is None
+    assert outer.anything == [{"a": None}]
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({}, "name"),
+        ({"name": "c"}, "name"),
+        ({"name": "a", "inner": {}}, "inner"),
+        ({"name": "a", "inner": [{"score": "1"}]}, r"inner\[(0|\.\.\.)\]\.score"),
+        ({"name": "a", "inner": [{"score": 1, "rows": -1}]}, "rows"),
+        ({"name": "a", "inner": [{"score": 1, "rows": True}]}, "rows"),
+        ({"name": "a", "inner": [{"score": 1, "rows": 2**63}]}, "rows"),
+        ({"name": "a", "inner": [{"score": math.inf}]}, "inf"),
+        ({"name": "a", "limit": -1}, "limit"),
+        ([], "array"),
+        (None, "null"),
+    ],
+)
+def test_other_values_are_refused(value: Any, named: str) -> None:
+    with pytest.raises(DamagedError, match=rf"x/run\.json is damaged: .*{named}.*Again\.$"):
+        decode(Outer, value, file=FILE, advice="Again.")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b'{"a": NaN}', b"[Infinity]", 99_999 * b"[", b"{} x"]
+)
+def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"x\.json is damaged"):
+        read_json(file)
+    file.unlink()
+    with pytest.raises(DamagedError, match=r"x\.json cannot be read"):
+        read_json(file)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"row": pa.array([1])},
+        {"row": pa.array([1]), "id": pa.array([1])},
+        {"id": pa.array(["a"]), "row": pa.array([1])},
+        {"row": pa.array([None], pa.int64()), "id": pa.array(["a"])},
+    ],
+)
+def test_other_columns_are_refused(table: dict[str, pa.Array]) -> None:
+    columns = {"row": pa.int64(), "id": pa.string()}
+    good = pa.table({"row": pa.array([1]), "more": pa.array([2]), "id": pa.array(["a"])})
+    check_columns(good, columns, file=FILE)
+    with pytest.raises(DamagedError, match="column"):
+        check_columns(pa.table(table), columns, file=FILE)

@@ -1,0 +1,196 @@
+"""Fine-tuning on the labels of words: the head of transformers, its loss, and whole entities."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from seqeval.metrics import f1_score  # type: ignore[import-untyped]
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+import embedkit
+from embedkit.corpus import CorpusOptions
+from embedkit.encoding.checkpoint import find_checkpoint
+from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
+from embedkit.errors import UsageError
+from embedkit.finetuning.model import build_model, padded, predict_logits, read_model
+from embedkit.finetuning.options import WORDS
+from embedkit.predict import Predictor
+from embedkit.runs.metrics import Entities
+from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
+from embedkit.runs.split import read_split
+from tests.finetune_fixtures import TINY, finetuned
+from tests.store_fixtures import loading_quickly, tiny_model
+from tests.test_heads import plain_of
+from tests.test_word_runs import extract
+from tests.word_fixtures import write_treebank
+
+UPOS = CorpusOptions(word_label="upos")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A treebank, its word vectors, a split with a test set, a frozen and a fine-tuned tagger."""
+    folder = tmp_path_factory.mktemp("tagging")
+    bank = write_treebank(folder / "bank.conllu", 60)
+    with loading_quickly():
+        extract(bank, folder / "vectors")
+    split = folder / "split.parquet"
+    embedkit.split(bank, folds=3, test=0.2, out=split)
+    embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen", threads=1)
+    tuned(bank, folder / "tuned", split=split, epochs=20, learning_rate=2e-2)
+    return folder
+
+
+def tuned(corpus: Any, out: Path, **settings: Any) -> Any:
+    given = {"reading": UPOS} if Path(corpus).suffix == ".conllu" else {}
+    return embedkit.finetune(corpus, out=out, level="word", **TINY | given | settings)
+
+
+def predicted(run: Path) -> Predictions:
+    return read_predictions(run, finetuned(run).classes)
+
+
+def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
+    """The words and folds are those of the vectors, so that compare takes both runs."""
+    found, split = predicted(made / "tuned"), read_split(made / "split.parquet")
+    stored = embedkit.load(made / "vectors", level="word")
+    order = np.lexsort((stored.word, stored.row))
+    both = np.lexsort((found.word, found.row))
+    assert np.array_equal(found.row[both], stored.row[order])
+    assert np.array_equal(found.word[both], stored.word[order])
+    assert [found.classes[i] for i in found.y[both]] == stored.column("label")
+    assert np.array_equal(found.fold, split.folds[np.searchsorted(split.row, found.row), 0])
+    table = embedkit.compare([made / "frozen", made / "tuned"]).table
+    assert table.level == "word"
+    score = finetuned(made / "tuned").scores["cross_validation"]["accuracy"]
+    assert score.value > 0.8 > score.majority  # the tag follows from the word
+
+
+def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"split": made / "split.parquet", "epochs": 1}
+    tuned(made / "bank.conllu", tmp_path / "a", **given)
+    tuned(made / "vectors", tmp_path / "b", **given)
+    files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
+    assert files[0] == files[1]
+    tuned(made / "bank.conllu", tmp_path / "c", folds=2, epochs=1, test=made / "bank.conllu")
+    found = predicted(tmp_path / "c").take(predicted(tmp_path / "c").test)
+    texts = embedkit.load(made / "vectors").text
+    words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
+    proba = [list(word.prediction.proba.values()) for some in words for word in some]
+    assert np.allclose(proba, found.proba, atol=1e-6)
+
+
+def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -> None:
+    embedkit.export(made / "tuned", fold=0, out=tmp_path / "plain")
+    plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "plain").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    words = ["the", "movie", "was", "badly", "a"]  # bad ##ly
+    batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    first = [batch.word_ids().index(i) for i in range(len(words))]
+    with torch.inference_mode():
+        expected = plain(**batch).logits[0, first].softmax(-1).numpy()
+    ours = read_model(made / "tuned/model/fold-0")
+    loaded = load_tokenizer(find_checkpoint(str(tiny_model())))
+    texts = loaded.encode([" ".join(words)], settings=TokenizerSettings(24), offsets=True)
+    proba = ours.outputs(predict_logits(ours, texts, pad_id=0)).numpy()
+    assert np.abs(proba - expected).max() < 1e-6
+    assert plain.config.id2label == dict(enumerate(finetuned(made / "tuned").classes))
+
+
+@pytest.mark.parametrize("on_long", ["truncate", "window"])
+def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
+    """As with the label -100 on all others; in windows each word is taken from one of them."""
+    checkpoint = find_checkpoint(str(tiny_model()))
+    tokenizer = load_tokenizer(checkpoint)
+    settings = TokenizerSettings(10, on_long, 3)
+    given = ["the movie badly rained", "a bus " * 9, "good"]
+    texts = tokenizer.encode(given, settings=settings, offsets=True)
+    model = build_model(plain_of(checkpoint), seed=1, head=WORDS, n_outputs=3).eval()
+    batch = padded(texts, tokenizer.pad_id)
+    count = len(batch["places"])
+    assert count == (4 + 18 + 1 if on_long == "window" else 4 + 8 + 1)
+    labels = torch.arange(count) % 3
+    with torch.no_grad():
+        hidden = model.encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+        logits = model.classifier(hidden)
+        everywhere = torch.full(batch["input_ids"].shape, -100)
+        everywhere.view(-1)[batch["places"]] = labels
+        assert (batch["attention_mask"].view(-1)[batch["places"]] == 1).all()
+        expected = torch.nn.functional.cross_entropy(logits.view(-1, 3), everywhere.view(-1))
+        # in the order of the words, as transformers has it, in one window
+        order = everywhere.view(-1)[everywhere.view(-1) != -100]
+        assert on_long == "window" or torch.equal(order, labels)
+        result = model(**batch, labels=labels)
+        assert torch.allclose(result.loss, expected, atol=1e-6)
+        assert torch.allclose(predict_logits(model, texts, pad_id=0), result.logits, atol=1e-5)
+
+
+def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:
+    draw = random.Random(1)
+    classes = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+    assert Entities.known_by(classes)
+    assert not Entities.known_by((*classes, "NOUN"))
+    assert not Entities.known_by(("O",))
+    sizes = [draw.randint(1, 9) for _ in range(60)]
+    row = np.repeat(np.arange(60), sizes)
+    y, guess = (np.array([draw.randrange(5) for _ in row]) for _ in range(2))
+    guess = np.where(np.random.default_rng(0).random(len(row)) < 0.7, y, guess)
+    word = np.concatenate([np.arange(size) for size in sizes])
+    found = Predictions(
+        row=row,
+        ids=tuple(map(str, row)),
+        group=row,
+        fold=np.zeros_like(row),
+        repeat=np.zeros_like(row),
+        y=y,
+        proba=np.eye(5)[guess],
+        y_pred=guess,
+        classes=classes,
+        word=word,
+    )
+    metric = metrics_of(found)["entity_f1"]
+    ends = np.cumsum(sizes)[:-1]
+    true, told = (
+        [[classes[i] for i in part] for part in np.split(tags, ends)] for tags in (y, guess)
+    )
+    assert metric.value(len(row)) == pytest.approx(f1_score(true, told), abs=1e-12)
+    weights = np.random.default_rng(2).integers(0, 3, 60)  # whole sentences, some of them twice
+    again = [
+        [s for s, n in zip(some, weights, strict=True) for _ in range(n)] for some in (true, told)
+    ]
+    assert metric(weights[row][None].astype(float))[0] == pytest.approx(f1_score(*again), abs=1e-12)
+
+
+def test_what_cannot_be_tagged(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="word_label="):
+        tuned(made / "bank.conllu", tmp_path / "x", reading=CorpusOptions())
+    with pytest.raises(UsageError, match="head="):
+        tuned(made / "bank.conllu", tmp_path / "x", head="mean")
+    with pytest.raises(UsageError, match="predict_words"):
+        Predictor(made / "tuned", device="cpu").predict(["a"])
+
+
+def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
+    """Its vector is that of the same words given as a span; what is no span is rejected."""
+    texts = ["the movie was badly good", "i was home", "a bus", "it rained", "good bus home"]
+    frame = pd.DataFrame({"text": texts, "start": [14, 6, 2, 7, 5], "end": [24, 10, 5, 7, 99]})
+    frame["kind"] = ["ADJ", "NOUN", "NOUN", "X", "X"]
+    given: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "layers": "0,2"}
+    data = embedkit.extract(frame, out=tmp_path / "v", model=str(tiny_model()), **given)
+    assert data.manifest.totals.rejected_by_reason == {"bad_span": 2}
+    words = embedkit.load(data.out, level="word", view="2")
+    assert words.text == ["badly good", "home", "bus"]
+    assert words.column("label") == ["ADJ", "NOUN", "NOUN"]
+    encoder = embedkit.Encoder.load(str(tiny_model()), device="cpu")
+    for text, start, end, vector in zip(texts, frame["start"], frame["end"], words.X, strict=False):
+        tokens = encoder.encode_tokens([text], layers="2")
+        inside = (tokens.start < end) & (tokens.end > start) & ~tokens.special
+        assert np.allclose(tokens.X[inside].mean(0), vector, atol=1e-6)
+    with pytest.raises(UsageError, match="spans="):
+        CorpusOptions(spans=["start"])
