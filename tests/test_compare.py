@@ -467,7 +467,10 @@ def test_cost_is_taken_over(tmp_path: Path) -> None:
     assert (together.fit_seconds, together.predict_seconds, together.size_bytes) == (5, 30, 2_000)
 
 
-def test_the_answer_comes_first_in_few_lines(tmp_path: Path) -> None:
+def test_the_answer_comes_first_in_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     paths, _, _ = random_runs(tmp_path, [f"run{i}" for i in range(12)], n=60, test=10)
     lines = invoke("compare", *paths).output.splitlines()
     assert len(lines) <= 15
