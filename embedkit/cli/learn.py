@@ -96,20 +96,8 @@ def split(
             f"  never divided: {UNITS[result.settings.unit]} ({groups:,})"
         )
 
-    data = {
-        "out": str(out),
-        "records": records,
-        "groups": groups,
-        "folds": sizes,
-        "unit": result.settings.unit,
-        "fingerprint": result.fingerprint,
-    }
-    return Result(data, text)
-
-
-def _run_of(source: Path, method: str) -> Path:
-    """The folder of a run that has no ``--out``."""
-    return Path("runs", f"{source.resolve().stem}-{method}")
+    data = {"out": str(out), "records": records, "groups": groups, "folds": sizes}
+    return Result(data | {"unit": result.settings.unit, "fingerprint": result.fingerprint}, text)
 
 
 @command(
@@ -163,13 +151,9 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     of a corpus file one is made first, with the default settings of extract.
     """
     from embedkit.classifiers.train import train as fit
-    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.cli.run_text import result_of
 
-    method = settings["estimator"] or {"classification": "logreg"}.get(settings["task"], "ridge")
-    method = "tfidf" if settings["features"] == "tfidf" else method.rpartition(":")[2]
-    settings["out"] = settings["out"] or _run_of(dataset, method)
-    result = fit(dataset, view=names_of(view), progress=progress, **settings)
-    return Result(run_data(result), lambda: run_text(result))
+    return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
 
 
 @command(
@@ -208,11 +192,9 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     encoders.
     """
     from embedkit.classifiers.probe import probe as run
-    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.cli.run_text import result_of
 
-    settings["out"] = settings["out"] or _run_of(dataset, "probe")
-    result = run(dataset, view=names_of(view), progress=progress, **settings)
-    return Result(run_data(result), lambda: run_text(result))
+    return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
 
 
 @command(
@@ -309,14 +291,10 @@ def finetune(
     extract wrote, whose texts and labels are used. Run the same command again to resume an
     interrupted run. embedkit.finetune in Python has further options.
     """
-    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.cli.run_text import result_of
     from embedkit.finetuning.run import finetune as run
 
-    settings["out"] = settings["out"] or _run_of(corpus, "finetuned")
-    result = run(corpus, reading=reading, seed=seed, progress=progress, **settings)
-    return Result(
-        run_data(result), lambda: run_text(result), code=EXIT_REJECTS if result.rejected else 0
-    )
+    return result_of(run(corpus, reading=reading, seed=seed, progress=progress, **settings))
 
 
 _SHOWN = 3
@@ -474,8 +452,6 @@ def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool)
 )
 def compare(
     runs: tuple[Path, ...],
-    metric: str | None,
-    min_difference: float | None,
     report: Path | None,
     write_blend: Path | None,
     blend: str,
@@ -483,6 +459,7 @@ def compare(
     submission: str | None,
     overwrite: bool,
     progress: ProgressCallback,
+    **settings: Any,
 ) -> Result:
     """Compare runs: a verdict, scores, differences, cost.
 
@@ -497,7 +474,7 @@ def compare(
         given = "--answers are" if answers else "--submission is"
         raise UsageError(f"{given} blended into a file; name it with --write-blend.")
     columns = parse_submission(submission)
-    compared = calculate(runs, metric=metric, min_difference=min_difference, progress=progress)
+    compared = calculate(runs, progress=progress, **settings)
     written: list[str] = []
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
@@ -579,12 +556,11 @@ def _score_heading(metric: str) -> str:
 
 
 def comparison_text(table: Comparison) -> str:
-    """Return scores, differences and cost for a terminal."""
+    """Return all scores, differences and costs, each table below its title."""
     return "\n".join(_blocks(table))
 
 
 def _blocks(table: Comparison) -> Iterator[str]:
-    """All scores, differences and costs, each table below its title."""
     from embedkit.comparison.recommendation import input_text
 
     name = "words" if table.level == "word" else "records"

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
+from embedkit.cli.command import Result
 from embedkit.cli.text import (
     asked_for_all,
     count_text,
@@ -21,6 +22,7 @@ from embedkit.cli.text import (
 )
 from embedkit.display import bytes_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
+from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
 from embedkit.runs.predictions import headline_metric
 from embedkit.runs.run import (
@@ -44,9 +46,10 @@ _SUBSETS = {"cross_validation": "held-out", "test": "test"}
 _CLASSES = 6
 
 
-def run_data(result: RunResult[Any]) -> dict[str, Any]:
-    """Return the content of a new run with its folder, as plain data."""
-    return {"out": str(result.out), **as_json(result.content)}
+def result_of(result: RunResult[Any]) -> Result:
+    """Return what a command prints of a new run."""
+    data = {"out": str(result.out), **as_json(result.content)}
+    return Result(data, lambda: run_text(result), code=EXIT_REJECTS if result.rejected else 0)
 
 
 def run_text(result: RunResult[Any]) -> str:
