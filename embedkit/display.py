@@ -12,14 +12,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich.cells import cell_len as columns
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 MINUS = "\N{MINUS SIGN}"
 TYPED_IN = "EMBEDKIT_TYPED_IN"
 """Environment variable of stages: the folder in which ``embedkit run`` was typed."""
 
 _CELL, _HTML_ROWS = 100, 100
+
+columns = cell_len
+"""Width of a text in columns; East Asian characters take two."""
 
 HARMLESS = "\n\t\u200c\u200d"
 """Control characters that are printed: line ends, tabs, joiners of emoji and words."""

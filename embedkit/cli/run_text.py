@@ -240,8 +240,9 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
             "control": metric_text(view.control, metric),
         }
         if untrained := random.get(view.name):
-            sd = stdev(untrained) if len(untrained) > 1 else math.nan
-            row["never trained"] = _spread(untrained, sd, metric)
+            row["never trained"] = metric_text(mean(untrained), metric)
+            if len(untrained) > 1:
+                row["never trained"] += f" ±{metric_text(stdev(untrained), metric)}"
         rows.append(row)
     if not rows:  # a line for each pooling, a column for each layer
         layers = dict.fromkeys(split_view(view.name)[1] or "–" for view in views)
@@ -262,12 +263,6 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     yield f"chosen: {', '.join(chosen)}"
 
 
-def _spread(values: Sequence[float], sd: float, metric: str) -> str:
-    """A mean with its standard deviation, if it is known."""
-    text = metric_text(mean(values), metric)
-    return text if math.isnan(sd) else f"{text} ±{metric_text(sd, metric)}"
-
-
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     if content.command and asked_for_all():
         yield "command", content.command
@@ -281,7 +276,6 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         times = f", {split.repeats} times" if split.repeats > 1 else ""
         folds = f"{count_text(split.folds, 'fold')}{times}, {''.join(kinds)}seed {split.seed}"
         yield "split", f"{folds} ({split.fingerprint[:12]})"
-    if isinstance(content, PredictionRun):
         test = f" and {content.records['test']:,} to test" if content.records["test"] else ""
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
         more = ", …" if len(shown) < len(content.classes) else ""
@@ -318,12 +312,11 @@ def _rows(content: PredictionRun) -> str:
 
 def _cost(content: Run) -> str:
     cost = content.cost
+    known = []
     if cost.seconds is not None:
-        known = [duration_text(cost.seconds)]
-    else:  # folds are fitted side by side, so that it adds up to more than has passed
-        known = (
-            [] if cost.fit_seconds is None else [f"{duration_text(cost.fit_seconds)} of fitting"]
-        )
+        known.append(duration_text(cost.seconds))
+    elif cost.fit_seconds is not None:  # of folds side by side: more than has passed
+        known.append(f"{duration_text(cost.fit_seconds)} of fitting")
     if cost.parameters is not None:
         known.append(f"{cost.parameters:,} parameters")
     if cost.peak_memory_bytes is not None:
