@@ -63,8 +63,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the named command."""
-        others = [h for h in _LOGGER.handlers if not isinstance(h, _Notes)]
-        _LOGGER.handlers[:] = [*others, _Notes()]
+        kept = [handler for handler in _LOGGER.handlers if not isinstance(handler, _Notes)]
+        _LOGGER.handlers[:] = [*kept, _Notes()]
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
         ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj
