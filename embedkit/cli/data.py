@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from embedkit.dataset.info import DatasetInfo
     from embedkit.dataset.shards import ExtractPlan
     from embedkit.dataset.verify import Verification
-    from embedkit.encoding.model import ModelInfo, ModuleInfo
+    from embedkit.encoding.model import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -359,7 +359,7 @@ def _dataset_text(info: DatasetInfo) -> str:
 
 
 def _model_text(model: ModelInfo) -> str:
-    """A checkpoint with its module tree."""
+    """A checkpoint with its modules."""
     pooler = "yes" if model.has_pooler else "no (--pooling pooler is refused)"
     lines = [
         f"{model.name}: {model.architecture}, {model.n_layers} layers, {model.width} wide",
@@ -375,19 +375,8 @@ def _model_text(model: ModelInfo) -> str:
         f"  missing    {_names_text(model.missing)}",
         f"  unused     {_names_text(model.unused)}",
     ]
-    modules = [module for module in model.modules if asked_for_all() or module.depth <= 1]
-    lines += [_module_line(module) for module in modules[: None if asked_for_all() else 2]]
-    lines += [] if asked_for_all() else ["all modules: --all"]
+    lines += [model.modules if asked_for_all() else "all modules: --all"]
     return "\n".join(lines)
-
-
-def _module_line(module: ModuleInfo) -> str:
-    kind = module.kind if module.count == 1 else f"{module.count} × {module.kind}"
-    shapes = ", ".join(f"{n} {' × '.join(map(str, s))}" for n, s in module.shapes.items())
-    each = " each" if module.count > 1 else ""
-    count = f"{module.parameters:,}{each}" if module.parameters else ""
-    line = f"  {'  ' * module.depth}{module.name} ({kind})"
-    return f"{line:<46} {count:>17}  {shapes}".rstrip()
 
 
 def _names_text(names: Sequence[str]) -> str:

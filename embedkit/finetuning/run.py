@@ -35,7 +35,6 @@ from embedkit.encoding.tokenizer import (
     TextTokenizer,
     TokenizedTexts,
     TokenizerSettings,
-    check_max_length,
     choose_max_length,
     load_tokenizer,
     note_if_spelled_out,
@@ -176,7 +175,8 @@ def finetune(
             f"device={device!r}: training runs on the first CUDA device. Choose another one by "
             f"CUDA_VISIBLE_DEVICES={where.index} and device='cuda'."
         )
-    precision = choose_precision(options.precision, where)
+    fp32_on_cpu = None if options.precision == "auto" else options.precision
+    precision = choose_precision(fp32_on_cpu, where)
     if precision == "int8" or (precision == "fp16" and where.type == "cpu"):
         raise UsageError(f"precision={precision!r} cannot train here; use fp32 or bf16.")
     quiet_transformers()
@@ -202,7 +202,6 @@ def finetune(
             seed=options.seed,
         )
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    check_max_length(checkpoint, options.max_length)
     frozen = str(options.freeze_layers)
     if frozen.isdigit() and int(frozen) > checkpoint.n_layers:
         raise UsageError(f"freeze_layers={frozen}: the encoder has {checkpoint.n_layers} layers.")
