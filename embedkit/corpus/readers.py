@@ -40,6 +40,7 @@ from embedkit.corpus.sources import (
     check_encoding,
     first_bytes,
     has_surrogate,
+    row,
     too_long,
 )
 from embedkit.errors import CorpusError
@@ -55,19 +56,12 @@ _BYTES_OF = {
 _ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
-def _check_names(
-    names: Sequence[str],
-    path: Path,
-    advice: str = "Rename one, or skip the header line: header=False, with column numbers.",
-) -> None:
-    seen: dict[str, int] = {}
+def _check_names(names: Sequence[str], path: Path) -> None:
+    first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
     for position, name in enumerate(names, 1):
-        if name in seen:
-            raise CorpusError(
-                f"{path}: columns {seen[name]} and {position} are both named {name[:100]!r}. "
-                f"{advice}"
-            )
-        seen[name] = position
+        if first[name] < position:
+            both = f"columns {first[name]} and {position} are both named {name[:100]!r}"
+            raise CorpusError(f"{path}: {both}. Rename one.")
 
 
 class ColumnarTable(Table):
@@ -86,7 +80,7 @@ class ColumnarTable(Table):
             self._types = dict(_nested(schema))
         except _ERRORS as error:
             raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
-        _check_names(self.columns, path, advice="Rename one.")
+        _check_names(self.columns, path)
 
     @abstractmethod
     def _open(self) -> pa.Schema:
@@ -135,15 +129,10 @@ class ColumnarTable(Table):
         """Raise a :class:`CorpusError` for a nested or binary column, and for a text of numbers."""
         kind = self._types[name]
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if role in ("text", "text_pair") and not (is_string(inner) or pa.types.is_null(inner)):
-            raise CorpusError(
-                f"{self.path}: column {name!r} is {kind}; a text must be a string. Name another "
-                f"column with {role}=, or convert it first."
-            )
-        if pa.types.is_nested(inner) or is_bytes(inner):
-            raise CorpusError(
-                f"{self.path}: column {name!r} is {kind}; a string, a number or a date is needed."
-            )
+        needed = "a string" if role else "a string, a number or a date"
+        is_text = is_string(inner) or pa.types.is_null(inner)
+        if (role and not is_text) or pa.types.is_nested(inner) or is_bytes(inner):
+            raise CorpusError(f"{self.path}: column {name!r} is {kind}; {needed} is needed.")
 
 
 class ParquetTable(ColumnarTable):
@@ -180,11 +169,7 @@ class ArrowTable(ColumnarTable):
 
     def _open(self) -> pa.Schema:
         self._file = pa.OSFile(str(self.path))
-        try:
-            return self._reader().schema
-        except BaseException:
-            self._file.close()
-            raise
+        return self._reader().schema
 
     def _reader(self, columns: Sequence[int] = ()) -> Any:
         self._file.seek(0)
@@ -223,10 +208,8 @@ class SheetTable(Table):
         try:
             import python_calamine
         except ImportError as error:
-            raise CorpusError(
-                f"{path} is a workbook. Read it with pip install python-calamine, or save the "
-                "sheet as CSV (UTF-8)."
-            ) from error
+            advice = "pip install python-calamine, or save it as CSV (UTF-8)"
+            raise CorpusError(f"{path} is a workbook: {advice}.") from error
         self.path, self._done = path, 0
         try:
             with python_calamine.load_workbook(path) as book:
@@ -239,7 +222,7 @@ class SheetTable(Table):
         self.columns = names[: len(names) - next((i for i, n in enumerate(names[::-1]) if n), 0)]
         if not self.columns:
             raise CorpusError(f"{path}: its first sheet is empty.")
-        _check_names(self.columns, path, advice="Rename one.")
+        _check_names(self.columns, path)
 
     @property
     def fraction(self) -> float:
@@ -252,9 +235,9 @@ class SheetTable(Table):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the chosen columns of every row that is not empty."""
         places = [self.columns.index(name) for name in names]
-        for number, row in enumerate(self._rows[self._first + 1 :], self._first + 2):
+        for number, values in enumerate(self._rows[self._first + 1 :], self._first + 2):
             self._done = number
-            cells = [_sheet_cell(cell) for cell in row]
+            cells = [_sheet_cell(cell) for cell in values]
             if not any(cells):
                 self.blank += 1
                 continue
@@ -287,14 +270,12 @@ def _cells(column: pa.Array) -> list[bytes | NotText | None]:
 
 
 def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
-    cells: list[Cell] = []
-    for value in values:
-        try:
-            cells.append(value.decode("utf-8") if isinstance(value, bytes) else value)
-        except UnicodeDecodeError as error:
-            raw = value[:200] if isinstance(value, bytes) else b""
-            return BadRow(None, None, 0, "invalid_encoding", f"utf-8: {error.reason}", raw)
-    return Row(None, None, 0, tuple(cells))
+    try:
+        cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
+    except UnicodeDecodeError as error:
+        detail, raw = f"utf-8: {error.reason}", error.object[:200]
+        return BadRow(None, None, 0, "invalid_encoding", detail, raw)
+    return Row(None, None, 0, cells)
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:
@@ -330,14 +311,13 @@ class DelimitedTable(TextTable):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         """Yield the chosen columns of every record."""
         indexes = [self.columns.index(name) for name in names]
-        width = len(self.columns)
         for parsed in self._records():
             if parsed is None:
                 self.blank += 1
             elif isinstance(parsed, BadRow):
                 yield parsed
             else:
-                yield self._row(parsed, indexes, width)
+                yield self._row(parsed, indexes)
 
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
@@ -349,8 +329,8 @@ class DelimitedTable(TextTable):
             self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
         )
 
-    def _row(self, parsed: _Parsed, indexes: list[int], width: int) -> Row | BadRow:
-        lines, cells = parsed
+    def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | BadRow:
+        (lines, cells), width = parsed, len(self.columns)
         if len(cells) != width:
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
             return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
@@ -359,7 +339,7 @@ class DelimitedTable(TextTable):
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
             return bad_row(lines, "invalid_encoding", detail)
-        return Row(lines[0].number, lines[0].offset, sum(line.length for line in lines), chosen)
+        return row(lines, chosen)
 
     def _read_columns(self) -> list[str]:
         for parsed in self._records():
@@ -377,9 +357,8 @@ class DelimitedTable(TextTable):
         try:
             names = [_decoded(cell, self._encoding) for cell in cells]
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
-            raise CorpusError(
-                f"{self.path}: the header is not {self._encoding}. Pass the right encoding=."
-            ) from error
+            problem = f"the header is not {self._encoding}. Pass the right encoding=."
+            raise CorpusError(f"{self.path}: {problem}") from error
         _check_names(names, self.path)
         return names
 
@@ -403,7 +382,7 @@ class LinesTable(DelimitedTable):
 def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
     for line in lines:
         if line.too_long:
-            yield too_long(line)
+            yield too_long([line])
         elif not line.data:
             yield None
         else:
@@ -439,7 +418,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
         else:
             if taken[0].too_long:
-                yield too_long(taken[0])
+                yield too_long(taken[:1])
             elif not cells:
                 yield None
             else:
@@ -499,7 +478,7 @@ class JsonTable(TextTable):
         """Yield the chosen keys of every object; an absent key is a null cell."""
         for line in self._items:
             if line.too_long:
-                yield too_long(line)
+                yield too_long([line])
             elif not line.data.strip():
                 self.blank += 1
             else:
@@ -508,7 +487,7 @@ class JsonTable(TextTable):
                 except BadRecordError as error:
                     yield bad_row([line], error.reason, error.detail)
                 else:
-                    yield Row(line.number, line.offset, line.length, cells)
+                    yield row([line], cells)
 
     def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
         try:
@@ -540,9 +519,7 @@ class JsonTable(TextTable):
 
     def _read_columns(self) -> list[str]:
         self._is_array = _ARRAY.match(self._lines.head()) is not None
-        if (
-            self._is_array and self._encoding != "utf-8"
-        ):  # whose marks may be bytes of other characters
+        if self._is_array and self._encoding != "utf-8":  # other characters have bytes of its marks
             self._lines.close()
             self._lines = Source(self.path, encoding=self._encoding, transcode=True)
             self._encoding = "utf-8"
@@ -562,16 +539,13 @@ class JsonTable(TextTable):
             try:
                 names.update(dict.fromkeys(_keys(self._parse(line))))
                 objects += 1
-            except RecursionError:
-                continue
-            except BadRecordError as error:
-                undecodable += error.reason == "invalid_encoding"
-        check_encoding(self.path, self._encoding, bad=undecodable, seen=len(filled))
+            except (RecursionError, BadRecordError) as error:
+                undecodable += getattr(error, "reason", "") == "invalid_encoding"
+        check_encoding(self.path, self._encoding, undecodable, len(filled))
         if filled and (not objects or filled[0].data.strip() == b"{"):
             raise CorpusError(
-                f"{self.path} holds neither JSON objects, one per line, nor an array of them: "
-                f"{objects} objects in its first {len(filled)} lines. If the records are inside of "
-                "a document, pass them in Python: embedkit.extract(json.load(file)['data'], …)."
+                f"{self.path} holds neither JSON objects, one per line, nor an array of them. Pass "
+                "records in a document in Python: embedkit.extract(json.load(file)['data'], …)."
             )
         return list(names)
 

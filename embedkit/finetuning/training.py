@@ -225,10 +225,8 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         by = fold.options.select_by
         metrics[_CHOSEN_BY] = loss if by == "loss" else _value(y, proba, target, by, by)
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
-            raise UsageError(
-                f"select_by={by!r} is not defined on the {len(y)} validation records of "
-                f"{fold.name}. Pass a larger validation= than {fold.options.validation:g}."
-            )
+            problem = f"is not defined on the {len(y)} validation records of {fold.name}"
+            raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -374,11 +372,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:
-    half = "" if fold.options.precision == "fp32" else ", or precision='fp32'"
+    half = "" if fold.options.precision == "fp32" else " or precision='fp32'"
     return EncodeError(
-        f"{fold.name}: {problem}. Pass a smaller learning_rate= than "
-        f"{fold.options.learning_rate:g}{half}. Finished folds are kept for these settings; others "
-        "start over, with overwrite=True."
+        f"{fold.name}: {problem}. Pass overwrite=True with a smaller learning_rate= than "
+        f"{fold.options.learning_rate:g}{half}."
     )
 
 
