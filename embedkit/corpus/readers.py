@@ -64,7 +64,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
             raise CorpusError(f"{path}: {both}. Rename one.")
 
 
-class ColumnarTable(Table):
+class _ColumnarTable(Table):
     """A file of typed columns, read in batches; strings are checked row by row."""
 
     title: str
@@ -91,16 +91,13 @@ class ColumnarTable(Table):
         """Batches with these columns."""
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def seek(self, place: Place) -> bool:
-        """Continue with the row at a place."""
         self._done = self._skipped = place.file_row
         return True
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every row."""
         unique = list(dict.fromkeys(names))
         try:
             for whole in self._batches(list(dict.fromkeys(map(self._stored, unique)))):
@@ -126,7 +123,6 @@ class ColumnarTable(Table):
         return column
 
     def check_column(self, name: str, *, role: str) -> None:
-        """Raise a :class:`CorpusError` for a nested or binary column, and for a text of numbers."""
         kind = self._types[name]
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
         needed = "a string" if role else "a string, a number or a date"
@@ -135,7 +131,7 @@ class ColumnarTable(Table):
             raise CorpusError(f"{self.path}: column {name!r} is {kind}; {needed} is needed.")
 
 
-class ParquetTable(ColumnarTable):
+class _ParquetTable(_ColumnarTable):
     """Parquet; page checksums are verified."""
 
     title = "Parquet"
@@ -146,7 +142,6 @@ class ParquetTable(ColumnarTable):
 
     @property
     def fraction(self) -> float:
-        """Progress by rows."""
         total = self._file.metadata.num_rows
         return self._done / total if total else 1.0
 
@@ -159,7 +154,7 @@ class ParquetTable(ColumnarTable):
         yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=names)
 
 
-class ArrowTable(ColumnarTable):
+class _ArrowTable(_ColumnarTable):
     """Arrow IPC, as a file (also Feather version 2) or as a stream; one batch is in memory.
 
     The format has no checksums: only structural damage is noticed, such as offsets out of bounds.
@@ -180,7 +175,6 @@ class ArrowTable(ColumnarTable):
 
     @property
     def fraction(self) -> float:
-        """Progress by bytes."""
         return float(self._file.tell() / self._file.size())
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -201,7 +195,7 @@ def _nested(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str,
             yield from _nested(field.type, f"{prefix}{field.name}.")
 
 
-class SheetTable(Table):
+class _SheetTable(Table):
     """The first sheet of a workbook, which is in memory; its first row names the columns."""
 
     def __init__(self, path: Path, _dialect: Dialect) -> None:
@@ -226,14 +220,9 @@ class SheetTable(Table):
 
     @property
     def fraction(self) -> float:
-        """Progress by rows."""
         return self._done / len(self._rows)
 
-    def close(self) -> None:
-        """The file is closed already."""
-
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every row that is not empty."""
         places = [self.columns.index(name) for name in names]
         for number, values in enumerate(self._rows[self._first + 1 :], self._first + 2):
             self._done = number
@@ -305,11 +294,10 @@ _Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and th
 _Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
 
 
-class DelimitedTable(TextTable):
+class _DelimitedTable(TextTable):
     """TSV or CSV: records of cells."""
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every record."""
         indexes = [self.columns.index(name) for name in names]
         for parsed in self._records():
             if parsed is None:
@@ -369,7 +357,7 @@ class DelimitedTable(TextTable):
         return [str(i) for i in range(count)] or ["text"]
 
 
-class LinesTable(DelimitedTable):
+class _LinesTable(_DelimitedTable):
     """One text per line, in the column ``text``."""
 
     def _records(self) -> _Records:
@@ -461,21 +449,19 @@ _PEEK_BYTES = 16 << 20
 _ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 
 
-class JsonTable(TextTable):
+class _JsonTable(TextTable):
     """One JSON object per line, or an array of objects; the columns are the keys of the first ones.
 
     Keys of objects within an object have dotted names, such as ``labels.label``.
     """
 
     def seek(self, place: Place) -> bool:
-        """Continue with the object at a place; ``False`` for an array."""
         if self._is_array or not super().seek(place):
             return False
         self._items = chain(self._lines)
         return True
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen keys of every object; an absent key is a null cell."""
         for line in self._items:
             if line.too_long:
                 yield too_long([line])
@@ -606,34 +592,34 @@ class Format:
 
 READERS: Mapping[str, Format] = {
     "tsv": Format(
-        open=DelimitedTable,
+        open=_DelimitedTable,
         suffixes=(".tsv", ".tab", ".txt"),
         delimiters=("\t",),
         quoting="none",
         header=True,
     ),
     "csv": Format(
-        open=DelimitedTable,
+        open=_DelimitedTable,
         suffixes=(".csv",),
         delimiters=(",", ";", "\t", "|"),
         quoting="csv",
         header=True,
     ),
-    "lines": Format(open=LinesTable, quoting="none"),
+    "lines": Format(open=_LinesTable, quoting="none"),
     "jsonl": Format(
-        open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
+        open=_JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
     ),
     "parquet": Format(
-        open=ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
+        open=_ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
     ),
     "arrow": Format(
-        open=ArrowTable,
+        open=_ArrowTable,
         suffixes=(".arrow", ".feather", ".ipc"),
         magic=(b"ARROW1", b"\xff\xff\xff\xff"),
         text=False,
     ),
     "sheet": Format(
-        open=SheetTable, suffixes=(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), text=False
+        open=_SheetTable, suffixes=(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), text=False
     ),
     "conllu": Format(
         open=ConlluTable,

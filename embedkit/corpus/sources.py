@@ -335,8 +335,7 @@ class Table(ABC):
     def fraction(self) -> float:
         """Progress in the file, 0 to 1."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a default
         """Close the file."""
 
     @abstractmethod

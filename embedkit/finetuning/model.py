@@ -301,8 +301,13 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
         model.encoder.requires_grad_(False)
         model.without_dropout = tuple(model.encoder.modules())
     elif layers is not None:
-        highest = 0 if layers == "embeddings" else int(layers)
-        stack = _layer_stack(model)
+        highest, config = 0 if layers == "embeddings" else int(layers), model.encoder.config
+        count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
+        lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
+        stack = next((one for one in lists if len(one) == count), None)
+        if stack is None or config.model_type == "albert":
+            problem = f"layers of a {config.model_type} encoder have no weights of their own"
+            raise UsageError(f"freeze_layers=: {problem}; pass all.")
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
             if parameter not in trained and not name.startswith("final_norm"):
@@ -312,22 +317,6 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
             model.without_dropout = tuple(
                 m for m in model.encoder.modules() if kept.isdisjoint(m.modules())
             )
-
-
-def _layer_stack(model: EncoderWithHead) -> nn.ModuleList:
-    """The list of the encoder's layers."""
-    config = model.encoder.config
-    count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
-    stacks = {
-        name: module
-        for name, module in model.encoder.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    }
-    name = min(stacks, key=len, default="")
-    if not name or config.model_type == "albert":
-        problem = f"layers of a {config.model_type} encoder have no weights of their own"
-        raise UsageError(f"freeze_layers=: {problem}; pass embeddings or all.")
-    return stacks[name]
 
 
 def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[dict[str, Any]]:

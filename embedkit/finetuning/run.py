@@ -230,8 +230,17 @@ def finetune(
         test_set = TestSet.of_split(assigned, units.ids, target, tested)
     else:
         check_one_test_set(assigned, test)
-        further = _Units.of(more, tokenizer, tokens, options.level)
-        test_set = _further_test_set(further, target, data)
+        further, keys = _Units.of(more, tokenizer, tokens, options.level), more.text_keys()
+        rejected, seen = sum(more.rejected.values()), count_seen(keys, data.text_keys())
+        test_set = TestSet(
+            row=further.row,
+            ids=further.ids,
+            group=same_text_groups(keys, None, len(more))[further.record],
+            target=target_like(target, further.labels, rows=further.row, name=more.name),
+            features=further.texts,
+            content=TestSetContent(source=more.source, rejected=rejected, seen_texts=seen),
+            word=further.word,
+        )
     check_folds(target, assigned)
     divided, choosing = divide(assigned, target, options)
     identity = {
@@ -273,6 +282,8 @@ class _Units:
     record: Int64  # number of the text of each unit, ascending
     word: Int64 | None  # number of the word in it
     labels: Sequence[str | None] | None
+    row: Int64  # record numbers
+    ids: list[str]  # of the records
 
     @classmethod
     def of(
@@ -282,22 +293,13 @@ class _Units:
         spans = None if words is None else words.spans
         texts = tokenize(tokenizer, data.texts, data.pairs, tokens, name=data.name, words=spans)
         record, index = labelled_units(texts)
+        row, ids = data.row[record], [data.ids[i] for i in record]
         if words is None or index is None:
-            return cls(data, texts, record, None, data.labels)
+            return cls(data, texts, record, None, data.labels, row, ids)
         at = list(zip(record.tolist(), index.tolist(), strict=True))
         number = np.array([words.number[i][j] for i, j in at], np.int64)
         labels = None if words.labels is None else [words.labels[i][j] for i, j in at]
-        return cls(data, texts, record, number, labels)
-
-    @property
-    def row(self) -> Int64:
-        """Record numbers."""
-        return self.data.row[self.record]
-
-    @property
-    def ids(self) -> list[str]:
-        """Ids of the records."""
-        return [self.data.ids[i] for i in self.record]
+        return cls(data, texts, record, number, labels, row, ids)
 
 
 def _target(units: _Units, options: TrainingOptions) -> Target:
@@ -311,24 +313,6 @@ def _target(units: _Units, options: TrainingOptions) -> Target:
     if options.select_by != "loss":
         check_metric(options.select_by, classes=len(target.classes), name="select_by")
     return target
-
-
-def _further_test_set(units: _Units, target: Target, data: TextData) -> TestSet:
-    """A corpus of its own as test set."""
-    more, keys = units.data, units.data.text_keys()
-    return TestSet(
-        row=units.row,
-        ids=units.ids,
-        group=same_text_groups(keys, None, len(more))[units.record],
-        target=target_like(target, units.labels, rows=units.row, name=more.name),
-        features=units.texts,
-        content=TestSetContent(
-            source=more.source,
-            rejected=sum(more.rejected.values()),
-            seen_texts=count_seen(keys, data.text_keys()),
-        ),
-        word=units.word,
-    )
 
 
 # validation records
@@ -498,10 +482,9 @@ def _train(
     """Train the model of a fold, and predict with it."""
     split, fold, options = job.split, job.folds[number], job.options
     seed = options.seed + _FOLD_SEED * number
-    title = f"fold {fold.fold + 1} of {split.n_folds}"
-    title += f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
+    repeat = f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
     training = Fold(
-        name=title,
+        name=f"fold {fold.fold + 1} of {split.n_folds}{repeat}",
         texts=job.units.texts,
         record=job.units.record,
         target=job.target,
@@ -630,12 +613,23 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     ]
     lines = "".join(json.dumps(line) + "\n" for line in log)
     storage.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
-    _write_split(job, folder)
+    # the split, and beside the models which of them has not seen which record
+    data, made = job.units.data, job.records
+    write_split(made, folder / "split.parquet")
+    models = FoldModels(
+        models=tuple(fold.model for fold in job.folds),
+        fold_of_model=tuple(fold.fold for fold in job.folds),
+        split=made.fingerprint,
+        source=data.source,
+        repeats=made.repeats,
+        **asdict(job.tokens),
+    )
+    seen = np.where(made.folds[:, 0] == UNUSED, TEST, made.folds[:, 0])  # by no model
+    SeenRecords(folder, models, made.row, data.text_keys(), seen).write()
     draw_training(folder, log, metric="macro-F1" if job.target.classes else "R²")
     on_gpu = job.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(job.device) if on_gpu else peak_memory_bytes()
     settings = asdict(options) | {"head_learning_rate": options.head_rate}
-    names = [fold.model for fold in job.folds]
     return write_results(
         folder,
         FinetuneRun,
@@ -660,9 +654,11 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
         views=(),
         threshold=final,
         thresholds=tuple(thresholds),
-        models=tuple(names),
+        models=models.models,
         epochs=tuple(result.epoch for result in results),
-        history={n: _history(result.log) for n, result in zip(names, results, strict=True)},
+        history={
+            name: _history(result.log) for name, result in zip(models.models, results, strict=True)
+        },
         truncated=Truncated(
             records=int(texts.cut.sum()),
             tokens=int(texts.n_tokens.sum()) - len(texts.ids),
@@ -680,28 +676,11 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     )
 
 
-def _write_split(job: _Job, folder: Path) -> None:
-    """Write the split, and beside the models which of them has not seen which record."""
-    data, split = job.units.data, job.records
-    write_split(split, folder / "split.parquet")
-    models = FoldModels(
-        models=tuple(fold.model for fold in job.folds),
-        fold_of_model=tuple(fold.fold for fold in job.folds),
-        split=split.fingerprint,
-        source=data.source,
-        repeats=split.repeats,
-        **asdict(job.tokens),
-    )
-    seen = np.where(split.folds[:, 0] == UNUSED, TEST, split.folds[:, 0])  # by no model
-    SeenRecords(folder, models, split.row, data.text_keys(), seen).write()
-
-
 def _history(log: Sequence[dict[str, Any]]) -> tuple[EpochScores, ...]:
     """Losses and scores of each epoch of a model."""
     epochs: dict[float, dict[str, float]] = {}
     for line in log:
-        values = {name: line[name] for name in _EPOCH if name in line}
-        if values:
+        if values := {name: line[name] for name in _EPOCH if name in line}:
             epochs.setdefault(line["epoch"], {}).update(values)
     return tuple(EpochScores(epoch=epoch, **epochs[epoch]) for epoch in sorted(epochs))
 
