@@ -10,13 +10,7 @@ from dataclasses import dataclass, fields
 
 from embedkit.choices import FORMATS, QUOTINGS, check_choice
 from embedkit.corpus.memory import InputFile
-from embedkit.corpus.readers import (
-    READERS,
-    format_of_content,
-    format_of_name,
-    open_table,
-    suffix_of,
-)
+from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import Dialect, Source, Table, compression_of, first_bytes, is_wide
 from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
 from embedkit.storage import file_sha256
@@ -161,13 +155,11 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     dialect, notices = _dialect(files[0], options)
-    tables: list[Table] = []
+    kind, tables = READERS[dialect.format], list[Table]()
     for file in files:
-        with closing(open_table(file.path, dialect)) as table:
+        with closing(kind.open(file.path, dialect)) as table:
             tables.append(table)
-    columns = _common_columns(files, tables, dialect)
-    if not columns and not READERS[dialect.format].same_columns:
-        raise CorpusError(f"{files[0].name} has no records.")
+    columns = _common_columns(files, tables, same=kind.same_columns)
     guess = _Guess(columns, files[0].name, notices, tables[0].word_columns)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
@@ -286,7 +278,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
         return Dialect(name), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
-    with Source(file.path, encoding=encoding) as source:
+    with closing(Source(file.path, encoding=encoding)) as source:
         line = next((line for line in source if line.data), None)
         first = line.data.decode(source.encoding, "replace") if line else ""
     if options.format == "auto" and suffix_of(file.path) == ".txt" and header and "\t" not in first:
@@ -303,21 +295,17 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
 
 
 def _common_columns(
-    files: Sequence[InputFile], tables: Sequence[Table], dialect: Dialect
+    files: Sequence[InputFile], tables: Sequence[Table], *, same: bool
 ) -> tuple[str, ...]:
-    columns: tuple[str, ...] | None = None
-    same = READERS[dialect.format].same_columns
-    first = files[0]
-    for file, table in zip(files, tables, strict=True):
-        names = tuple(table.columns)
-        if not same and not names:
-            continue  # a file without records has no columns
-        if columns is None:
-            columns, first = names, file
-        elif names != columns and (same or _top(names) != _top(columns)):
+    named = [(f, t.columns) for f, t in zip(files, tables, strict=True) if same or t.columns]
+    if not named:  # a file without records may have no columns
+        raise CorpusError(f"{files[0].name} has no records.")
+    first, columns = named[0]
+    for file, names in named:
+        if names != columns and (same or _top(names) != _top(columns)):
             first_has = f"{first.name} has {_listed(columns)}"
             raise CorpusError(f"{file.name} has the columns {_listed(names)}, but {first_has}.")
-    return columns or ()
+    return tuple(columns)
 
 
 def _top(names: Sequence[str]) -> set[str]:

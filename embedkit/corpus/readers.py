@@ -11,6 +11,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedkit.choices import FORMATS, check_choice
 from embedkit.corpus.conllu import ConlluTable
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
@@ -579,7 +579,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class Format:
     """One corpus format."""
 
-    open: Callable[[Path, Dialect], Table]
+    open: Callable[[Path, Dialect], Table]  # a CorpusError if the file is not of the format
     suffixes: tuple[str, ...] = ()
     magic: tuple[bytes, ...] = ()  # first bytes, for files of other suffixes
     text: bool = True  # in some encoding, plain or compressed
@@ -630,12 +630,6 @@ READERS: Mapping[str, Format] = {
 }
 
 
-def open_table(path: Path, dialect: Dialect) -> Table:
-    """Open a file; a :class:`CorpusError` if it is not of the format."""
-    check_choice(FORMATS, format=dialect.format)
-    return READERS[dialect.format].open(path, dialect)
-
-
 def format_of_name(path: Path) -> str:
     """The format by the suffix of a file; empty if it is unknown."""
     suffix = suffix_of(path)
@@ -654,7 +648,7 @@ def format_of_content(path: Path, encoding: str) -> str:
     """The format by the first bytes of a file; text without a tab is ``lines``."""
     if name := _by_magic(first_bytes(path), text=False):
         return name
-    with Source(path, encoding=encoding) as source:
+    with closing(Source(path, encoding=encoding)) as source:
         head = source.head().lstrip()
     return _by_magic(head, text=True) or ("tsv" if b"\t" in head.split(b"\n", 1)[0] else "lines")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from embedkit.corpus.conllu import Words, words_of
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.readers import READERS, open_table
+from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
@@ -132,11 +132,11 @@ class CorpusReader:
         return records
 
     def __iter__(self) -> Iterator[Record | Reject]:
-        counts, start, is_text = self.counts, self._start, READERS[self.plan.format].text
+        counts, start, kind = self.counts, self._start, READERS[self.plan.format]
         for number, file in enumerate(self.plan.files):
             if start is not None and number < start.file:
                 continue
-            with closing(open_table(file.path, self.plan)) as table:
+            with closing(kind.open(file.path, self.plan)) as table:
                 self.file_number, self._table = number, table
                 undecodable = in_file = 0
                 if start is not None and number == start.file:
@@ -149,7 +149,7 @@ class CorpusReader:
                     counts.records += 1
                     in_file += 1
                     undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
-                    if in_file == _TRIAL and is_text:
+                    if in_file == _TRIAL and kind.text:
                         check_encoding(file.path, self.plan.encoding, undecodable, in_file)
                     if self.plan.limit is not None and row >= self.plan.limit:
                         counts.left_out["limit"] += 1
@@ -158,7 +158,7 @@ class CorpusReader:
                     if item is not None:
                         yield item
                 counts.blank_lines += table.blank
-                if in_file < _TRIAL and is_text:
+                if in_file < _TRIAL and kind.text:
                     check_encoding(file.path, self.plan.encoding, undecodable, in_file)
                 self.file_number, self._table = number + 1, None
 

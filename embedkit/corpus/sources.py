@@ -115,12 +115,6 @@ class Source:
             self._file.close()
             raise
 
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the file, and drop the lines that were given back."""
         self._returned.clear()

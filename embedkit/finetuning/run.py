@@ -361,7 +361,7 @@ def divide(
         both = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
         by_threshold = chosen_from(both, 0.5, seed=seed + 1)
         by_epoch = np.setdiff1d(both, by_threshold)
-    divided = []
+    divided: list[FoldRecords] = []
     for (repeat, fold), (train, held_out) in zip(split.names, parts, strict=True):
         valid = np.intersect1d(train, by_epoch)
         if fraction and not options.chooses_threshold:
