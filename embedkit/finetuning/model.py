@@ -306,8 +306,8 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
         lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
         stack = next((one for one in lists if len(one) == count), None)
         if stack is None or config.model_type == "albert":
-            problem = f"layers of a {config.model_type} encoder have no weights of their own"
-            raise UsageError(f"freeze_layers=: {problem}; pass all.")
+            problem = f"the layers of a {config.model_type} encoder have no weights of their own"
+            raise UsageError(f"{problem}: pass freeze_layers='all'.")
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
             if parameter not in trained and not name.startswith("final_norm"):
