@@ -213,9 +213,9 @@ def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: P
     made = read_split(tmp_path / "run/split.parquet")
     trained = np.flatnonzero(made.folds[:, 0] < ALL_FOLDS)
     assert len(trained) > 20
-    for model in ("run", "run/model/fold-0"):
+    for name in ("run", "run/model/fold-0"):
         with pytest.raises(UsageError, match=r"trained on \d+ of these"):
-            vectors(corpus, tmp_path / "no", tmp_path / model)
+            vectors(corpus, tmp_path / "no", tmp_path / name)
     assert not (tmp_path / "no.incomplete").exists()
     column = pd.read_csv(corpus, sep="\t")["text"]
     unseen = [*column[made.folds[:, 0] == 0], "a bus home home home"]
