@@ -19,6 +19,7 @@ from embedkit.comparison.cases import (
     Texts,
     by_class,
     cases_of,
+    confidence_of,
     confused_pairs,
     label_suspicions,
 )
@@ -375,9 +376,9 @@ def test_lists_are_what_the_predictions_say(compared: Compared) -> None:
     for name, mask in expected.items():
         assert lists.get(name, set()) == set(np.flatnonzero(mask).tolist()), name
     assert len(cases.lists.get("relabel", ())) <= MOST_SUSPICIONS
-    assert cases.methods[:2] == ("c", "a")
+    assert list(cases.methods)[:2] == ["c", "a"]
     wrong = cases.lists["wrong"]
-    assert (np.diff(cases.confidence[0][wrong]) <= 1e-12).all()  # the surest first
+    assert (np.diff(confidence_of(cases.records)[wrong]) <= 1e-12).all()  # the surest first
 
 
 def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:

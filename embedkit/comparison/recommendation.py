@@ -402,28 +402,28 @@ class Notice:
     records: str = ""
 
 
-def notices(compared: Compared, cases: Cases, texts: Texts) -> tuple[Notice, ...]:
-    """Return what to look at before the recommendation is trusted."""
-    all_notices = run_notices(compared)
+def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
+    """Yield what to look at before the recommendation is trusted."""
+    yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
         labels = count_of(count, "label")
         sentence = f"{labels} that all methods and the nearest records contradict."
-        all_notices.append(Notice(f"{labels} to check", sentence, "relabel"))
+        yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
         sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
-        all_notices.append(Notice(f"{count:,} that no method gets right", sentence, "all_wrong"))
-    return (*all_notices, *_duplicates(cases, texts), *_small_classes(cases))
+        yield Notice(f"{count:,} that no method gets right", sentence, "all_wrong")
+    yield from _duplicates(cases, texts)
+    yield from _small_classes(cases)
 
 
-def run_notices(compared: Compared) -> list[Notice]:
-    """Return the notices that need neither predictions nor texts."""
-    notices = []
+def run_notices(compared: Compared) -> Iterator[Notice]:
+    """Yield the notices that need neither predictions nor texts."""
     for setting, runs in compared.table.inputs.items():
-        notices.append(Notice(f"{setting} differs", input_text(setting, runs)))
-    notices += [*_cut(compared), *_random_weights(compared)]
+        yield Notice(f"{setting} differs", input_text(setting, runs))
+    yield from _cut(compared)
+    yield from _random_weights(compared)
     for name, text in short_trainings(compared):
-        notices.append(Notice(f"{name}: few epochs", f"{name}: {text}."))
-    return notices
+        yield Notice(f"{name}: few epochs", f"{name}: {text}.")
 
 
 def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
@@ -433,25 +433,23 @@ def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
 
 
 def _cut(compared: Compared) -> Iterator[Notice]:
-    cuts: list[tuple[str, int, int, int, int, int]] = []
+    def notice(name: str, every: int, texts: int, lost: float, limit: int) -> Iterator[Notice]:
+        if texts / max(every, 1) >= _CUT:
+            percent = f"{texts / every * 100:.2g} %"
+            said = f"{name}: {texts:,} of {every:,} texts ({percent}) were cut at {limit} tokens; "
+            said += f"{lost * 100:.2g} % of all tokens were not read."
+            yield Notice(f"{percent} of texts cut in {name}", said, "cut")
+
     for dataset in compared.datasets:
         totals, limit = dataset.manifest.totals, dataset.manifest.job.vectors.max_length
-        texts, tokens = (totals.ledger.get(k, 0) for k in ("records_truncated", "tokens_cut"))
-        read = totals.ledger.get("tokens", 0)
-        cuts.append((dataset.path.resolve().name, totals.accepted, texts, tokens, read, limit))
+        lost = totals.ledger.get("tokens_cut", 0) / max(totals.ledger.get("tokens", 0), 1)
+        texts = totals.ledger.get("records_truncated", 0)
+        yield from notice(dataset.path.resolve().name, totals.accepted, texts, lost, limit)
     for run in compared.runs.runs:
         if isinstance(content := run.content, FinetuneRun):
             one, count = content.truncated, sum(content.records.values())
-            cuts.append((run.name, count, one.records, one.tokens, one.tokens_all, one.limit))
-    for name, every, texts, tokens, read, limit in cuts:
-        if texts / max(every, 1) >= _CUT:
-            percent, lost = texts / every * 100, tokens / max(read, 1) * 100
-            yield Notice(
-                f"{percent:.2g} % of texts cut in {name}",
-                f"{name}: {texts:,} of {every:,} texts ({percent:.2g} %) were cut at {limit} "
-                f"tokens; {lost:.2g} % of all tokens were not read.",
-                "cut",
-            )
+            lost = one.tokens / max(one.tokens_all, 1)
+            yield from notice(run.name, count, one.records, lost, one.limit)
 
 
 def _random_weights(compared: Compared) -> Iterator[Notice]:
