@@ -33,6 +33,7 @@ from embedkit.comparison.recommendation import (
     duration,
     fit_text,
     interval_text,
+    model_text,
     notices,
     p_text,
     portable,
@@ -382,7 +383,7 @@ def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
     for run in compared.runs.runs:
         content = run.content
         found = {
-            "model": portable(content.dataset.names.model),
+            "model": model_text(content.dataset.names.model),
             "views": ", ".join(content.views) or "–",
             "split": f"{content.split.folds} folds, seed {content.split.seed}",
             "versions": ", ".join(f"{name} {one}" for name, one in content.versions.items()),
@@ -412,7 +413,7 @@ def _ledger(dataset: Dataset) -> str:
     counts += f" + {totals.left_out:,} left out" if totals.left_out else ""
     lines = [
         f"made for: {', '.join(dataset.runs)}",
-        f"model: {portable(manifest.names.checkpoint)}",
+        f"model: {model_text(manifest.names.checkpoint)}",
         f"records: {totals.records:,} = {counts}",
         f"tokens: {ledger.get('tokens', 0):,}; {cut:,} texts were cut at {limit}, {lost:,} lost",
         f"fingerprint: {manifest.fingerprint}",
