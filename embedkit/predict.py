@@ -294,22 +294,13 @@ class _Trained:
             )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
-        if self._encoder is None:
-            return self.predict_vectors(joined_pairs(texts, pairs))
-        return self.predict_vectors(self._encoder(texts, pairs))
+        return self.predict_vectors((self._encoder or joined_pairs)(texts, pairs))
 
     def predict_words(
         self, texts: Sequence[str], spans: Spans
     ) -> tuple[list[tuple[int, int, int, int]], Any]:
         """Places of words (number of the text, of the word, start, end), and their predictions."""
-        if self._encoder is None:
-            record, word, words = words_of_texts(texts, spans)
-            ends = np.concatenate([np.empty((0, 2), int), *map(np.asarray, spans)])
-            features: Any = words
-        else:
-            vectors = self._encoder.words(texts, spans=spans)
-            record, word, features = vectors.row, vectors.word.astype(np.int64), vectors.X
-            ends = np.stack([vectors.start, vectors.end], axis=1)
+        record, word, ends, features = words_of_texts(texts, spans, self._encoder)
         columns = (values.tolist() for values in (record, word, ends[:, 0], ends[:, 1]))
         places = list(zip(*columns, strict=True))
         return places, self.predict_vectors(features) if places else self._nothing

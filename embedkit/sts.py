@@ -30,7 +30,7 @@ from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.intervals import scored
-from embedkit.runs.metrics import regression_metrics
+from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import target_from
 from embedkit.runs.run import Agreement, Cost, SimilarityRun
 from embedkit.search.exact import unit_rows
@@ -180,12 +180,11 @@ def similarity(
 
 def agreement(cosines: Mapping[str, Float64], gold: Float64) -> tuple[Agreement, ...]:
     """Return the correlations of every view's cosines ``(n,)`` with the gold scores ``(n,)``."""
-    pair = np.arange(len(gold))
     agreements = []
     for view, values in cosines.items():
-        metrics = regression_metrics(gold, values)
-        scores = scored({name: metrics[name] for name in ("spearman", "pearson")}, pair)
-        agreements.append(Agreement(view, scores["spearman"], scores["pearson"]))
+        metrics = metrics_for(gold, values)
+        both = {name: metrics[name] for name in ("spearman", "pearson")}
+        agreements.append(Agreement(view, **scored(both, np.arange(len(gold)))))
     return tuple(agreements)
 
 
@@ -220,7 +219,7 @@ def _write(folder: Path, pairs: PairSimilarity) -> None:
     import pyarrow as pa
 
     from embedkit import storage
-    from embedkit.runs.figures import draw_similarity
+    from embedkit.runs.figures import heat_map, save
 
     columns: dict[str, Any] = {
         "row": pa.array([r.row for r in pairs.records], pa.int64()),
@@ -231,4 +230,5 @@ def _write(folder: Path, pairs: PairSimilarity) -> None:
     columns |= {f"cosine_{name}": values for name, values in pairs.cosines.items()}
     storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
     if pairs.agreement:
-        draw_similarity(folder, pairs.agreement)
+        scores = {one.view: one.spearman for one in pairs.agreement}
+        save(folder, layers=lambda: heat_map("spearman", scores))

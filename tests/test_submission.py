@@ -79,7 +79,7 @@ def test_the_submission_is_that_of_the_winner(tmp_path: Path, strength: float) -
 def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     tmp_path: Path, notes: list[str]
 ) -> None:
-    own = TestSetContent(source=("t",), rejected=0, seen_texts=None)
+    own = TestSetContent(source=("t",), rejected=0, seen_texts=0)
     random = np.random.default_rng(0)
     y = random.integers(2, size=50)
     proba = random.dirichlet([1, 1], size=(2, 50))

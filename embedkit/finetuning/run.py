@@ -58,30 +58,14 @@ from embedkit.runs.folder import (
     RunResult,
     check_free,
     check_one_test_set,
-    count_seen,
     default_out,
     path_from,
     resumable_run,
     write_results,
 )
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import (
-    Predictions,
-    Target,
-    TestSet,
-    check_folds,
-    target_from,
-    target_like,
-)
-from embedkit.runs.run import (
-    Cost,
-    DatasetContent,
-    EpochScores,
-    FinetuneRun,
-    TestSetContent,
-    Tokens,
-    Truncated,
-)
+from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
+from embedkit.runs.run import Cost, DatasetContent, EpochScores, FinetuneRun, Tokens, Truncated
 from embedkit.runs.split import (
     TEST,
     UNUSED,
@@ -90,7 +74,6 @@ from embedkit.runs.split import (
     align_split,
     assign_folds,
     make_split,
-    same_text_groups,
     write_split,
 )
 from embedkit.storage import UNFINISHED
@@ -323,18 +306,19 @@ def _labels_and_folds(
 
 def _further_test_set(units: _Units, target: Target, data: TextData) -> TestSet:
     """A corpus of its own as test set."""
-    more, keys = units.data, units.data.text_keys()
-    return TestSet(
+    more = units.data
+    return TestSet.further(
+        target,
+        units.labels,
+        rows=more.row,
+        keys=more.text_keys(),
+        training=data.text_keys(),
+        source=more.source,
+        rejected=sum(more.rejected.values()),
+        name=more.name,
         row=units.row,
         ids=units.ids,
-        group=same_text_groups(keys, None, len(more))[units.record],
-        target=target_like(target, units.labels, rows=units.row, name=more.name),
         features=units.texts,
-        content=TestSetContent(
-            source=more.source,
-            rejected=sum(more.rejected.values()),
-            seen_texts=count_seen(keys, data.text_keys()),
-        ),
         word=units.word,
     )
 
@@ -643,13 +627,11 @@ def _predictions(
     subsets, ids = [], job.units.ids
     for fold, result, limit in zip(job.folds, results, each, strict=True):
         common: dict[str, Any] = {
-            "row": job.split.row,
+            "records": job.split,
             "ids": ids,
-            "word": job.split.word,
             "target": job.target,
             "fold": fold.fold,
             "repeat": fold.repeat,
-            "group": job.split.group,
             "threshold": limit,
         }
         inner = None

@@ -32,6 +32,7 @@ from embedkit.dataset.format import whole_text
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData, source_of
+from embedkit.dataset.settings import DatasetEncoder
 from embedkit.display import ShownFolder
 from embedkit.encoding.tokenizer import Spans, word_spans
 from embedkit.errors import (
@@ -403,16 +404,23 @@ def marked_spans(words: Sequence[Words | None]) -> list[Sequence[tuple[int, int]
     return list(spans) if spans else None
 
 
-def words_of_texts(texts: Sequence[str], spans: Spans | None) -> tuple[Int64, Int64, list[str]]:
-    """Return the words of texts: number of the text, number in the text, and word.
+def words_of_texts(
+    texts: Sequence[str], spans: Spans | None, encode: DatasetEncoder | None
+) -> tuple[Int64, Int64, Int64, Any]:
+    """Return the words of texts: number of the text, number in the text, ends, and features.
 
-    Without ``spans`` (start and end of each word) they are divided at white space.
+    Without ``spans`` (start and end of each word) they are divided at white space. The features
+    are vectors, or without an encoder the words themselves.
     """
-    ends = [word_spans(text) for text in texts] if spans is None else spans
-    counts = [len(pairs) for pairs in ends]
-    words = [text[a:b] for text, pairs in zip(texts, ends, strict=True) for a, b in pairs]
-    number = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])
-    return np.repeat(np.arange(len(texts)), counts), number, words
+    if encode is not None:
+        vectors = encode.words(texts, spans=spans)
+        ends = np.stack([vectors.start, vectors.end], axis=1)
+        return vectors.row, vectors.word.astype(np.int64), ends.astype(np.int64), vectors.X
+    pairs = [word_spans(text) for text in texts] if spans is None else spans
+    words = [text[a:b] for text, some in zip(texts, pairs, strict=True) for a, b in some]
+    record = np.repeat(np.arange(len(texts)), [len(some) for some in pairs])
+    number = np.concatenate([np.empty(0, np.int64), *(np.arange(len(some)) for some in pairs)])
+    return record, number, np.concatenate([np.empty((0, 2), int), *map(np.asarray, pairs)]), words
 
 
 def check_one_test_set(split: Split, test: object) -> None:
@@ -428,12 +436,3 @@ def joined_pairs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]
     """Return texts as TF-IDF reads them; pairs are joined by a space."""
     seconds: Sequence[str | None] = pairs or [None] * len(texts)
     return [whole_text(a, b, separator=" ") for a, b in zip(texts, seconds, strict=True)]
-
-
-def count_seen(
-    keys: Sequence[int] | Int64 | None, training: Sequence[int] | Int64 | None
-) -> int | None:
-    """Return how many text keys occur among the training keys; ``None`` if either is unknown."""
-    if keys is None or training is None:
-        return None
-    return int(np.isin(np.asarray(keys), np.asarray(training)).sum())

@@ -373,46 +373,32 @@ def make_split(
             f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5, such as 0.2."
         )
     known = _labelled(records)
-    if not known.all():
-        some = make_split(
-            _taken(records, known),
-            folds=folds,
-            test=test,
-            repeats=repeats,
-            seed=seed,
-            allow_duplicates=allow_duplicates,
-        )
-        group = np.full(len(known), -1)
-        group[known] = some.group
-        result = np.full((len(known), repeats), UNUSED)
-        result[known] = some.folds
-        return Split(records.row, group, result, some.settings)
-    if len(records.row) < folds:
-        raise UsageError(f"{len(records.row)} records are too few for {folds} folds.")
-    groups = same_text_groups(
-        None if allow_duplicates else records.keys, records.groups, len(records.row)
-    )
+    some, count = _taken(records, known), int(known.sum())
+    if count < folds:
+        raise UsageError(f"{count} records are too few for {folds} folds.")
+    groups = same_text_groups(None if allow_duplicates else some.keys, some.groups, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(records, assigned_to)
-    in_test = np.zeros(len(records.row), bool)
+    strata = _strata(some, assigned_to)
+    in_test = np.zeros(count, bool)
     if test:
         part = Fraction(test).limit_denominator(20)
         if abs(part - test) > test / 10:
             part = Fraction(1, round(1 / test))
         assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
         in_test = assigned < part.numerator
-    unit = "group" if records.groups is not None else ""
-    if not allow_duplicates:
-        unit = f"{unit} and text" if unit else "text"
-    columns = []
+    result, group = np.full((len(known), repeats), UNUSED), np.full(len(known), -1)
+    group[known] = groups
     for repeat in range(repeats):
-        column = np.full(len(records.row), TEST, np.int64)
+        column = np.full(count, TEST)
         column[~in_test] = assign_folds(
             strata[~in_test], groups[~in_test], assigned_to, seed=seed + repeat
         )
         if folds == 1:
             column[column > 0] = TRAIN
-        columns.append(column)
+        result[known, repeat] = column
+    unit = "group" if records.groups is not None else ""
+    if not allow_duplicates:
+        unit = f"{unit} and text" if unit else "text"
     settings = SplitSettings(
         source=records.source,
         folds=folds,
@@ -424,7 +410,7 @@ def make_split(
         allow_duplicates=allow_duplicates,
         unit=unit or "record",
     )
-    return Split(records.row, groups, np.stack(columns, axis=1), settings)
+    return Split(records.row, group, result, settings)
 
 
 def split_by_column(
@@ -586,9 +572,8 @@ def _taken(records: Labelled, index: Bool) -> Labelled:
     def some(values: Any) -> Any:
         return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
 
-    labels, groups = some(records.labels), some(records.groups)
-    keys = some(records.keys)
-    return Labelled(records.source, records.row[index], labels, keys, groups)
+    columns = map(some, (records.labels, records.keys, records.groups))
+    return Labelled(records.source, records.row[index], *columns)
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
@@ -609,12 +594,9 @@ def _strata(records: Labelled, folds: int) -> Int64:
     if len(names) > 2 and np.isfinite(values).all():
         return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
     rare = str(names[np.argmin(counts)])
-    advice = f"Use {counts.min()} folds or fewer, or leave that class out."
-    if counts.min() == 1:
-        advice = "Leave that class out, or join it with another."
     raise UsageError(
         f"{len(names)} labels for {len(classes)} records; label {rare!r} has {counts.min()}, fewer "
-        f"than the {folds} folds. {advice}"
+        f"than the {folds} folds. Use fewer folds, leave that class out, or join it with another."
     )
 
 
