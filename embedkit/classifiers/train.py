@@ -317,11 +317,9 @@ def train(
     if metric is not None:
         check_metric(metric, classes=len(target.classes))
     decision = None if threshold is None else Threshold.parse(threshold)
-    if threshold is not None and len(target.classes) != 2:
-        raise UsageError(
-            f"threshold={threshold!r} needs two classes; there are "
-            f"{len(target.classes) or 'values'}."
-        )
+    if decision is not None and len(target.classes) != 2:
+        count = len(target.classes) or "values"
+        raise UsageError(f"threshold={threshold!r} needs two classes; there are {count}.")
     chosen = split_for(data, split, column=split_column, folds=folds, seed=seed)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
@@ -350,7 +348,7 @@ def train(
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
         of_estimator = asdict(settings)
-        fits = [*result.choices, result.final.choice]
+        names, fits = [*chosen.names, (None, None)], [*result.choices, result.final.choice]
         content = write_results(
             folder,
             TrainRun,
@@ -364,7 +362,7 @@ def train(
             settings=of_estimator,
             choices=tuple(
                 replace(choice, repeat=repeat, fold=fold)
-                for (repeat, fold), choice in zip([*chosen.names, (None, None)], fits, strict=True)
+                for (repeat, fold), choice in zip(names, fits, strict=True)
             ),
             views=tuple(data.views) if features == "vectors" else (),
             threshold=cut,

@@ -83,13 +83,14 @@ def fit(
         if tunable and settings.estimator == "logreg":
             model, choice, inner = _logistic(estimator, X, y, folds, classes, settings)
         else:
-            if tunable and settings.row.grid:
+            searches = tunable and bool(settings.row.grid)
+            if searches:
                 estimator, choice = _search(estimator, X, y, folds, target, settings)
             model = _fit_estimator(estimator, X, y, folds, settings)
-            if held_out or (tunable and not settings.row.grid):
+            if held_out or (tunable and not searches):
                 inner = _predict_held_out(estimator, X, y, folds, target, settings)
-            if tunable and not settings.row.grid and inner is not None:
-                choice = Choice(score=inner_score(y, inner, settings))
+                if tunable and not searches:
+                    choice = Choice(score=inner_score(y, inner, settings))
         if tunable and np.isnan(choice.score):
             raise ValueError(f"an inner fold has no {settings.metric}; pass tune=False")
         return Fitted(Pipeline([*before.steps, (name, model)]), choice, inner)
@@ -231,6 +232,5 @@ def _fit_errors(settings: EstimatorSettings, count: int) -> Iterator[None]:
         raise
     except ValueError as error:
         raise UsageError(
-            f"estimator={settings.estimator!r} cannot be fitted on {count} training records: "
-            f"{first_line(error)}."
+            f"estimator={settings.estimator!r}, {count} training records: {first_line(error)}."
         ) from error

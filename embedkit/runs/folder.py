@@ -181,9 +181,8 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
         return
     if not overwrite:
         raise MismatchError(
-            f"{work} is an unfinished run with other input, model or settings. Repeat the earlier "
-            "command to finish it, choose another out=, or pass overwrite=True to start over. It "
-            f"differs in:\n{differences}"
+            f"{work} is an unfinished run. Repeat its command, choose another out=, or "
+            f"pass overwrite=True to start over. It differs in:\n{differences}"
         )
     storage.empty_folder(work)
 
@@ -382,19 +381,17 @@ def check_alike(
     Without ``vectors`` the model reads texts, whose vectors do not matter. A
     :class:`MismatchError` names the settings that differ.
     """
-    differences = []
-    if made.pairs != expected.pairs:
-        differences.append(f"pairs is {made.pairs!r}, expected {expected.pairs!r}")
+    differences: list[str] = []
+    both: list[tuple[str, Any, Any]] = [("pairs", made.pairs, expected.pairs)]
     if vectors:
         ours, theirs = made.vector_settings, expected.vector_settings
-        differences += ours.differences(theirs)
-        if level == "word" and ours.words != theirs.words:
-            differences.append(f"words is {ours.words!r}, expected {theirs.words!r}")
+        differences = ours.differences(theirs)
+        both += [("words", ours.words, theirs.words)] if level == "word" else []
+    differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in both if a != b]
     if differences:
         raise MismatchError(
-            f"{name} was made with other settings than the data that the model was fitted on: "
-            f"{'; '.join(differences[:4])}. Extract it again with the same settings, or give "
-            "the corpus file itself."
+            f"{name} does not fit the data of the model: {'; '.join(differences[:4])}. Extract it "
+            "with the same settings, or give the corpus file itself."
         )
 
 

@@ -138,8 +138,7 @@ def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> 
                 absent = target.classes[int(np.argmin(counts))]
                 raise UsageError(
                     f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                    f"{len(target.y)} records. Every label needs records in 2 folds or more: use "
-                    "fewer folds, or leave rare labels out."
+                    f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
                 )
             if np.count_nonzero(counts) == 1:
                 label = target.classes[int(np.argmax(counts))]
@@ -354,10 +353,7 @@ class Predictions:
             elif self.inner is not None:
                 y = self.inner.y[self.inner.repeat == self.repeat[test[0]]]
             else:
-                raise UsageError(
-                    "a split of one fold has no training labels to compare with: train with "
-                    "tune=True, or fine-tune with validation= above 0."
-                )
+                raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
             proba[test] = class_prior(y, self.classes, len(test))
         return self.with_proba(proba)
 
@@ -391,17 +387,15 @@ class TestSet:
     ) -> TestSet | None:
         """Return the test set of a split, if there is one; the features are its own alone."""
         index = split.test
-        return (
-            None
-            if not len(index)
-            else cls(
-                row=split.row[index],
-                ids=[str(ids[i]) for i in index],
-                group=split.group[index],
-                target=Target(target.y[index], target.classes),
-                features=features,
-                word=None if split.word is None else split.word[index],
-            )
+        if not len(index):
+            return None
+        return cls(
+            row=split.row[index],
+            ids=[str(ids[i]) for i in index],
+            group=split.group[index],
+            target=Target(target.y[index], target.classes),
+            features=features,
+            word=None if split.word is None else split.word[index],
         )
 
     @classmethod
@@ -497,8 +491,8 @@ def reported_scores(
     baseline = predictions.majority()
     reported = {}
     for name, index in _scored_subsets(predictions).items():
-        ours, theirs = predictions.take(index), baseline.take(index)
-        majority = metrics_of(theirs, beta=beta, baseline=True)
+        ours = predictions.take(index)
+        majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
         scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
         reported[name] = {
             metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))

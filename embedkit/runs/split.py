@@ -255,11 +255,9 @@ def split_for(
         other = int((result.folds != own[:, None]).any(axis=1).sum())
         if other:
             raise MismatchError(
-                f"{data.path} holds vectors of the models of {run}, one for each fold; "
-                f"{f'column {column!r}' if column else split} has {other} of its {len(own)} "
-                "records in another fold, where models that were trained on held-out records "
-                "would make the vectors. Leave out split=, or pass the run's own: "
-                f"{run / 'split.parquet'}."
+                f"{f'column {column!r}' if column else split} has {other} of {len(own)} records in "
+                f"another fold than the models of {run}, which made the vectors of {data.path}. "
+                f"Leave out split=, or pass the run's own: {run / 'split.parquet'}."
             )
     if data.level == "sentence":
         return result
@@ -514,14 +512,10 @@ def same_text_groups(
 
 def leaking_records(split: Split) -> int:
     """Return how many records of the first repeat have one of their group in another fold."""
-    fold = split.folds[:, 0]
-    _, group = np.unique(split.group[fold != UNUSED], return_inverse=True)
-    fold = fold[fold != UNUSED]
-    lowest = np.full(len(group), fold.max())
-    highest = np.full(len(group), TRAIN)
-    np.minimum.at(lowest, group, fold)
-    np.maximum.at(highest, group, fold)
-    return int((lowest < highest)[group].sum())
+    used = split.folds[:, 0] != UNUSED
+    fold, group = split.folds[used, 0], split.group[used]
+    groups, folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
+    return int(np.isin(group, groups[folds > 1]).sum())
 
 
 def records_of(data: VectorData, label: str | None = None, group: str | None = None) -> Labelled:
