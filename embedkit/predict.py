@@ -37,7 +37,7 @@ from embedkit.runs.folder import (
     read_run,
     words_of_texts,
 )
-from embedkit.runs.predictions import decide
+from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
@@ -553,14 +553,11 @@ def read_prediction_files(
         missing = [name for name in columns if name not in table.column_names]
         if missing:
             raise UsageError(
-                f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
-                ".tsv, .csv or .parquet file, without label_names and submission."
+                f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
+                "writes without label_names and submission."
             )
         if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
-            raise MismatchError(
-                f"{path} and {paths[0]} contain different records. Predict the same corpus by "
-                "every run."
-            )
+            raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         proba.append(_probabilities(path, table, columns[2:]))
     return tables[0]["row"].to_pylist(), tables[0]["id"].to_pylist(), proba
 
@@ -568,16 +565,13 @@ def read_prediction_files(
 def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
     """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
     proba = np.stack([table[name].to_numpy() for name in columns], axis=1)
+    problem = f"a column of {', '.join(columns):.80} does not hold numbers"
     if proba.dtype.kind in "fi":
-        valid = ((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN is neither
-        valid &= np.abs(proba.sum(axis=1) - 1) <= len(columns) * _ROUNDING
-        if valid.all():
-            return proba.astype(np.float64)
-        row = table["row"][int(valid.argmin())]
-        problem = f"row {row} has invalid probabilities: {proba[valid.argmin()]}"
-    else:
-        problem = f"a column of {', '.join(columns):.80} does not hold numbers"
-    raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+        tolerance = len(columns) * _ROUNDING
+        problem = invalid_proba(table["row"].to_numpy(), proba, tolerance=tolerance)
+    if problem:
+        raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+    return proba.astype(np.float64)
 
 
 def _fields(fields: dict[str, Any], prediction: Prediction, *, flat: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,53 +139,39 @@ def similarity(
     )
     prefix = encoder.checkpoint.prefix_or_own(prefix)
     cosines, truncated = _cosines(records, encoder, views, prefix, progress)
+    agreement = []
+    if gold is not None:
+        for view, values in cosines.items():
+            metrics = metrics_for(gold, values)
+            both = {name: metrics[name] for name in ("spearman", "pearson")}
+            agreement.append(Agreement(view, **scored(both, np.arange(len(gold)))))
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,
         gold=gold,
-        agreement=() if gold is None else agreement(cosines, gold),
+        agreement=tuple(agreement),
         rejected=reader.counts.n_rejected,
         truncated=truncated,
         model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )
     if out is not None:
-        settings = {
-            "prefix": prefix,
-            "special_tokens": True,
-            "max_length": encoder.max_length,
-            "precision": encoder.precision,
-        }
+        counts = {"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated}
+        settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
+        content = SimilarityRun(
+            corpus=tuple(f.sha256 for f in plan.files),
+            model=pairs.model,
+            model_sha256=encoder.checkpoint.sha256,
+            settings=settings | {"precision": encoder.precision},
+            records=counts,
+            agreement=pairs.agreement,
+            cost=Cost(seconds=pairs.seconds),
+            versions=versions(),
+        )
         with new_run(Path(out), overwrite=overwrite) as folder:
             _write(folder, pairs)
-            write_run(
-                folder,
-                SimilarityRun(
-                    corpus=tuple(f.sha256 for f in plan.files),
-                    model=pairs.model,
-                    model_sha256=encoder.checkpoint.sha256,
-                    settings=settings,
-                    records={
-                        "pairs": len(records),
-                        "rejected": pairs.rejected,
-                        "truncated": truncated,
-                    },
-                    agreement=pairs.agreement,
-                    cost=Cost(seconds=pairs.seconds),
-                    versions=versions(),
-                ),
-            )
+            write_run(folder, content)
     return pairs
-
-
-def agreement(cosines: Mapping[str, Float64], gold: Float64) -> tuple[Agreement, ...]:
-    """Return the correlations of every view's cosines ``(n,)`` with the gold scores ``(n,)``."""
-    agreements = []
-    for view, values in cosines.items():
-        metrics = metrics_for(gold, values)
-        both = {name: metrics[name] for name in ("spearman", "pearson")}
-        agreements.append(Agreement(view, **scored(both, np.arange(len(gold)))))
-    return tuple(agreements)
 
 
 def _cosines(

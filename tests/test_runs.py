@@ -107,9 +107,7 @@ def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
         target = Target(y if fold != TEST or labelled else y[:0], classes)
         given: dict[str, Any] = {"target": target, "threshold": 0.3 if classes else None}
         given |= {"records": records, "ids": ids, "fold": fold}
-        subsets.append(
-            Predictions.of_fold(index, proba, records=records, ids=ids, fold=fold, **given)
-        )
+        subsets.append(Predictions.of_fold(index, proba, **given))
     return Predictions.joined(subsets)
 
 

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -130,8 +131,8 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     work = incomplete(out)
     if (work / UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
-            f"{work} holds an unfinished run of another kind. Finish it with its own command, "
-            "choose another out=, or pass overwrite=True to discard it."
+            f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
+            "pass overwrite=True to discard it."
         )
     with new_folder(out) as work:
         yield work
@@ -340,15 +341,8 @@ def _wrong_field(content: Run) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what decides a number."""
-    import lightgbm
-    import sklearn
-
-    return {
-        "embedkit": __version__,
-        "numpy": np.__version__,
-        "scikit-learn": sklearn.__version__,
-        "lightgbm": lightgbm.__version__,
-    }
+    libraries = ("numpy", "scikit-learn", "lightgbm")
+    return {"embedkit": __version__} | {name: version(name) for name in libraries}
 
 
 def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetContent:
@@ -423,10 +417,7 @@ def words_of_texts(
 def check_one_test_set(split: Split, test: object) -> None:
     """Raise a :class:`UsageError` if the split has a test set beside ``test``."""
     if len(split.test):
-        raise UsageError(
-            f"the split has a test set already; leave out test={str(test)!r}, or take a split "
-            "without one."
-        )
+        raise UsageError(f"the split has a test set already; leave out test={str(test)!r}.")
 
 
 def joined_pairs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:

@@ -609,11 +609,18 @@ def _problem(p: Predictions) -> str:
         return "row or repeat is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    wrong = ~((p.proba >= 0) & (p.proba <= 1)).all(axis=1)  # NaN too
-    wrong |= np.abs(p.proba.sum(axis=1) - 1) > _ROUNDING
-    if wrong.any():
-        return f"row {p.row[wrong][0]} has invalid probabilities: {p.proba[wrong][0]}"
+    if problem := invalid_proba(p.row, p.proba, tolerance=_ROUNDING):
+        return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
+
+
+def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
+    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else ""."""
+    wrong = ~((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN too
+    wrong |= np.abs(proba.sum(axis=1) - 1) > tolerance
+    if not wrong.any():
+        return ""
+    return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0]}"
 
 
 def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:

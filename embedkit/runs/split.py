@@ -245,8 +245,8 @@ def split_for(
         file = Path(run or "") / "split.parquet" if split is None else split
         if isinstance(file, Path) and split is None and not file.is_file():
             raise UsageError(
-                f"{data.path} was made by the models of the run {run}, which is not there. "
-                "Pass split= with the split.parquet of that run."
+                f"{data.path} was made by the models of the run {run}, which is not there. Pass "
+                "its split.parquet as split=."
             )
         source, name = source_of(data), str(data.path)
         result = align_split(file, source=source, row=records.row, name=name)
@@ -367,9 +367,7 @@ def make_split(
     check_seed(seed)
     check_counts(folds=folds, repeats=repeats)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
-        raise UsageError(
-            f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5, such as 0.2."
-        )
+        raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
     known = _labelled(records)
     some, count = _taken(records, known), int(known.sum())
     if count < folds:
@@ -419,12 +417,10 @@ def split_by_column(
     ``test`` marks the test set, every other value a fold. Where only one other value is left, such
     as ``train``, its records are assigned to ``folds`` folds.
     """
-    empty = [i for i, value in enumerate(values) if value is None or not str(value).strip()]
-    if empty:
-        raise UsageError(
-            f"split_column={column!r}: row {records.row[empty[0]]} has no value there."
-        )
-    given = np.array([str(value).strip() for value in values], np.str_)
+    given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
+    if not given.all():
+        row = records.row[int(np.argmin(given.astype(bool)))]
+        raise UsageError(f"split_column={column!r}: row {row} has no value there.")
     in_test = given == "test"
     used = ~in_test & _labelled(records)
     names = np.unique(given[used])
@@ -522,10 +518,7 @@ def records_of(data: VectorData, label: str | None = None, group: str | None = N
     """Return the records of a dataset as a split needs them."""
     stored = data.manifest.job.input.label
     if label is not None and label != stored:
-        raise UsageError(
-            f"label={label!r}: {data.path} was made with the label column {stored!r}. "
-            "Split the corpus itself, or extract again with another label."
-        )
+        raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
     return Labelled(
         source=source_of(data),
         row=data.row,
