@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo
     from embedkit.dataset.shards import ExtractPlan
-    from embedkit.dataset.verify import Verification
     from embedkit.encoding.model import ModelInfo
 
 logger = logging.getLogger(__name__)
