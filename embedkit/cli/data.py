@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo
     from embedkit.dataset.shards import ExtractPlan
-    from embedkit.encoding.model import ModelInfo, ModuleInfo
+    from embedkit.encoding.model import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ def _dataset_text(info: DatasetInfo) -> str:
 
 
 def _model_text(model: ModelInfo) -> str:
-    """A checkpoint with its module tree."""
+    """A checkpoint with its modules."""
     everything = asked_for_all()
     lines = [
         f"{model.name}: {model.architecture}, {model.n_layers} layers, {model.width} wide",
@@ -359,17 +359,8 @@ def _model_text(model: ModelInfo) -> str:
         lines += [f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()]
     else:
         lines.append(f"  prompts    {_names_text(list(model.prompts), 'prompt')}")
-    lines += map(_module_line, model.modules) if everything else ["all modules: --all"]
+    lines.append(model.modules if everything else "all modules: --all")
     return "\n".join(filter(None, lines))
-
-
-def _module_line(module: ModuleInfo) -> str:
-    kind = module.kind if module.count == 1 else f"{module.count} × {module.kind}"
-    shapes = ", ".join(f"{n} {' × '.join(map(str, s))}" for n, s in module.shapes.items())
-    each = " each" if module.count > 1 else ""
-    count = f"{module.parameters:,}{each}" if module.parameters else ""
-    line = f"  {'  ' * module.depth}{module.name} ({kind})"
-    return f"{line:<46} {count:>17}  {shapes}".rstrip()
 
 
 def _names_text(names: Sequence[str], kind: str) -> str:

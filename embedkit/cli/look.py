@@ -349,8 +349,7 @@ def _senses_text(report: SenseReport) -> str:
             }
             for one in report.layers
         ]
-        centered = ", the mean of each layer subtracted" * report.centered
-        note = f"cosines of two uses of a word{centered}"
+        note = "cosines of two uses of a word, the mean of each layer subtracted"
     else:
         rows = [
             {"layer": "same sense nearest, %"}
@@ -361,7 +360,7 @@ def _senses_text(report: SenseReport) -> str:
 
 
 def _senses_data(report: SenseReport) -> dict[str, Any]:
-    names = ("model", "centered", "chance", "scored", "skipped")
+    names = ("model", "chance", "scored", "skipped")
     return {name: getattr(report, name) for name in names} | {
         "layers": [asdict(one) for one in report.layers],
         "chosen": asdict(report.chosen),
@@ -449,10 +448,9 @@ def _words_finding(report: WordReport) -> str:
 
 def _snippet(use: Use, around: int = 30) -> str:
     """The word in brackets, with some text around it."""
-    left, right = use.text[: use.start], use.text[use.end :]
-    left = "…" * (len(left) > around) + left[-around:] if left else ""
-    right = right[:around] + "…" * (len(right) > around)
-    return one_line(f"{left}[{use.text[use.start : use.end]}]{right}")
+    from embedkit.pages import in_context
+
+    return one_line("{}[{}]{}".format(*in_context(use.text, use.start, use.end, around=around)))
 
 
 @command(

@@ -114,9 +114,9 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ),
     (
         "--precision",
-        "Precision of the computation; auto: on CPU bf16 where a short trial finds "
-        "it 1.2 × as fast; int8: on CPU, about 0.1 from fp32. [fp32 on CPU; bf16 on CUDA, fp16 "
-        "on older devices]",
+        "Precision of the computation; auto: on CPU bf16 where the processor has "
+        "instructions for it; int8: on CPU, about 0.1 from fp32. [fp32 on CPU; bf16 on CUDA, "
+        "fp16 on older devices]",
         choice(PRECISIONS),
     ),
     # datasets and runs
