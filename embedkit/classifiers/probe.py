@@ -1,4 +1,4 @@
-"""Scores of every stored view under the same folds, beside controls.
+"""Scores of every stored view on the same folds, beside controls.
 
 The best score of many views is too high by chance. The nested score is not: for each fold the view
 is chosen in inner folds of the training records and then scored on the held-out ones.
@@ -72,7 +72,7 @@ def probe(
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> RunResult[ProbeRun]:
-    """Score every stored view under the same folds.
+    """Score every stored view on the same folds.
 
     Regularisation is chosen for every view in inner folds of the training records.
 

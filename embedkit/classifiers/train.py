@@ -263,9 +263,9 @@ def train(
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
-        estimator: ``logreg``, ``knn`` or ``lightgbm``, of values ``ridge``, ``knn`` or
+        estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
-            as ``sklearn.svm:LinearSVC``. By default ``logreg``, of values ``ridge``.
+            as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
         task: ``classification`` or ``regression``.
         split: result or file of ``embedkit split``; without one a split is made.
