@@ -87,7 +87,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
 def test_the_notebook_holds_the_outputs_of_one_execution():
     assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
     kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
-    assert kinds == {"execute_result", "stream"}
+    assert kinds == {"execute_result"}
 
 
 def test_every_command_and_exit_code_is_documented():
