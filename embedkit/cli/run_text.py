@@ -273,8 +273,7 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
             yield "model", names.model + (f" at {names.revision}" if names.revision else "")
             yield "input", ", ".join(names.inputs)
         kinds = [f"{name}, " for name in ("stratified", "grouped") if getattr(split, name)]
-        times = f", {split.repeats} times" if split.repeats > 1 else ""
-        folds = f"{count_text(split.folds, 'fold')}{times}, {''.join(kinds)}seed {split.seed}"
+        folds = f"{count_text(split.folds, 'fold')}, {''.join(kinds)}seed {split.seed}"
         yield "split", f"{folds} ({split.fingerprint[:12]})"
         test = f" and {content.records['test']:,} to test" if content.records["test"] else ""
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]

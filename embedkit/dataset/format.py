@@ -407,8 +407,8 @@ class Names:
 class Totals:
     """Counts of the corpus: ``accepted + rejected + left_out == records``.
 
-    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are not records. The
-    ledger counts tokens, windows and sequences.
+    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are not records.
+    The ledger counts tokens, windows and sequences.
     """
 
     records: Count = 0
