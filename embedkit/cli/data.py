@@ -350,23 +350,26 @@ def _model_text(model: ModelInfo) -> str:
         f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
         f"  pooler     {'yes' if model.has_pooler else 'no (--pooling pooler is refused)'}",
         f"  sentence   {model.sentence}",
-        f"  labels     {_names_text(model.labels, 'label')}" if model.labels else "",
+        f"  labels     {_some(model.labels)}" if model.labels else "",
         f"  parameters {model.parameters:,}, of the encoder {model.encoder_parameters:,}",
-        f"  missing    {_names_text(model.missing, 'weight')}",
-        f"  unused     {_names_text(model.unused, 'weight')}",
+        f"  missing    {_weights_text(model.missing)}",
+        f"  unused     {_weights_text(model.unused)}",
     ]
     if everything or len(model.prompts) <= _PROMPTS_SHOWN:
         lines += [f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()]
     else:
-        lines.append(f"  prompts    {_names_text(list(model.prompts), 'prompt')}")
+        lines.append(f"  prompts    {_some(list(model.prompts))}")
     lines.append(model.modules if everything else "all modules: --all")
     return "\n".join(filter(None, lines))
 
 
-def _names_text(names: Sequence[str], kind: str) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"{count_text(len(names), kind)}: {shown}{more}" if names else f"no {kind}s"
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def _weights_text(names: Sequence[str]) -> str:
+    return f"{count_text(len(names), 'weight')}: {_some(names)}" if names else "no weights"
 
 
 @command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")
