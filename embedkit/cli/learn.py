@@ -469,14 +469,16 @@ def _compare_text(
     """The answer, the methods, the decisions and what to do next; with ``--all`` all numbers."""
     from embedkit.comparison.recommendation import run_notices
 
-    first = [f"{advice.title} ({advice.method.name})", advice.reason]
+    name = f" ({advice.method.name})" if advice.useful else ""
+    first = [f"{advice.title}{name}", advice.reason]
     if asked_for_all():
         last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
     else:
-        tried = [f"{o.question.lower()}: {o.answer}" for o in advice.decisions if not o.command]
-        missing = [one.question.lower() for one in advice.decisions if one.command]
-        tried += [f"not tried: {', '.join(missing)}"] if missing else []
-        last = ["; ".join(tried).replace("layer: layer", "layer")]
+        answers = {one.question.lower(): one.answer for one in advice.decisions}
+        missing = [question for question, answer in answers.items() if answer == "not tried"]
+        said = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
+        said += [f"not tried: {', '.join(missing)}"] if missing else []
+        last = ["; ".join(said).replace("layer: layer", "layer")]
         if shorts := [one.short for one in run_notices(compared)]:
             last.append(f"look first: {', '.join(shorts)}")
     last.append(f"next: {advice.next}")

@@ -444,7 +444,7 @@ def charts_of(
     timed = [row for row in rows if row.cost and row.cost.milliseconds]
     timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
     if len(timed) > 1:
-        yield "cost", cost(timed, scale, styles, chosen)
+        yield "cost", cost(timed, scale, styles, compared.table.level)
     probes = [content for _, content in compared.runs.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
@@ -492,7 +492,7 @@ def forest(
     """Gains over the baseline with their intervals; the band is too small to matter."""
     numbers = [metric_text(gain.value, scale.metric, signed=True) for gain in gains.values()]
     names = [shorten(name, 22) for name in gains]
-    left = max(text_width(name) for name in names) * 1.06 + 12  # one of them is bold
+    left = max(text_width(name) for name in names) * 1.1 + 16  # one of them is bold
     right, row, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
     bottom = top + row * len(gains)
     ends = [0.0, scale.min_difference, -scale.min_difference]
@@ -522,8 +522,8 @@ def forest(
     return scene
 
 
-def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: str) -> Scene:
-    """Score against time per text; dashed: nothing is both quicker and better."""
+def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], level: str) -> Scene:
+    """Score against time per text or word; dashed: nothing is both quicker and better."""
     times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
     scores = [row.scores[scale.metric] for row in rows]
     ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
@@ -535,7 +535,7 @@ def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: s
         (min(times) / 1.6, max(times) * 1.6),
         (high, low) if scale.lower else (low, high),
         title="Score against time",
-        x_name="milliseconds a text",
+        x_name="milliseconds a word" if level == "word" else "milliseconds a text",
         y_name=metric_name(scale.metric),
         description="; ".join(
             f"{row.name}: {score_text(one.value, scale.metric)}, {cost_text(row)}"
