@@ -132,6 +132,17 @@ def test_records_without_a_label_are_left_out(
     assert len(embedkit.load(again.out)) == 40
 
 
+def test_what_may_be_left_out(partly: Path, tmp_path: Path) -> None:
+    """The name of a run, and the method that loads an encoder."""
+    done = command("train", partly, "--folds", 3, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/partly-logreg/run.json").is_file()
+    encoder = Encoder(str(tiny_model()), device="cpu")
+    assert np.array_equal(encoder.encode(TEXTS), Encoder.load(tiny_model()).encode(TEXTS))
+    with pytest.raises(UsageError, match="nothere"):
+        Encoder("models/nothere", offline=True)
+
+
 @pytest.mark.parametrize("to", EXPORTS)
 def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
     import faiss
