@@ -309,7 +309,7 @@ def test_int8_is_scaled_by_shard_and_says_what_it_costs(corpus: Path, tmp_path: 
         assert data.X.dtype == np.float32
         np.testing.assert_allclose(data.X, np.concatenate(parts), rtol=1e-6)
     files = result.out / "sentences/*.parquet"
-    kinds = duckdb.sql(f"select typeof(mean_2), len(mean_2) from '{files}'").fetchall()
+    kinds = duckdb.execute(f"select typeof(mean_2), len(mean_2) from '{files}'").fetchall()
     assert set(kinds) == {("TINYINT[]", 16)}
     ledger = result.manifest.totals.ledger
     assert ledger["neighbours"] >= ledger["neighbours_int8"] > 0
