@@ -26,18 +26,10 @@ from embedkit.classifiers.train import CrossValidation, cross_validate
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
 from embedkit.runs.predictions import Target
-from embedkit.runs.split import Split, SplitSettings, assign_folds, inner_folds
+from embedkit.runs.split import inner_folds
+from tests.run_fixtures import split_of
 
 LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
-
-
-def split_of(y: Any, *, group: Any = None, folds: int = 5) -> Split:
-    """Folds of so many records; those of a group share one."""
-    n = len(y)
-    group = np.arange(n) if group is None else group
-    strata = y if y.dtype == np.int64 else np.zeros(n, np.int64)
-    settings = SplitSettings(source=("s",), folds=folds, repeats=1, seed=0, stratified=True)
-    return Split(np.arange(n), group, assign_folds(strata, group, folds, seed=0)[:, None], settings)
 
 
 def two_classes(

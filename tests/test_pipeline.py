@@ -292,6 +292,7 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
 
 PRINTING = ("search", "words")  # leave no file, run every time
 RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
+LONG = ("medical_papers", "nsmc_finetuning", "nsmc_layers", "reviews")
 
 
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
@@ -346,7 +347,13 @@ NSMC = "\n".join(
 ).encode()
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+        for path in RECIPES
+    ],
+)
 def test_every_recipe_runs_on_a_stand_in(
     recipe: Path,
     tmp_path: Path,

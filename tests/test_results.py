@@ -487,7 +487,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def answers() -> Iterator[PredictedRecord]:
-        yield PredictedRecord(0, "a", Prediction("1", {"0": 0.25, "1": 0.75}))
+        yield {"row": 0, "id": "a"}, Prediction("1", {"0": 0.25, "1": 0.75})
         raise RuntimeError("in the middle")
 
     for name in ("a.tsv", "a.jsonl", "a.parquet"):

@@ -11,6 +11,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -73,8 +74,7 @@ class EstimatorSettings:
             check_choice(CLASS_WEIGHTS, class_weight=result.class_weight)
             if task == "regression" or "class_weight" not in result.row.build().get_params():
                 raise UsageError(
-                    f"class_weight={result.class_weight!r}: {result.estimator} takes no class "
-                    "weights; logreg and lightgbm do, in classification."
+                    f"class_weight={result.class_weight!r} needs a classifier such as logreg."
                 )
         return result
 
@@ -198,26 +198,21 @@ def _imported(name: str, task: str) -> Estimator:
     library = module.partition(".")[0]
     if library not in ("sklearn", "lightgbm"):
         raise UsageError(
-            f"estimator={name!r}: only models of scikit-learn and LightGBM can be saved and loaded "
-            f"safely, and {cls} belongs to {library}. Fit it in Python, on the vectors of "
-            "embedkit.load and the folds of embedkit.split."
+            f"estimator={name!r}: only models of scikit-learn and LightGBM can be loaded safely, "
+            f"and {cls} belongs to {library}. Fit it in Python."
         )
     try:
         kind = getattr(import_module(module), cls)
         estimator = kind()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"estimator={name!r}: no estimator can be made: {first_line(error)}."
-        ) from error
+        raise UsageError(f"estimator={name!r} cannot be made: {first_line(error)}.") from error
     if not (is_classifier if task == "classification" else is_regressor)(estimator):
         raise UsageError(f"estimator={name!r} is not for task={task!r}.")
+    build = kind
     if task == "regression" and library == "sklearn":
         # the defaults of many depend on the unit and the zero of the values
-        return Estimator(
-            lambda: TransformedTargetRegressor(kind(), transformer=StandardScaler()),
-            scaling=lambda: [("scale", StandardScaler())],
-        )
-    return Estimator(kind, scaling=lambda: [("scale", StandardScaler())])
+        build = partial(TransformedTargetRegressor, estimator, transformer=StandardScaler())
+    return Estimator(build, scaling=lambda: [("scale", StandardScaler())])
 
 
 def save_model(folder: Path, pipeline: Any) -> None:
@@ -234,10 +229,7 @@ def save_model(folder: Path, pipeline: Any) -> None:
     content = _repeatable(dumps(pipeline))
     refused = [name for name in get_untrusted_types(data=content) if not _is_trusted(name)]
     if refused:
-        raise UsageError(
-            f"the model cannot be saved: it holds {refused[0]}, which is never loaded from a file. "
-            "Take another estimator."
-        )
+        raise UsageError(f"the model holds {refused[0]}, which is never loaded. Take another one.")
     storage.write_durably(where / "pipeline.skops", content, scratch=folder)
 
 
@@ -266,10 +258,8 @@ def _is_trusted(name: str) -> bool:
     Modules of scikit-learn also contain functions of other libraries, which are not trusted.
     """
     module, _, cls = name.rpartition(".")
-    if name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}":
-        return True
     if not module.startswith(_TRUSTED):
-        return False
+        return name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}"
     try:
         kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError):

@@ -37,7 +37,6 @@ from embedkit.runs.folder import (
     check_alike,
     check_free,
     check_one_test_set,
-    count_seen,
     dataset_content,
     default_out,
     joined_pairs,
@@ -47,16 +46,9 @@ from embedkit.runs.folder import (
     write_results,
 )
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import (
-    Predictions,
-    Target,
-    TestSet,
-    check_folds,
-    target_from,
-    target_like,
-)
-from embedkit.runs.run import Choice, Cost, TestSetContent, TrainRun
-from embedkit.runs.split import Split, same_text_groups, split_for
+from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
+from embedkit.runs.run import Choice, Cost, TrainRun
+from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -121,15 +113,8 @@ def cross_validate(
     for (repeat, fold), (train, test), (fitted, proba, *_) in zip(
         split.names, subsets, fits, strict=True
     ):
-        where: dict[str, Any] = {
-            "row": split.row,
-            "ids": split.row if ids is None else ids,
-            "group": split.group,
-            "target": target,
-            "fold": fold,
-            "repeat": repeat,
-            "word": split.word,
-        }
+        where: dict[str, Any] = {"records": split, "ids": split.row if ids is None else ids}
+        where |= {"target": target, "fold": fold, "repeat": repeat}
         inner, cut = None, None if threshold is None else threshold.value
         if fitted.inner is not None:
             inner = Predictions.of_fold(train, fitted.inner, **where)
@@ -185,26 +170,14 @@ def load_test_set(
 ) -> TestSet:
     """Load a test set; a corpus file is encoded as the training dataset ``data`` was."""
     if isinstance(test, str | os.PathLike) and is_dataset(Path(test)):
-        made = _from_dataset(Path(test), data, texts_only)
+        fields = _from_dataset(Path(test), data, texts_only)
     else:
-        made = _from_corpus(test, data, texts_only)
-    fields, labels, keys, rows, source, rejected = made
-    group = same_text_groups(keys, None, len(rows))
-    seen = count_seen(keys, text_keys(records_of_words(data)))
-    return TestSet(
-        **fields,
-        group=group[np.searchsorted(rows, fields["row"])],
-        target=target_like(target, labels, rows=fields["row"], name="the test set"),
-        content=TestSetContent(source=source, rejected=rejected, seen_texts=seen),
-    )
+        fields = _from_corpus(test, data, texts_only)
+    training = text_keys(records_of_words(data))
+    return TestSet.further(target, training=training, name="the test set", **fields)
 
 
-_Read = tuple[dict[str, Any], Sequence[str | None] | None, Int64, Int64, tuple[str, ...], int]
-"""Fields of the test set and its labels; text keys and row numbers of its records; hashes of its
-files; number of rejected records."""
-
-
-def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Read:
+def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> dict[str, Any]:
     other = load(test, list(data.views), level=data.level)
     check_alike(
         dataset_content(other),
@@ -215,18 +188,21 @@ def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Read:
     )
     if texts_only and not other.manifest.job.storage.text:
         raise UsageError(f"{test} stores no texts; give the corpus file itself.")
-    fields = {
+    records = records_of_words(other)
+    return {
         "row": other.row,
         "ids": [str(i) for i in other.ids],
         "features": stored_texts(other, separator=" ") if texts_only else other.X,
         "word": other.word if data.level == "word" else None,
+        "labels": other.column("label") if "label" in other.columns else None,
+        "rows": records.row,
+        "keys": text_keys(records),
+        "source": source_of(other),
+        "rejected": other.manifest.totals.rejected,
     }
-    labels = other.column("label") if "label" in other.columns else None
-    records, rejected = records_of_words(other), other.manifest.totals.rejected
-    return fields, labels, text_keys(records), records.row, source_of(other), rejected
 
 
-def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> _Read:
+def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> dict[str, Any]:
     columns, of_words = data.manifest.job.input, data.level == "word"
     new = read_more_texts(
         test,
@@ -235,30 +211,21 @@ def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> _Read:
         paired=columns.text_pair is not None,
         word_label=columns.word_label if of_words else None,
     )
-    encode = None
-    if not texts_only:
-        encode = encode_as(data.manifest, data.views, owner=str(data.path))
-    fields: dict[str, Any] = {"row": new.row, "ids": new.ids}
-    labels: Sequence[str | None] | None = new.labels
-    features: Any
+    encode = None if texts_only else encode_as(data.manifest, data.views, owner=str(data.path))
+    fields: dict[str, Any] = {"row": new.row, "ids": new.ids, "labels": new.labels}
     if of_words:
         spans = marked_spans(new.words or ())
-        if encode is None:
-            record, word, features = words_of_texts(new.texts, spans)
-        else:
-            words = encode.words(new.texts, spans=spans)
-            record, word, features = words.row, words.word.astype(np.int64), words.X
+        record, word, _, features = words_of_texts(new.texts, spans, encode)
         labels = labels_of_words(new.words, record, word)
-        fields = {"row": new.row[record], "ids": [new.ids[i] for i in record], "word": word}
-    elif encode is None:
-        features = joined_pairs(new.texts, new.pairs)
+        ids = [new.ids[i] for i in record]
+        fields = {"row": new.row[record], "ids": ids, "labels": labels, "word": word}
     else:
-        features = encode(new.texts, new.pairs)
-    if labels is None:
+        features = (encode or joined_pairs)(new.texts, new.pairs)
+    if fields["labels"] is None:
         name = columns.word_label if of_words else columns.label
         logger.warning("%s has no column %r: it is predicted, not scored", new.name, name)
-    keys, rejected = new.text_keys(), sum(new.rejected.values())
-    return fields | {"features": features}, labels, keys, new.row, new.source, rejected
+    fields |= {"rows": new.row, "keys": new.text_keys(), "source": new.source}
+    return fields | {"features": features, "rejected": sum(new.rejected.values())}
 
 
 def train(
@@ -296,9 +263,9 @@ def train(
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
-        estimator: ``logreg``, ``knn`` or ``lightgbm``, of values ``ridge``, ``knn`` or
+        estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
-            as ``sklearn.svm:LinearSVC``. By default ``logreg``, of values ``ridge``.
+            as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
         task: ``classification`` or ``regression``.
         split: result or file of ``embedkit split``; without one a split is made.
@@ -350,11 +317,9 @@ def train(
     if metric is not None:
         check_metric(metric, classes=len(target.classes))
     decision = None if threshold is None else Threshold.parse(threshold)
-    if threshold is not None and len(target.classes) != 2:
-        raise UsageError(
-            f"threshold={threshold!r} needs two classes; there are "
-            f"{len(target.classes) or 'values'}."
-        )
+    if decision is not None and len(target.classes) != 2:
+        count = len(target.classes) or "values"
+        raise UsageError(f"threshold={threshold!r} needs two classes; there are {count}.")
     chosen = split_for(data, split, column=split_column, folds=folds, seed=seed)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
@@ -383,7 +348,7 @@ def train(
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
         of_estimator = asdict(settings)
-        fits = [*result.choices, result.final.choice]
+        names, fits = [*chosen.names, (None, None)], [*result.choices, result.final.choice]
         content = write_results(
             folder,
             TrainRun,
@@ -397,7 +362,7 @@ def train(
             settings=of_estimator,
             choices=tuple(
                 replace(choice, repeat=repeat, fold=fold)
-                for (repeat, fold), choice in zip([*chosen.names, (None, None)], fits, strict=True)
+                for (repeat, fold), choice in zip(names, fits, strict=True)
             ),
             views=tuple(data.views) if features == "vectors" else (),
             threshold=cut,

@@ -175,7 +175,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
-    """Score every stored view under the same folds.
+    """Score every stored view on the same folds.
 
     Controls: the majority class, a control task with random labels and, with --control, untrained
     encoders.

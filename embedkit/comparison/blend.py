@@ -2,7 +2,7 @@
 
 The stacked model of classes is a logarithmic pool: log-probabilities of the runs, weighted by run,
 plus a shift of each class, chosen by log-loss (Genest and Zidek 1986, *Combining probability
-distributions*); that of values a ridge regression. For the records of a fold it is fitted on
+distributions*); for numeric targets it is a ridge regression. For the records of a fold it is fitted on
 predictions that inner folds made for the training records of that fold: no model that made them has
 seen the fold. Out-of-fold predictions would leak, since the models that predict the other folds
 have been fitted on this one. A fine-tuned run has inner predictions for its validation records
@@ -208,8 +208,7 @@ def write_blend(
         records,
         p.classes,
         out,
-        folds=not answers,
-        words=("word",) if p.of_words else (),
+        more=[*(["word"] if p.of_words else []), *([] if answers else ["fold"])],
         submission=submission,
     )
 
@@ -220,7 +219,7 @@ def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedReco
     proba = made.apply(given)
     predicted = predictions_of(proba, decide(proba, threshold=made.threshold), classes)
     for row, identifier, prediction in zip(rows, ids, predicted, strict=True):
-        yield PredictedRecord(row, identifier, prediction)
+        yield {"row": row, "id": identifier}, prediction
 
 
 def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
@@ -239,8 +238,7 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
             "validation= above 0, blend their mean, or pass answers= for new records."
         )
     predicted = predictions_of(p.proba, p.y_pred, p.classes)
-    words = p.word.tolist() if p.of_words else [None] * len(p.row)
-    for row, identifier, fold, prediction, word in zip(
-        p.row, p.ids, fold_names(p.fold), predicted, words, strict=True
-    ):
-        yield PredictedRecord(int(row), identifier, prediction, fold, word)
+    given = {"row": p.row.tolist(), "id": p.ids} | ({"word": p.word.tolist()} if p.of_words else {})
+    given["fold"] = fold_names(p.fold)
+    for *values, prediction in zip(*given.values(), predicted, strict=True):
+        yield dict(zip(given, values, strict=True)), prediction

@@ -216,7 +216,7 @@ def compare(
     The method to use is the cheapest of those that are not proven worse than the best. Candidates
     are the runs, their blends, and the view that each probe chooses inside the folds, if they are
     proven better than the majority; all of them if none is. Where there is a test set, a method
-    that is proven worse on it than another candidate or the majority is none. Cheaper is what
+    that is proven worse on it than another candidate or the majority is ruled out. Cheaper is what
     predicts faster, then what trains faster, both to two digits.
 
     Args:
@@ -225,8 +225,8 @@ def compare(
             ``majority``.
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
             all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
-            than 80 % of the records or classes were weighted; of values the root mean squared
-            error.
+            than 80 % of the records or classes were weighted; for numeric targets the root mean
+            squared error.
         min_difference: smallest difference that matters, in points of metrics in per cent, else in
             the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
             1 % of the baseline's.

@@ -408,7 +408,7 @@ class Names:
 class Totals:
     """Counts of the corpus: ``accepted + rejected + left_out == records``.
 
-    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are no records. The
+    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are not records. The
     ledger counts tokens, windows and sequences.
     """
 

@@ -58,30 +58,14 @@ from embedkit.runs.folder import (
     RunResult,
     check_free,
     check_one_test_set,
-    count_seen,
     default_out,
     path_from,
     resumable_run,
     write_results,
 )
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import (
-    Predictions,
-    Target,
-    TestSet,
-    check_folds,
-    target_from,
-    target_like,
-)
-from embedkit.runs.run import (
-    Cost,
-    DatasetContent,
-    EpochScores,
-    FinetuneRun,
-    TestSetContent,
-    Tokens,
-    Truncated,
-)
+from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
+from embedkit.runs.run import Cost, DatasetContent, EpochScores, FinetuneRun, Tokens, Truncated
 from embedkit.runs.split import (
     TEST,
     UNUSED,
@@ -90,7 +74,6 @@ from embedkit.runs.split import (
     align_split,
     assign_folds,
     make_split,
-    same_text_groups,
     write_split,
 )
 from embedkit.storage import UNFINISHED
@@ -229,15 +212,19 @@ def finetune(
         test_set = TestSet.of_split(assigned, units.ids, target, tested)
     else:
         check_one_test_set(assigned, test)
-        further, keys = _Units.of(more, tokenizer, tokens, options.level), more.text_keys()
-        rejected, seen = sum(more.rejected.values()), count_seen(keys, data.text_keys())
-        test_set = TestSet(
+        further = _Units.of(more, tokenizer, tokens, options.level)
+        test_set = TestSet.further(
+            target,
+            further.labels,
+            rows=more.row,
+            keys=more.text_keys(),
+            training=data.text_keys(),
+            source=more.source,
+            rejected=sum(more.rejected.values()),
+            name=more.name,
             row=further.row,
             ids=further.ids,
-            group=same_text_groups(keys, None, len(more))[further.record],
-            target=target_like(target, further.labels, rows=further.row, name=more.name),
             features=further.texts,
-            content=TestSetContent(source=more.source, rejected=rejected, seen_texts=seen),
             word=further.word,
         )
     check_folds(target, assigned)
@@ -578,13 +565,11 @@ def _predictions(
     subsets, ids = [], job.units.ids
     for fold, result, limit in zip(job.folds, results, each, strict=True):
         common: dict[str, Any] = {
-            "row": job.split.row,
+            "records": job.split,
             "ids": ids,
-            "word": job.split.word,
             "target": job.target,
             "fold": fold.fold,
             "repeat": fold.repeat,
-            "group": job.split.group,
             "threshold": limit,
         }
         inner = None

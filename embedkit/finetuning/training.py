@@ -39,13 +39,8 @@ from embedkit.finetuning.model import (
     save_weights,
 )
 from embedkit.finetuning.options import TrainingOptions
-from embedkit.runs.metrics import (
-    LOWER_IS_BETTER,
-    beta_of,
-    classification_metrics,
-    regression_metrics,
-)
-from embedkit.runs.predictions import Target, decide
+from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
+from embedkit.runs.predictions import Target
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -400,7 +395,5 @@ def saving(folder: Path) -> AbstractContextManager[None]:
 
 def _value(y: Any, proba: Float64, target: Target, of_classes: str, of_values: str) -> float:
     """A metric of the likeliest class, or of values."""
-    if target.classes:
-        metrics = classification_metrics(y, proba, decide(proba), beta=beta_of(of_classes))
-        return metrics[of_classes].value(len(y))
-    return regression_metrics(y, proba)[of_values].value(len(y))
+    metric = of_classes if target.classes else of_values
+    return metrics_for(y, proba, beta=beta_of(metric))[metric].value(len(y))

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Metric
 from embedkit.types import Bool, Float64, Int64
+
+T = TypeVar("T")
 
 _BINS = 15  # of the calibration error, of equal width between 0 and 1
 
@@ -52,29 +54,22 @@ class MetricRow:
     counts_all: bool = False
 
 
-def _percent(of: Any, label: str = "", task: Any = "classes", **more: Any) -> MetricRow:
-    return MetricRow(of, label, task, percent=True, **more)
-
-
-def _error(of: Any, label: str, worst: Any, task: Any = "classes") -> MetricRow:
-    return MetricRow(of, label, task, lower=True, compared=True, scale="error", worst=worst)
-
-
-def _correlation_row(of: Any, label: str, task: Any = "values", compared: bool = True) -> MetricRow:
-    return MetricRow(of, label, task, compared=compared, scale="correlation", worst=lambda _: -1.0)
+_percent = partial(MetricRow, percent=True)
+_error = partial(MetricRow, lower=True, compared=True, scale="error")
+_rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
 METRICS: Mapping[str, MetricRow] = {
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
     "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True),
     "log_loss": _error(
-        lambda p: _mean(-np.log(p.true)), "log-loss", lambda _: -math.log(_SMALLEST)
+        lambda p: _mean(-np.log(p.true)), "log-loss", worst=lambda _: -math.log(_SMALLEST)
     ),
     "brier": _error(
-        lambda p: _mean(p.brier), "Brier score", lambda p: 1.0 if p.classes == 2 else 2.0
+        lambda p: _mean(p.brier), "Brier score", worst=lambda p: 1.0 if p.classes == 2 else 2.0
     ),
     "calibration_error": _error(
-        lambda p: _calibration_error(p.y, p.proba), "calibration error", lambda _: 1.0
+        lambda p: _calibration_error(p.y, p.proba), "calibration error", worst=lambda _: 1.0
     ),
     "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True),
     "average_precision": _percent(
@@ -84,10 +79,12 @@ METRICS: Mapping[str, MetricRow] = {
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
     "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy),
-    "mcc": _correlation_row(lambda p: p.cells.mcc, "MCC", "classes", compared=False),
+    "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
     "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
-    "rmse": _error(lambda p: p.rmse, "RMSE", lambda p: p.largest, "values"),
-    "mae": _error(lambda p: _mean(np.abs(p.y - p.predicted)), "MAE", lambda p: p.largest, "values"),
+    "rmse": _error(lambda p: p.rmse, "RMSE", "values", worst=lambda p: p.largest),
+    "mae": _error(
+        lambda p: _mean(np.abs(p.y - p.predicted)), "MAE", "values", worst=lambda p: p.largest
+    ),
     "r2": MetricRow(
         lambda p: p.r2,
         "R²",
@@ -96,8 +93,8 @@ METRICS: Mapping[str, MetricRow] = {
         scale="explained",
         worst=lambda p: 1 - (p.largest / p.unit) ** 2,
     ),
-    "pearson": _correlation_row(lambda p: p.pearson, "Pearson"),
-    "spearman": _correlation_row(lambda p: p.spearman, "Spearman"),
+    "pearson": _rank(lambda p: p.pearson, "Pearson", "values", compared=True),
+    "spearman": _rank(lambda p: p.spearman, "Spearman", "values", compared=True),
 }
 """All metrics, in the order of tables. F-beta scores, such as ``f2``, are like ``f1``."""
 
@@ -175,26 +172,22 @@ def _rows(classes: int, beta: float | None = None) -> dict[str, MetricRow]:
     return rows
 
 
-def classification_metrics(
-    y: Int64, probabilities: Float64, predicted: Int64, *, beta: float | None = None
+def metrics_for(
+    y: NDArray[Any], output: Float64, predicted: Int64 | None = None, *, beta: float | None = None
 ) -> dict[str, Metric]:
-    """Return the metrics of classes in :data:`METRICS` as functions of weights.
+    """Return the metrics of predictions in :data:`METRICS` as functions of weights.
 
     Args:
-        y: ``(n,)`` true class numbers.
-        probabilities: ``(n, classes)``, each row summing to 1.
-        predicted: ``(n,)`` predicted class numbers.
+        y: ``(n,)`` true class numbers, or values of a regression.
+        output: ``(n, classes)`` probabilities, each row summing to 1; or ``(n,)`` values.
+        predicted: ``(n,)`` predicted class numbers; by default the likeliest.
         beta: also F-beta of the second of two classes, as ``f2`` for 2.
     """
-    return _metrics(_Labels(y, probabilities, predicted), beta)
-
-
-def regression_metrics(y: Float64, predicted: Float64) -> dict[str, Metric]:
-    """Return the metrics of ``(n,)`` values in :data:`METRICS` as functions of weights."""
-    return _metrics(_Values(y, predicted), None)
-
-
-def _metrics(p: _Labels | _Values, beta: float | None) -> dict[str, Metric]:
+    p: _Labels | _Values
+    if output.ndim == 1:
+        p = _Values(y, output)
+    else:
+        p = _Labels(y, output, output.argmax(1) if predicted is None else predicted)
     return {
         name: Metric(row.of(p), row.scale, row.worst(p), None if row.counts_all else p.rarer)
         for name, row in _rows(p.classes, beta).items()
@@ -450,20 +443,31 @@ def _ratio(part: Float64, whole: Float64) -> Float64:
     return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
 
 
+def _kept(method: Callable[[Any, Float64], T]) -> Callable[[Any, Float64], T]:
+    """A method whose last result is kept, since several metrics ask for the same weights."""
+
+    def call(self: Any, weights: Float64) -> T:
+        if self.last is None or self.last[0] is not weights:
+            self.last = weights, method(self, weights)
+        return self.last[1]  # type: ignore[no-any-return]
+
+    return call
+
+
 class _Confusion:
     """Weight of the records of every true and predicted class, and metrics of it."""
+
+    last: Any = None
 
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
         self._classes = classes
         self._cells = _indicator(y * classes + predicted, classes**2)
-        self._last: tuple[Float64, Float64] | None = None
 
+    @_kept
     def _table(self, weights: Float64) -> Float64:
-        """``(samples, true, predicted)``; kept, since several metrics ask for the same."""
-        if self._last is None or self._last[0] is not weights:
-            table = np.asarray(self._cells @ weights.T).T
-            self._last = weights, table.reshape(-1, self._classes, self._classes)
-        return self._last[1]
+        """``(samples, true, predicted)``."""
+        table = np.asarray(self._cells @ weights.T).T
+        return table.reshape(-1, self._classes, self._classes)
 
     def _marginals(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
         """``(samples, classes)``: rightly predicted, true, and predicted."""
@@ -504,24 +508,22 @@ class _Confusion:
 class _Ranking:
     """Records in order of score, ties together, for metrics of a ranking."""
 
+    last: Any = None
+
     def __init__(self, positive: Bool, scores: Float64) -> None:
-        self._last: tuple[Float64, tuple[Float64, Float64, Float64]] | None = None
         self._order = np.argsort(-scores, kind="stable")
         self._positive = positive[self._order].astype(np.float64)
         self._starts = np.append(0, np.flatnonzero(np.diff(scores[self._order])) + 1)
 
+    @_kept
     def _sums(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
-        """Weights of positives and negatives at every score, and of positives down to it; kept."""
-        if self._last is None or self._last[0] is not weights:
-            ordered = np.take(weights, self._order, axis=1)
-            gained = ordered * self._positive
-            missed = ordered - gained
-            if len(self._starts) < len(self._order):
-                gained, missed = (
-                    np.add.reduceat(w, self._starts, axis=1) for w in (gained, missed)
-                )
-            self._last = weights, (gained, missed, np.cumsum(gained, axis=1))
-        return self._last[1]
+        """Weights of positives and negatives at every score, and of positives down to it."""
+        ordered = np.take(weights, self._order, axis=1)
+        gained = ordered * self._positive
+        missed = ordered - gained
+        if len(self._starts) < len(self._order):
+            gained, missed = (np.add.reduceat(w, self._starts, axis=1) for w in (gained, missed))
+        return gained, missed, np.cumsum(gained, axis=1)
 
     def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""

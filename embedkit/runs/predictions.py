@@ -24,9 +24,9 @@ from embedkit import storage
 from embedkit.dataset.read import has_label
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.intervals import Metric, scored
-from embedkit.runs.metrics import Entities, beta_of, classification_metrics, regression_metrics
+from embedkit.runs.metrics import Entities, beta_of, metrics_for
 from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetContent
-from embedkit.runs.split import TEST, Split
+from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_columns, check_files, read_table
 from embedkit.types import Float64, Int64
 
@@ -56,21 +56,24 @@ def target_from(
     labels: Sequence[str | None], *, rows: Int64, name: str, task: str = "classification"
 ) -> Target:
     """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
-    known = np.array([has_label(label) for label in labels], bool)
-    if not known.all():
-        some = [label for label in labels if has_label(label)]
-        target = target_from(some, rows=rows[known], name=name, task=task)
-        y = np.full(len(known), -1) if target.classes else np.full(len(known), np.nan)
-        y[known] = target.y
-        logger.warning(f"{name}: {int((~known).sum()):,} of {len(known):,} records have no label")
-        return Target(y, target.classes)
-    names = np.unique(np.array(labels, np.str_))
+    known = [label for label in labels if has_label(label)]
+    names = np.unique(np.array(known, np.str_))
     if not len(names):
         raise UsageError(f"{name} has no labelled records.")
     if len(names) == 1:
         raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
+    missing = len(labels) - len(known)
     if task == "regression":
-        return Target(_values(labels, rows, name), ())
+        target = Target(_values(labels, rows, name), ())
+    else:
+        target = _numbered(labels, _classes(names, name))
+    if missing:
+        logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
+    return target
+
+
+def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
+    """The classes by number; an error for many different values that are no class numbers."""
     values = np.array([_number(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
@@ -80,8 +83,13 @@ def target_from(
             f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
             f"{classes[-1]}), not classes. Pass task='regression'."
         )
+    return classes
+
+
+def _numbered(labels: Sequence[str | None], classes: tuple[str, ...]) -> Target:
     numbers = {label: i for i, label in enumerate(classes)}
-    return Target(np.array([numbers[str(x)] for x in labels], np.int64), classes)
+    y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
+    return Target(np.array(y, np.int64), classes)
 
 
 def target_like(
@@ -90,20 +98,19 @@ def target_like(
     """Return the target for further records by the classes of another; empty without labels."""
     if labels is None or not any(map(has_label, labels)):
         return Target(np.empty(0, np.int64), target.classes)
-    numbers = {label: i for i, label in enumerate(target.classes)}
     for label, row in zip(labels, rows, strict=True):
         if not has_label(label):
             raise UsageError(
                 f"{name}: row {row} has no label while others have one. Label all or none."
             )
-        if numbers and label not in numbers:
+        if target.classes and label not in target.classes:
             raise UsageError(
                 f"{name}: row {row} has the label {label!r}, which no training record has; "
                 f"there are {', '.join(target.classes[:10])}."
             )
     if not target.classes:
         return Target(_values(labels, rows, name), ())
-    return Target(np.array([numbers[str(x)] for x in labels], np.int64), target.classes)
+    return _numbered(labels, target.classes)
 
 
 def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> None:
@@ -131,8 +138,7 @@ def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> 
                 absent = target.classes[int(np.argmin(counts))]
                 raise UsageError(
                     f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                    f"{len(target.y)} records. Every label needs records in 2 folds or more: use "
-                    "fewer folds, or leave rare labels out."
+                    f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
                 )
             if np.count_nonzero(counts) == 1:
                 label = target.classes[int(np.argmax(counts))]
@@ -232,26 +238,24 @@ class Predictions:
         index: Int64,
         proba: Float64,
         *,
-        row: Int64,
+        records: Split | TestSet,
         ids: Sequence[str] | NDArray[np.str_],
         target: Target,
         fold: int,
-        group: Int64 | None = None,
         repeat: int = 0,
         threshold: float | None = None,
         inner: Predictions | None = None,
-        word: Int64 | None = None,
     ) -> Predictions:
         """Return the predictions ``proba`` of one fold, or of the test set.
 
-        They are those of the records ``index`` of ``row``, ``ids``, ``group``, ``word`` and the
-        target, whose ``y`` may be empty. Without groups every record is a sampling unit.
+        They are of ``index`` in the records, ids and target, whose ``y`` may be empty.
         """
+        row, word = records.row, records.word
         unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
         return cls(
             row=row[index],
             ids=tuple(str(ids[i]) for i in index),
-            group=(row if group is None else group)[index],
+            group=records.group[index],
             fold=np.full(len(index), fold),
             repeat=np.full(len(index), repeat),
             y=target.y[index] if len(target.y) else unknown,
@@ -349,10 +353,7 @@ class Predictions:
             elif self.inner is not None:
                 y = self.inner.y[self.inner.repeat == self.repeat[test[0]]]
             else:
-                raise UsageError(
-                    "a split of one fold has no training labels to compare with: train with "
-                    "tune=True, or fine-tune with validation= above 0."
-                )
+                raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
             proba[test] = class_prior(y, self.classes, len(test))
         return self.with_proba(proba)
 
@@ -386,23 +387,46 @@ class TestSet:
     ) -> TestSet | None:
         """Return the test set of a split, if there is one; the features are its own alone."""
         index = split.test
-        return (
-            None
-            if not len(index)
-            else cls(
-                row=split.row[index],
-                ids=[str(ids[i]) for i in index],
-                group=split.group[index],
-                target=Target(target.y[index], target.classes),
-                features=features,
-                word=None if split.word is None else split.word[index],
-            )
+        if not len(index):
+            return None
+        return cls(
+            row=split.row[index],
+            ids=[str(ids[i]) for i in index],
+            group=split.group[index],
+            target=Target(target.y[index], target.classes),
+            features=features,
+            word=None if split.word is None else split.word[index],
+        )
+
+    @classmethod
+    def further(
+        cls,
+        target: Target,
+        labels: Sequence[str | None] | None,
+        *,
+        rows: Int64,
+        keys: Int64,
+        training: Int64,
+        source: tuple[str, ...],
+        rejected: int,
+        name: str,
+        **fields: Any,
+    ) -> TestSet:
+        """Return a test set of its own, of whose records these are ``rows`` and text ``keys``.
+
+        ``training`` are text keys of the training records.
+        """
+        seen = int(np.isin(keys, training).sum())
+        return cls(
+            group=same_text_groups(keys, None, len(rows))[np.searchsorted(rows, fields["row"])],
+            target=target_like(target, labels, rows=fields["row"], name=name),
+            content=TestSetContent(source=source, rejected=rejected, seen_texts=seen),
+            **fields,
         )
 
     def predictions(self, proba: Float64, *, threshold: float | None) -> Predictions:
         """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
-        names = ("row", "ids", "group", "target", "word")
-        where = {name: getattr(self, name) for name in names}
+        where: dict[str, Any] = {"records": self, "ids": self.ids, "target": self.target}
         index = np.arange(len(self.row))
         return Predictions.of_fold(index, proba, fold=TEST, threshold=threshold, **where)
 
@@ -432,11 +456,9 @@ def metrics_of(
     With ``beta`` F-beta of the second of two classes is one of them. The ``baseline`` has that of
     predicting the second class for every record, the best that is possible without looking.
     """
-    if not p.classes:
-        return regression_metrics(p.y, p.proba)
-    metrics = classification_metrics(p.y, p.proba, p.y_pred, beta=beta)
+    metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta)
     if baseline and len(p.classes) == 2:
-        positive = classification_metrics(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
+        positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
         metrics |= {name: positive[name] for name in metrics if beta_of(name)}
     if p.of_words and Entities.known_by(p.classes):
         first = (np.diff(p.row, prepend=-1) != 0) | (np.diff(p.repeat, prepend=-1) != 0)
@@ -469,8 +491,8 @@ def reported_scores(
     baseline = predictions.majority()
     reported = {}
     for name, index in _scored_subsets(predictions).items():
-        ours, theirs = predictions.take(index), baseline.take(index)
-        majority = metrics_of(theirs, beta=beta, baseline=True)
+        ours = predictions.take(index)
+        majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
         scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
         reported[name] = {
             metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
@@ -587,11 +609,18 @@ def _problem(p: Predictions) -> str:
         return "row or repeat is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    wrong = ~((p.proba >= 0) & (p.proba <= 1)).all(axis=1)  # NaN too
-    wrong |= np.abs(p.proba.sum(axis=1) - 1) > _ROUNDING
-    if wrong.any():
-        return f"row {p.row[wrong][0]} has invalid probabilities: {p.proba[wrong][0]}"
+    if problem := invalid_proba(p.row, p.proba, tolerance=_ROUNDING):
+        return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
+
+
+def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
+    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else ""."""
+    wrong = ~((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN too
+    wrong |= np.abs(proba.sum(axis=1) - 1) > tolerance
+    if not wrong.any():
+        return ""
+    return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0]}"
 
 
 def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:

@@ -63,7 +63,7 @@ class TestSetContent:
 
     source: tuple[str, ...]  # SHA-256 of its files
     rejected: int
-    seen_texts: int | None  # texts that are also training texts; None without texts
+    seen_texts: int  # texts that are also training texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,8 +245,8 @@ def split_for(
         file = Path(run or "") / "split.parquet" if split is None else split
         if isinstance(file, Path) and split is None and not file.is_file():
             raise UsageError(
-                f"{data.path} was made by the models of the run {run}, which is not there. "
-                "Pass split= with the split.parquet of that run."
+                f"{data.path} was made by the models of the run {run}, which is not there. Pass "
+                "its split.parquet as split=."
             )
         source, name = source_of(data), str(data.path)
         result = align_split(file, source=source, row=records.row, name=name)
@@ -255,11 +255,9 @@ def split_for(
         other = int((result.folds != own[:, None]).any(axis=1).sum())
         if other:
             raise MismatchError(
-                f"{data.path} holds vectors of the models of {run}, one for each fold; "
-                f"{f'column {column!r}' if column else split} has {other} of its {len(own)} "
-                "records in another fold, where models that were trained on held-out records "
-                "would make the vectors. Leave out split=, or pass the run's own: "
-                f"{run / 'split.parquet'}."
+                f"{f'column {column!r}' if column else split} has {other} of {len(own)} records in "
+                f"another fold than the models of {run}, which made the vectors of {data.path}. "
+                f"Leave out split=, or pass the run's own: {run / 'split.parquet'}."
             )
     if data.level == "sentence":
         return result
@@ -369,50 +367,34 @@ def make_split(
     check_seed(seed)
     check_counts(folds=folds, repeats=repeats)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
-        raise UsageError(
-            f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5, such as 0.2."
-        )
+        raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
     known = _labelled(records)
-    if not known.all():
-        some = make_split(
-            _taken(records, known),
-            folds=folds,
-            test=test,
-            repeats=repeats,
-            seed=seed,
-            allow_duplicates=allow_duplicates,
-        )
-        group = np.full(len(known), -1)
-        group[known] = some.group
-        result = np.full((len(known), repeats), UNUSED)
-        result[known] = some.folds
-        return Split(records.row, group, result, some.settings)
-    if len(records.row) < folds:
-        raise UsageError(f"{len(records.row)} records are too few for {folds} folds.")
-    groups = same_text_groups(
-        None if allow_duplicates else records.keys, records.groups, len(records.row)
-    )
+    some, count = _taken(records, known), int(known.sum())
+    if count < folds:
+        raise UsageError(f"{count} records are too few for {folds} folds.")
+    groups = same_text_groups(None if allow_duplicates else some.keys, some.groups, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(records, assigned_to)
-    in_test = np.zeros(len(records.row), bool)
+    strata = _strata(some, assigned_to)
+    in_test = np.zeros(count, bool)
     if test:
         part = Fraction(test).limit_denominator(20)
         if abs(part - test) > test / 10:
             part = Fraction(1, round(1 / test))
         assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
         in_test = assigned < part.numerator
-    unit = "group" if records.groups is not None else ""
-    if not allow_duplicates:
-        unit = f"{unit} and text" if unit else "text"
-    columns = []
+    result, group = np.full((len(known), repeats), UNUSED), np.full(len(known), -1)
+    group[known] = groups
     for repeat in range(repeats):
-        column = np.full(len(records.row), TEST, np.int64)
+        column = np.full(count, TEST)
         column[~in_test] = assign_folds(
             strata[~in_test], groups[~in_test], assigned_to, seed=seed + repeat
         )
         if folds == 1:
             column[column > 0] = TRAIN
-        columns.append(column)
+        result[known, repeat] = column
+    unit = "group" if records.groups is not None else ""
+    if not allow_duplicates:
+        unit = f"{unit} and text" if unit else "text"
     settings = SplitSettings(
         source=records.source,
         folds=folds,
@@ -424,7 +406,7 @@ def make_split(
         allow_duplicates=allow_duplicates,
         unit=unit or "record",
     )
-    return Split(records.row, groups, np.stack(columns, axis=1), settings)
+    return Split(records.row, group, result, settings)
 
 
 def split_by_column(
@@ -435,12 +417,10 @@ def split_by_column(
     ``test`` marks the test set, every other value a fold. Where only one other value is left, such
     as ``train``, its records are assigned to ``folds`` folds.
     """
-    empty = [i for i, value in enumerate(values) if value is None or not str(value).strip()]
-    if empty:
-        raise UsageError(
-            f"split_column={column!r}: row {records.row[empty[0]]} has no value there."
-        )
-    given = np.array([str(value).strip() for value in values], np.str_)
+    given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
+    if not given.all():
+        row = records.row[int(np.argmin(given.astype(bool)))]
+        raise UsageError(f"split_column={column!r}: row {row} has no value there.")
     in_test = given == "test"
     used = ~in_test & _labelled(records)
     names = np.unique(given[used])
@@ -528,24 +508,17 @@ def same_text_groups(
 
 def leaking_records(split: Split) -> int:
     """Return how many records of the first repeat have one of their group in another fold."""
-    fold = split.folds[:, 0]
-    _, group = np.unique(split.group[fold != UNUSED], return_inverse=True)
-    fold = fold[fold != UNUSED]
-    lowest = np.full(len(group), fold.max())
-    highest = np.full(len(group), TRAIN)
-    np.minimum.at(lowest, group, fold)
-    np.maximum.at(highest, group, fold)
-    return int((lowest < highest)[group].sum())
+    used = split.folds[:, 0] != UNUSED
+    fold, group = split.folds[used, 0], split.group[used]
+    groups, folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
+    return int(np.isin(group, groups[folds > 1]).sum())
 
 
 def records_of(data: VectorData, label: str | None = None, group: str | None = None) -> Labelled:
     """Return the records of a dataset as a split needs them."""
     stored = data.manifest.job.input.label
     if label is not None and label != stored:
-        raise UsageError(
-            f"label={label!r}: {data.path} was made with the label column {stored!r}. "
-            "Split the corpus itself, or extract again with another label."
-        )
+        raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
     return Labelled(
         source=source_of(data),
         row=data.row,
@@ -586,9 +559,8 @@ def _taken(records: Labelled, index: Bool) -> Labelled:
     def some(values: Any) -> Any:
         return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
 
-    labels, groups = some(records.labels), some(records.groups)
-    keys = some(records.keys)
-    return Labelled(records.source, records.row[index], labels, keys, groups)
+    columns = map(some, (records.labels, records.keys, records.groups))
+    return Labelled(records.source, records.row[index], *columns)
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
@@ -609,12 +581,9 @@ def _strata(records: Labelled, folds: int) -> Int64:
     if len(names) > 2 and np.isfinite(values).all():
         return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
     rare = str(names[np.argmin(counts)])
-    advice = f"Use {counts.min()} folds or fewer, or leave that class out."
-    if counts.min() == 1:
-        advice = "Leave that class out, or join it with another."
     raise UsageError(
         f"{len(names)} labels for {len(classes)} records; label {rare!r} has {counts.min()}, fewer "
-        f"than the {folds} folds. {advice}"
+        f"than the {folds} folds. Use fewer folds, leave that class out, or join it with another."
     )
 
 
