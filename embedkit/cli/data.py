@@ -106,7 +106,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--precision",
     option(
         "--storage",
-        help="Storage type; float16: half the size; compact: 0.43 of it, read as float32.",
+        help="Storage type; float16: half the size; compact: 0.43 of it, int8: a quarter, read "
+        "as float32.",
         **choice(STORAGES, "float32"),
     ),
     option("--no-text", **FLAG, help="Do not store the texts."),
@@ -225,11 +226,21 @@ def _result_text(result: ExtractResult) -> str:
         f"  records  {records}",
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {view_ranges(list(manifest.views))}",
+        *_int8_lines(manifest, 8),
         "open it:",
         f"  {opened['pandas']}",
         f"  {opened['embedkit']}",
     ]
     return "\n".join(lines)
+
+
+def _int8_lines(manifest: Manifest, width: int) -> list[str]:
+    """How near vectors of int8 are to those of float32."""
+    ledger = manifest.totals.ledger
+    if not ledger.get("neighbours"):
+        return []
+    kept = ledger["neighbours_int8"] / ledger["neighbours"]
+    return [f"  {'int8':{width}} {kept:.1%} of the 10 nearest neighbours are those of float32"]
 
 
 def tokens_text(manifest: Manifest) -> str:
@@ -310,7 +321,7 @@ def _dataset_text(info: DatasetInfo) -> str:
     ]
     if unknown := ledger.get("tokens_unknown"):
         lines.append(f"  unknown    {unknown:,} tokens ({unknown / ledger['tokens_kept']:.1%})")
-    lines.append(f"  on disk    {'; '.join(tables)}")
+    lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
         lines += [f"  {line}" for line in findings]
