@@ -79,6 +79,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--tokens", is_flag=True, help="Also write token vectors."),
     option("--dry-run", is_flag=True, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
+    option("--append", is_flag=True, help="Encode only what the corpus has at its end since."),
+    option("--update", is_flag=True, help="Also encode shards whose records changed again."),
     "--text",
     "--text-pair",
     "--id",
@@ -133,6 +135,8 @@ def extract(
     out: Path | None,
     dry_run: bool,
     overwrite: bool,
+    append: bool,
+    update: bool,
     no_text: bool,
     batch_size: int | None,
     reading: CorpusOptions,
@@ -144,7 +148,8 @@ def extract(
     Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
     is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
     compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
-    command again to resume an interrupted job, or to make damaged files of a dataset again.
+    command again to resume an interrupted job, or to make damaged files of a dataset again, and
+    with --append when records or files have come after those that it was made of.
     """
     from embedkit.dataset.extract import plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
@@ -156,7 +161,9 @@ def extract(
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
             return _dry_run(plan, overwrite, progress)
-        result = run_plan(plan, overwrite=overwrite, progress=progress)
+        result = run_plan(
+            plan, overwrite=overwrite, append=append, update=update, progress=progress
+        )
     if chosen.num_shards is not None and not result.was_complete:
         content = {"out": str(result.out), "missing_shards": result.missing_shards}
         return Result(content, lambda: _part_text(result))
