@@ -42,7 +42,6 @@ from embedkit.dataset.fold_models import (
 from embedkit.dataset.format import (
     FORMAT_VERSION,
     RESERVED,
-    SCRATCH,
     ExtractSettings,
     InputSettings,
     JobSettings,
@@ -56,7 +55,6 @@ from embedkit.dataset.format import (
     Totals,
     VectorChoices,
     VectorOptions,
-    is_dataset,
     read_manifest,
     tokenizer_settings,
 )
@@ -65,8 +63,7 @@ from embedkit.dataset.job import (
     ShardPlan,
     ShardRange,
     ShardReader,
-    already_complete,
-    growth_of,
+    existing_dataset,
     open_job,
     recorded_inputs,
     recorded_precision,
@@ -218,11 +215,11 @@ def run_plan(
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
     started = time.monotonic()
-    growth, options = None, plan.options
-    if append or update:
-        storage.finish_swap(plan.out, is_dataset, private=SCRATCH)
-        growth = growth_of(plan.out, plan.job.settings, plan.corpus, update=update)
-    if growth is None and already_complete(plan.out, plan.job, overwrite=overwrite):
+    options = plan.options
+    growth = existing_dataset(
+        plan.out, plan.job, plan.corpus, overwrite=overwrite, append=append, update=update
+    )
+    if growth is not None and growth.complete:
         return ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     with open_job(
         plan.out,

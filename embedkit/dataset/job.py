@@ -42,6 +42,7 @@ from embedkit.dataset.format import (
     Manifest,
     Names,
     Receipt,
+    SourceFile,
     Totals,
     canonical_json,
     is_dataset,
@@ -75,54 +76,6 @@ class Job:
 
     settings: JobSettings
     environment: dict[str, Any]
-
-
-def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
-    """Whether ``out`` holds exactly this dataset, undamaged.
-
-    All files are compared with ``SHA256SUMS``. A dataset of the same job with damaged files becomes
-    ``OUT.incomplete`` again, where the job makes them anew.
-    """
-    finish_swap(out, is_dataset, private=SCRATCH)
-    if _is_free(out) or overwrite:
-        return False
-    try:
-        damaged = differing_files(out, file_sums(out))
-    except DamagedError as error:
-        damaged = {"SHA256SUMS": str(error)}
-    known, environment = _known(Layout(out), damaged)
-    if differences := difference(known, asdict(job.settings)):
-        raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another out=, or replace it with "
-            f"overwrite=True. It differs in:\n{differences}"
-        )
-    if damaged:
-        _reopen(out, damaged, Job(job.settings, environment or job.environment))
-    return not damaged
-
-
-def _reopen(out: Path, damaged: Mapping[str, str], job: Job) -> None:
-    """Rename a damaged dataset to ``OUT.incomplete``, with receipts for its undamaged shards."""
-    layout = Layout(out)
-    shown = "; ".join(list(damaged.values())[:3])
-    logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
-    with storage.exclusive(out):
-        if os.path.lexists(incomplete(out)):
-            raise OutputExistsError(
-                f"{incomplete(out)} is in the way: the dataset goes there until its damaged files "
-                "are made again. Move it away."
-            )
-        names = {str(file.relative_to(out)): file for file in (layout.rejects, layout.shards)}
-        if damaged.keys() & names.keys():
-            storage.remove_file(layout.shards)  # so that the corpus is planned again
-        storage.make_folder(layout.receipts)
-        storage.write_durably(layout.job, canonical_json(asdict(job)), scratch=layout.scratch)
-        kept = JobFolder(layout, job)
-        sums = {n: d for n, d in file_sums(out, torn=True).items() if n not in damaged}
-        for number in range(len(layout.shard_files("sentences"))):
-            with suppress(KeyError, ValueError, OSError):
-                kept.write_receipt(number, {n: sums[n] for n in kept.names(number)})
-        storage.publish_folder(out, incomplete(out))
 
 
 def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
@@ -167,7 +120,7 @@ def open_job(
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
     layout = Layout(incomplete(out))
     if growth is not None and not allow_env_change:
-        _check_environment(out, growth.manifest.environments[-1].environment, job.environment)
+        _check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
@@ -247,20 +200,21 @@ def plan_shards(
     known = canonical_json({file.key: file.sha256 for file in corpus.files})
     storage.write_durably(layout.inputs, known, scratch=layout.scratch)
     start = None if growth is None else growth.start
+    before = None if growth is None or start is None else growth.plan
     reader, partial = CorpusReader(corpus, start), layout.scratch / "rejects.partial"
     items, edges = iter(reader), deque[int]()
     ranges: list[dict[str, int | None]] = []
+    if before is not None:
+        ranges = [asdict(shard) for shard in before.ranges]
     if growth is not None:
         items = items if growth.same else growth.compared(items)
         edges.extend(growth.edges())
-        if start is not None:
-            ranges = [asdict(shard) for shard in growth.plan.ranges]
     n_edges, rejected = len(edges), 0
     with (
         storage.storage_errors(layout.rejects),
         partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
     ):
-        if growth is not None and start is not None:
+        if growth is not None and before is not None:
             sink.write(growth.layout.rejects.read_text("utf-8"))
         for number, item in enumerate(items):
             if number % _REPORTED == 0:
@@ -284,12 +238,27 @@ def plan_shards(
         file.check_unchanged()
     storage.publish_file(partial, layout.rejects)
     counts = {f.name: getattr(reader.counts, f.name) for f in fields(ReadCounts)}
-    if growth is not None and start is not None:
+    if before is not None:
         for name in counts.keys() - {"records"}:
-            counts[name] += getattr(growth.plan.counts, name)
+            counts[name] += getattr(before.counts, name)
+        counts["records"] = max(counts["records"], before.counts.records)
     ranges = ranges or [_range(0, 0, -1, -1, None, None, rejected)]
     table = pa.Table.from_pylist(ranges, _INDEX)
     return table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
+
+
+def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
+    """The receipt of a shard whose files below ``root``, the sentences last, have these SHA-256."""
+    footers = {name: read_footer(root / name) for name in sums}
+    sentences = footers[list(sums)[-1]]
+    return Receipt(
+        shards=(number,),
+        fingerprint=sentences.fingerprint,
+        files={n: FileEntry(f.rows, (root / n).stat().st_size) for n, f in footers.items()},
+        sha256=dict(sums),
+        ledger=dict(sentences.ledger),
+        environment=sentences.job["environment"],
+    )
 
 
 _INDEX = pa.schema([(field.name, pa.int64()) for field in fields(ShardRange)])
@@ -350,42 +319,43 @@ class JobFolder:
             rows, growth = self.job.settings.storage.shard_rows, self._growth
             table = plan_shards(self.layout, corpus, rows, growth, progress)
             if growth is not None:
-                self._take_over(growth, len(table))
+                self._take_over(growth, [ShardRange(**row) for row in table.to_pylist()])
             storage.write_parquet(self.layout.shards, table)
             return read_plan(self.layout)
 
-    def _take_over(self, growth: Growth, count: int) -> None:
-        """Link the unchanged shards of a dataset, as far as the plan of ``count`` shards has them.
-
-        Those made in the same environment share a receipt.
-        """
-        old, sums = growth.layout.root, file_sums(growth.layout.root)
-        for table in self._tables:
-            storage.make_folder(self.layout.root / table)
-        for part, made in enumerate(growth.manifest.environments):
-            ledger, files, kept = Counter[str](), dict[str, FileEntry](), list[int]()
-            for number in sorted({n for n in made.shards if n < count} - growth.changed):
-                names = self.names(number)
-                entries = {name: growth.manifest.files[name] for name in names}
-                with suppress(OSError, ValueError):  # a damaged one is made again
-                    footer = read_footer(old / names[-1])
-                    if all((old / n).stat().st_size == e.bytes for n, e in entries.items()):
-                        for name in names:
-                            storage.link_file(old / name, self.layout.root / name)
-                        ledger.update(footer.ledger)
-                        files |= entries
-                        kept.append(number)
-            receipt = Receipt(
-                shards=tuple(kept),
+    def _take_over(self, growth: Growth, shards: Sequence[ShardRange]) -> None:
+        """Link the shards of a dataset that stay; those of one environment share a receipt."""
+        old, sums = growth.layout.root, file_sums(growth.layout.root, torn=True)
+        kept: dict[str, list[Receipt]] = {}
+        for shard in shards:
+            names = self.names(shard.number)
+            if shard.number in growth.changed or growth.damaged.keys() & names:
+                continue
+            with suppress(KeyError, OSError, ValueError):  # one that cannot be read is made again
+                footer = read_footer(old / names[-1])
+                where = footer.first_row, footer.last_row, footer.rows
+                if where == (shard.row, shard.last_row, shard.rows):
+                    receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
+                    for name in names:
+                        storage.make_folder((self.layout.root / name).parent)
+                        storage.link_file(old / name, self.layout.root / name)
+                    key = json.dumps(receipt.environment, sort_keys=True)
+                    kept.setdefault(key, []).append(receipt)
+        for table in self._tables if kept else ():
+            storage.sync_folder(self.layout.root / table)
+        for part, receipts in enumerate(kept.values()):
+            ledger = Counter[str]()
+            for receipt in receipts:
+                ledger.update(receipt.ledger)
+            shared = Receipt(
+                shards=tuple(number for r in receipts for number in r.shards),
                 fingerprint="",
-                files=files,
-                sha256={name: sums[name] for name in files},
+                files={name: entry for r in receipts for name, entry in r.files.items()},
+                sha256={name: digest for r in receipts for name, digest in r.sha256.items()},
                 ledger=dict(ledger),
-                environment=made.environment,
+                environment=receipts[0].environment,
             )
-            for table in self._tables:
-                storage.sync_folder(self.layout.root / table)
-            self._write_receipt(self.layout.receipts / f"kept-{part}.json", receipt)
+            self._write_receipt(self.layout.receipts / f"kept-{part}.json", shared)
 
     def names(self, number: int) -> list[str]:
         """Names of the files of a shard, the sentences last."""
@@ -425,19 +395,7 @@ class JobFolder:
 
     def write_receipt(self, number: int, sums: Mapping[str, str]) -> Receipt:
         """Record a shard as finished, whose files have these SHA-256."""
-        footers = {name: read_footer(self.layout.root / name) for name in sums}
-        sentences = footers[self.names(number)[-1]]
-        receipt = Receipt(
-            shards=(number,),
-            fingerprint=sentences.fingerprint,
-            files={
-                name: FileEntry(footer.rows, (self.layout.root / name).stat().st_size)
-                for name, footer in footers.items()
-            },
-            sha256=dict(sums),
-            ledger=dict(sentences.ledger),
-            environment=sentences.job["environment"],
-        )
+        receipt = _receipt(self.layout.root, number, sums)
         self._write_receipt(self.layout.receipt(number), receipt)
         return receipt
 
@@ -469,10 +427,13 @@ class JobFolder:
         for receipt in receipts:
             environment = json.dumps(receipt.environment, sort_keys=True)
             shards_of.setdefault(environment, []).extend(receipt.shards)
-        before = () if self._growth is None else self._growth.kept_by(sums)
+        growth = self._growth
+        old = {} if growth is None else file_sums(out, torn=True)
+        shards = {name: d for name, d in old.items() if not name.startswith("_embedkit/")}
+        same = growth is not None and (growth.same or shards.items() <= sums.items())
         manifest = Manifest(
             fingerprint=settings.fingerprint,
-            extends=before,
+            extends=growth.extends if growth is not None and same else (),
             job=settings,
             environments=tuple(
                 EnvironmentShards(json.loads(environment), tuple(sorted(shards)))
@@ -488,9 +449,9 @@ class JobFolder:
             if file.is_file():
                 sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
         storage.write_sums(layout.root, sums, scratch=layout.scratch)
-        if before:
+        if same:
             storage.link_tree(Layout(out).index, layout.index)
-        if not _is_free(out) and not overwrite and not self._replaces(out):
+        if not _is_free(out) and not overwrite and growth is None:
             raise OutputExistsError(
                 f"{out} was created by another process during the job. Move it away and run "
                 f"the same command again: the result is kept in {layout.root}."
@@ -498,43 +459,41 @@ class JobFolder:
         publish(layout.root, out, private=SCRATCH)
         return manifest
 
-    def _replaces(self, out: Path) -> bool:
-        """Whether ``out`` is still the dataset that has grown."""
-        growth = self._growth
-        return growth is not None and read_manifest(out).fingerprint == growth.manifest.fingerprint
-
 
 @dataclass(slots=True)
 class Growth:
-    """A dataset, and what is known of its records in the corpus that has grown.
+    """What stays of an existing dataset: its shards but those ``damaged`` or ``changed``.
 
-    ``same`` tells that they are all unchanged; then the new ones begin at ``start``, or the corpus
-    must be read from its beginning. ``changed`` are the numbers of shards with changed records.
+    With ``same`` all of its records are unchanged; new ones begin at ``start``, or the corpus must
+    be read from its beginning. There is no ``plan`` if it was damaged. ``extends`` are the states
+    of the dataset whose rows it begins with.
     """
 
     layout: Layout
-    manifest: Manifest
-    plan: ShardPlan
+    plan: ShardPlan | None
     corpus: CorpusPlan
-    update: bool
-    same: bool = False
+    extends: tuple[str, ...] = ()
+    update: bool = False
+    same: bool = True
     start: Place | None = None
     changed: set[int] = field(default_factory=set)
+    damaged: Mapping[str, str] = field(default_factory=dict)  # messages by name of the file
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is to be made."""
+        new = self.start is None or self.start.file < len(self.corpus.files)
+        return not (new or self.damaged)
 
     @property
     def records(self) -> int:
         """The number of old records."""
-        return self.plan.counts.records
-
-    def kept_by(self, sums: Mapping[str, str]) -> tuple[str, ...]:
-        """The states whose rows a dataset begins with, if files of these SHA-256 have them all."""
-        old = file_sums(self.layout.root)
-        if any(sums.get(name) != old[name] for name in self.manifest.files):
-            return ()
-        return (*self.manifest.extends, self.manifest.fingerprint)
+        return 0 if self.plan is None else self.plan.counts.records
 
     def edges(self) -> list[int]:
         """The record after the last one of each old shard, as far as it reaches."""
+        if self.plan is None:
+            return []
         edges = [self.records]
         for shard in self.plan.ranges[:0:-1]:
             edges.insert(0, shard.row if shard.rows else edges[0])
@@ -585,51 +544,90 @@ class Growth:
         """The cells of the records of a shard, by their numbers."""
         columns = {"text_pair": self.corpus.text_pair, "label": self.corpus.label}
         names = ["id", "text", *(n for n, column in columns.items() if column is not None)]
-        reader = TableReader(self.layout.root, self.manifest, "sentences", ())
+        reader = TableReader(self.layout.root, read_manifest(self.layout.root), "sentences", ())
         table = reader.scalars(["row", *names, *self.corpus.keep], shard)
         rows, *cells = (column.to_pylist() for column in table.columns)
         return dict(zip(rows, map(list, zip(*cells, strict=True)), strict=True))
 
 
-def growth_of(
-    out: Path, settings: JobSettings, corpus: CorpusPlan, *, update: bool
+def existing_dataset(
+    out: Path,
+    job: Job,
+    corpus: CorpusPlan,
+    *,
+    overwrite: bool = False,
+    append: bool = False,
+    update: bool = False,
 ) -> Growth | None:
-    """What is known of the records of the dataset ``out``; ``None`` if it is to be made as usual.
+    """What stays of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
 
-    That is so if there is none, it has these settings, or others than its input.
+    If its corpus is this one, all files are compared with ``SHA256SUMS``.
     """
-    layout = Layout(out)
-    if not layout.manifest.is_file():
+    finish_swap(out, is_dataset, private=SCRATCH)
+    if _is_free(out):
         return None
-    manifest = read_manifest(out)
-    now, before = settings.input.files, manifest.job.input.files
-    if now == before or settings != replace(
-        manifest.job, input=replace(manifest.job.input, files=now)
-    ):
+    layout, settings = Layout(out), job.settings
+    if append or update:
+        manifest = read_manifest(out)
+        before = manifest.job
+        grown = replace(before, input=replace(before.input, files=settings.input.files))
+        if grown == settings != before:
+            return _growth(layout, manifest, corpus, update=update)
+    if overwrite:
         return None
-    if corpus.sample is not None:
-        raise UsageError(f"sample={corpus.sample}: a grown corpus has another sample of records.")
-    growth = Growth(layout, manifest, read_plan(layout), corpus, update)
-    growth.same, growth.start = _compared_files(growth)
-    marked = corpus.marks_words or corpus.word_label is not None
-    if not growth.same and (marked or not manifest.job.storage.text):
-        why = "labelled or marked words" if marked else "texts, which are not stored,"
-        raise MismatchError(
-            f"the files that {out} was made of have changed, and {why} cannot be compared. Give "
-            "further files instead, or make the dataset anew with overwrite=True."
+    try:
+        damaged = differing_files(out, file_sums(out))
+    except DamagedError as error:
+        damaged = {"SHA256SUMS": str(error)}
+    if differences := difference(_known(layout, damaged)[0], asdict(settings)):
+        raise OutputExistsError(
+            f"{out} already exists with different settings. Pass another out=, or replace it with "
+            f"overwrite=True. It differs in:\n{differences}"
         )
+    if damaged:
+        shown = "; ".join(list(damaged.values())[:3])
+        logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
+    growth = Growth(layout, None, corpus, damaged=damaged)
+    with suppress(DamagedError):
+        growth.extends = read_manifest(out).extends
+    if layout.shards.relative_to(out).as_posix() not in damaged:
+        growth.plan = read_plan(layout)
+        if layout.rejects.relative_to(out).as_posix() not in damaged:
+            growth.start = _after(len(corpus.files), growth.plan)
     return growth
 
 
-def _compared_files(growth: Growth) -> tuple[bool, Place | None]:
+def _after(files: int, plan: ShardPlan) -> Place:
+    """The place of a file that follows so many ``files``."""
+    return Place(file=files, row=plan.counts.records, file_row=0, line=None, offset=None)
+
+
+def _growth(layout: Layout, manifest: Manifest, corpus: CorpusPlan, *, update: bool) -> Growth:
+    """What stays of a dataset whose corpus has grown."""
+    if corpus.sample is not None:
+        raise UsageError(f"sample={corpus.sample}: a grown corpus has another sample of records.")
+    plan = read_plan(layout)
+    same, start = _compared_files(manifest.job.input.files, corpus, plan)
+    marked = corpus.marks_words or corpus.word_label is not None
+    if not same and (marked or not manifest.job.storage.text):
+        why = "labelled or marked words" if marked else "texts, which are not stored,"
+        raise MismatchError(
+            f"the files that {layout.root} was made of have changed, and {why} cannot be compared. "
+            "Give further files instead, or make the dataset anew with overwrite=True."
+        )
+    extends = (*manifest.extends, manifest.fingerprint)
+    return Growth(layout, plan, corpus, extends, update, same, start)
+
+
+def _compared_files(
+    old: Sequence[SourceFile], corpus: CorpusPlan, plan: ShardPlan
+) -> tuple[bool, Place | None]:
     """Whether the old files are the beginning of the new ones; where new records begin."""
-    corpus, old = growth.corpus, growth.manifest.job.input.files
-    now, counts = corpus.files, growth.plan.counts
-    last = len(old) - 1
+    now, counts, last = corpus.files, plan.counts, len(old) - 1
     if [f.sha256 for f in old[:-1]] != [f.sha256 for f in now[:last]] or len(now) < len(old):
         return False, None
     if old[last].sha256 == now[last].sha256:
-        return True, Place(file=len(old), row=counts.records, file_row=0, line=None, offset=None)
+        return True, _after(len(old), plan)
     kind, path, size = READERS[corpus.format], now[last].path, old[last].bytes
     if not kind.text or _UNFINISHED_QUOTES & counts.rejected.keys():
         return False, None
@@ -643,7 +641,7 @@ def _compared_files(growth: Growth) -> tuple[bool, Place | None]:
     complete = b"\n\n" if kind.marks_words else b"\n"
     if digest.hexdigest() != old[last].sha256 or not tail.endswith(complete):
         return False, None
-    final = growth.plan.ranges[-1]
+    final = plan.ranges[-1]
     place = Place(
         file=last,
         row=counts.records,
