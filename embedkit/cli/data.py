@@ -78,6 +78,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
+    option("--append", **FLAG, help="Encode only what the corpus has at its end since."),
+    option("--update", **FLAG, help="Also encode shards whose records changed again."),
     "--text",
     "--text-pair",
     "--id",
@@ -123,6 +125,8 @@ def extract(
     out: Path | None,
     dry_run: bool,
     overwrite: bool,
+    append: bool,
+    update: bool,
     no_text: bool,
     batch_size: int | None,
     reading: CorpusOptions,
@@ -134,7 +138,8 @@ def extract(
     Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
     is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
     compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
-    command again to resume an interrupted job, or to make damaged files of a dataset again.
+    command again to resume an interrupted job, or to make damaged files of a dataset again, and
+    with --append when records or files have come after those that it was made of.
     """
     from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
@@ -152,7 +157,9 @@ def extract(
             cost = estimate(plan, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
-        result = run_plan(plan, overwrite=overwrite, progress=progress)
+        result = run_plan(
+            plan, overwrite=overwrite, append=append, update=update, progress=progress
+        )
     if chosen.num_shards is not None and not result.was_complete:
         missing = count_text(result.missing_shards, "shard")
         return Result(

@@ -43,8 +43,8 @@ FORMAT_VERSION = 1
 TABLES = ("sentences", "words", "tokens")
 """Folders of shards."""
 
-REPLACING = "_embedkit/replacing"
-"""Folder for the dataset that ``overwrite`` replaces, until it is deleted."""
+SCRATCH = "_embedkit/scratch"
+"""Folder for what an unfinished job needs, and for the dataset that it replaces; deleted last."""
 
 ROW_GROUP_ROWS = 8_192
 RESERVED = frozenset(
@@ -72,8 +72,8 @@ class Layout:
         self.private = private = root / "_embedkit"
         self.manifest, self.job = private / "manifest.json", private / "job.json"
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
-        self.shards = private / "shards.parquet"
-        self.scratch = private / "scratch"
+        self.shards, self.index = private / "shards.parquet", private / "index"
+        self.scratch = root / SCRATCH
         self.receipts, self.inputs = self.scratch / "receipts", self.scratch / "inputs.json"
 
     def shard_file(self, folder: str, number: int) -> Path:
@@ -372,9 +372,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A finished shard: its files with their SHA-256, its counts, and versions and device."""
+    """Finished shards: their files with their SHA-256, their counts, and versions and device."""
 
-    shard: Count
+    shards: tuple[Count, ...]
+    fingerprint: str  # in the footers
     files: dict[str, FileEntry]
     sha256: dict[str, str]
     ledger: dict[str, Count]
@@ -426,9 +427,13 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON."""
+    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON.
+
+    ``extends`` are fingerprints of the datasets, oldest first, whose rows this one begins with.
+    """
 
     fingerprint: str
+    extends: tuple[str, ...] = ()
     job: JobSettings
     environments: tuple[EnvironmentShards, ...]
     totals: Totals

@@ -38,7 +38,15 @@ from embedkit.dataset.format import (
     tokenizer_settings,
     whole_text,
 )
-from embedkit.dataset.job import Job, JobFolder, ShardPlan, ShardRange, ShardReader, difference
+from embedkit.dataset.job import (
+    Job,
+    JobFolder,
+    ShardPlan,
+    ShardRange,
+    ShardReader,
+    difference,
+    read_plan,
+)
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
@@ -313,7 +321,7 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
                 f"differs in:\n{differences}"
             )
         folder = JobFolder(Layout(incomplete(plan.out)), job)
-        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), folder.read_plan()
+        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
     shard = maker.read(shards.ranges[number])
     return maker.write(shard, maker.start(shard))

@@ -94,7 +94,7 @@ def verify(
     if not is_dataset(folder):
         read_manifest(folder)  # raises an error that says what is there instead
     _check_sums(folder, found)
-    for index in sorted((Layout(folder).private / "index").glob("*")):
+    for index in sorted((Layout(folder).index).glob("*")):
         if is_sealed(index):
             _check_sums(index, found)
     if not found.ok:
