@@ -60,6 +60,10 @@ if TYPE_CHECKING:
     "--overwrite",
     "--text",
     "--label",
+    option(
+        "--label-separator",
+        help="Between the classes of a record, for --task multilabel; folds are not stratified.",
+    ),
 )
 def split(
     source: Path,
@@ -136,6 +140,7 @@ def _run_of(source: Path, method: str) -> Path:
         help="Stored vectors, or TF-IDF of the stored texts or words.",
     ),
     "--task",
+    "--label-separator",
     "--split",
     option(
         "--split-column", help="Stored column with the names of the folds; test is the test set."
@@ -183,6 +188,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     option("--view", help="Views to score, separated by commas. [all that are stored]"),
     "--level",
     "--task",
+    "--label-separator",
     "--split",
     option(
         "--metric",
@@ -236,6 +242,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     "--level",
     "--task",
+    "--label-separator",
     "--split",
     "--folds",
     option(

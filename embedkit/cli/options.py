@@ -177,8 +177,14 @@ _SHARED: Mapping[str, Option] = {
         ),
         (
             "--task",
-            "classification: labels are classes; regression: labels are numbers.",
+            "classification: labels are classes; regression: labels are numbers; multilabel: "
+            "records have any number of classes.",
             {"default": "classification", "type": click.Choice(TASKS)},
+        ),
+        (
+            "--label-separator",
+            "Between the classes of a record, with --task multilabel.",
+            {"default": "|", "metavar": "TEXT"},
         ),
         (
             "--estimator",
