@@ -263,10 +263,12 @@ class Predictor:
 
     def _predictions(self, values: Any) -> list[Prediction]:
         proba = self._checked(values)
-        threshold = None if self.content is None else self.content.threshold
-        separator = self.content and self.content.settings.get("label_separator")
-        y_pred = decide(proba, threshold=threshold, sets=separator is not None)
-        return list(predictions_of(proba, y_pred, self.names, separator=separator or ""))
+        content, threshold, separator = self.content, None, ""
+        if content is not None:
+            threshold, separator = content.threshold, content.settings.get("label_separator", "")
+        sets = content is not None and content.task == "multilabel"
+        y_pred = decide(proba, threshold=threshold, sets=sets)
+        return list(predictions_of(proba, y_pred, self.names, separator=separator))
 
 
 def predictions_of(
@@ -279,7 +281,7 @@ def predictions_of(
     for row, decided in zip(proba, y_pred, strict=True):
         if names:
             by_name = dict(zip(names, row.tolist(), strict=True))
-            chosen = [decided] if y_pred.ndim == 1 else np.flatnonzero(decided)
+            chosen = [int(decided)] if y_pred.ndim == 1 else decided.nonzero()[0].tolist()
             yield Prediction(separator.join(names[i] for i in chosen), by_name)
         else:
             yield Prediction(f"{row:.6g}", {}, float(row))

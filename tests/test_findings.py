@@ -19,6 +19,7 @@ from embedkit.comparison.cases import (
     Texts,
     by_class,
     cases_of,
+    confidence_of,
     confused_pairs,
     label_suspicions,
 )
@@ -311,9 +312,10 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
     advice = recommend(compared)
     answers = {one.question: one for one in advice.decisions}
     assert list(answers) == ["Layer", "Blend", "Fine-tuning", "More labels"]
-    for question in ("Layer", "Fine-tuning", "More labels"):
-        assert answers[question].command.startswith("embedkit ")
-    assert advice.next == answers["Layer"].command
+    for question in ("Layer", "Fine-tuning", "More labels"):  # the runs have no dataset
+        assert (answers[question].answer, answers[question].command) == ("not tried", "")
+        assert "embedkit extract" in answers[question].sentence
+    assert advice.next.startswith("embedkit predict ")
     paths = predicting(tmp_path, {"one": 0.7})
     with_probe = recommend(compare([*paths, probed(tmp_path / "probe", 0.6)]))
     assert with_probe.decisions[0].why == "chosen in 4 of 5 folds"
@@ -375,9 +377,9 @@ def test_lists_are_what_the_predictions_say(compared: Compared) -> None:
     for name, mask in expected.items():
         assert lists.get(name, set()) == set(np.flatnonzero(mask).tolist()), name
     assert len(cases.lists.get("relabel", ())) <= MOST_SUSPICIONS
-    assert cases.methods[:2] == ("c", "a")
+    assert list(cases.methods)[:2] == ["c", "a"]
     wrong = cases.lists["wrong"]
-    assert (np.diff(cases.confidence[0][wrong]) <= 1e-12).all()  # the surest first
+    assert (np.diff(confidence_of(cases.records)[wrong]) <= 1e-12).all()  # the surest first
 
 
 def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:

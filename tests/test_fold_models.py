@@ -187,19 +187,6 @@ def test_other_texts_of_the_same_records_are_refused(tmp_path: Path) -> None:
     assert len(embedkit.load(few)) == 9
 
 
-def test_one_model_is_refused_for_what_it_was_trained_on(shared: Path, tmp_path: Path) -> None:
-    data = embedkit.load(shared / "data")
-    folds, model = np.array(data.column("fold")), shared / "run/model/fold-1"
-    for fold, fine in ((0, False), (1, True), (2, False), (ALL_FOLDS, True)):
-        texts = [data.text[i] for i in np.flatnonzero(folds == fold)]
-        if fine:
-            vectors(texts, tmp_path / f"fold{fold}", model)
-            continue
-        with pytest.raises(UsageError, match=f"trained on {len(texts)} "):
-            vectors(texts, tmp_path / "no", model)
-    assert not (tmp_path / "no.incomplete").exists()
-
-
 def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv")  # some texts stand there twice
     split(corpus, out=tmp_path / "split.parquet", folds=3, allow_duplicates=True)
@@ -212,17 +199,26 @@ def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
         vectors(corpus, tmp_path / "no", tmp_path / "again")
 
 
-def test_the_model_of_one_fold_is_refused_for_its_training_records(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path / "c.tsv", count=40)
+def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: Path) -> None:
+    data, model = embedkit.load(shared / "data"), shared / "run/model/fold-1"
+    for fold in (0, 1, 2, ALL_FOLDS):
+        texts = [t for t, of in zip(data.text, data.column("fold"), strict=True) if of == fold]
+        if fold in (1, ALL_FOLDS):
+            vectors(texts, tmp_path / f"fold{fold}", model)
+            continue
+        with pytest.raises(UsageError, match=f"trained on {len(texts)} "):
+            vectors(texts, tmp_path / "no", model)
+    corpus = corpus_of(tmp_path / "c.tsv", count=40)  # all in one fold
     tuned(corpus, tmp_path / "run", folds=1, epochs=1)
     made = read_split(tmp_path / "run/split.parquet")
     trained = np.flatnonzero(made.folds[:, 0] < ALL_FOLDS)
     assert len(trained) > 20
-    for model in ("run", "run/model/fold-0"):
+    for name in ("run", "run/model/fold-0"):
         with pytest.raises(UsageError, match=r"trained on \d+ of these"):
-            vectors(corpus, tmp_path / "no", tmp_path / model)
-    texts = pd.read_csv(corpus, sep="\t")["text"]
-    unseen = [*texts[made.folds[:, 0] == 0], "a bus home home home"]
+            vectors(corpus, tmp_path / "no", tmp_path / name)
+    assert not (tmp_path / "no.incomplete").exists()
+    column = pd.read_csv(corpus, sep="\t")["text"]
+    unseen = [*column[made.folds[:, 0] == 0], "a bus home home home"]
     vectors(unseen, tmp_path / "unseen", tmp_path / "run")
     encoder = embedkit.Encoder.load(tmp_path / "run/model/fold-0", device="cpu")
     assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-6)

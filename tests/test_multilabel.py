@@ -10,20 +10,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import embedkit
 from embedkit.classifiers.estimators import CommonScaler
 from embedkit.classifiers.probe import probe
 from embedkit.errors import UsageError
+from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor, predict_file
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import parts_of, read_predictions, reported_scores
+from embedkit.runs.run import TrainRun
 from embedkit.runs.split import UNUSED, split
 from tests.run_fixtures import train
 from tests.store_fixtures import loading_quickly, tiny_model
@@ -89,9 +93,10 @@ def test_values_are_those_of_scikit_learn() -> None:
 
 def test_a_run_is_one_classifier_against_the_rest_for_each_class(folder: Path) -> None:
     data, content = embedkit.load(folder / "data"), read_run(folder / "run")
+    assert isinstance(content, TrainRun)
     assert content.classes == ("bus", "film", "praise")
     p = read_predictions(folder / "run", content.classes)
-    y = np.array([[name in names for name in content.classes] for names in sets_of()], int)
+    y = np.array([[int(name in names) for name in content.classes] for names in sets_of()])
     assert np.array_equal(p.y, y)
     model = make_pipeline(
         Normalizer(), CommonScaler(), OneVsRestClassifier(LogisticRegression(max_iter=1_000))
@@ -194,3 +199,31 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
 def test_what_sets_do_not_allow(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         train(folder / "data", out=folder / "none", **TASK, **options)
+
+
+def test_fine_tuned_sets_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
+    """Probabilities and loss are those of the exported model, of its kind in transformers."""
+    given: dict[str, Any] = {"head": "pooler", "epochs": 1, "validation": 0.2}
+    given["model"] = str(tiny_model())
+    run = embedkit.finetune(folder / "c.jsonl", out=tmp_path / "tuned", **given, **TASK)
+    content, p = run.content, read_predictions(tmp_path / "tuned", tuple(WORDS))
+    assert content.classes == tuple(WORDS)
+    embedkit.export(tmp_path / "tuned", fold=0, out=tmp_path / "plain")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain").eval()
+    assert model.config.problem_type == "multi_label_classification"
+    held = np.flatnonzero(p.fold == 0)
+    texts = [embedkit.load(folder / "data").text[row] for row in p.row[held]]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    labels = torch.tensor(p.y[held])
+    with torch.inference_mode():
+        plain = model(**inputs, labels=labels.float())
+        own = read_model(tmp_path / "tuned/model/fold-0")(**inputs, labels=labels)
+    assert plain.logits.sigmoid().numpy() == pytest.approx(p.proba[held], abs=1e-5)
+    assert float(own.loss) == pytest.approx(float(plain.loss), abs=1e-6)
+    assert not set(p.row[held]) & set(p.inner.row[p.inner.fold == 0]) if p.inner else False
+    (found,) = Predictor(tmp_path / "tuned", device="cpu").predict(texts[:1])
+    assert found.label == "|".join(name for name, one in found.proba.items() if one >= 0.5)
+    embedkit.compare([folder / "run", tmp_path / "tuned"])
+    with pytest.raises(UsageError, match="threshold"):
+        embedkit.finetune(folder / "c.jsonl", out=tmp_path / "x", threshold="f1", **given, **TASK)

@@ -79,14 +79,3 @@ def test_every_command_and_exit_code_is_documented():
         int(c) for row in re.findall(r"^\| ([\d, ]+) \|", RELIABILITY, re.M) for c in row.split(",")
     }
     assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented
-
-
-def test_options_that_are_named_exist():
-    from embedkit.cli.main import cli
-
-    known = {
-        o for c in cli.commands.values() for p in c.params for o in (*p.opts, *p.secondary_opts)
-    }
-    commands = re.sub(r"`python -m [^`]*`", "", README)
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", commands)) - {"--help"}
-    assert named <= known

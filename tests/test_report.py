@@ -128,8 +128,11 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
     assert 'id="picture-training-1"' in html
 
 
-def test_no_page_names_a_folder_of_this_machine(shared: Path, tmp_path: Path) -> None:
+def test_no_page_names_a_folder_of_this_machine(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands, datasets and models of runs were given by absolute paths."""
+    monkeypatch.chdir(tmp_path)
     runs = [shutil.copytree(p, tmp_path / "runs" / p.name) for p in runs_of(shared)]
     for run in runs:
         edit_run(

@@ -180,7 +180,9 @@ def test_an_old_folder_has_the_right_ids_and_vectors(tmp_path: Path) -> None:
     assert np.allclose(pooled.X, expected.pooler_output, atol=1e-5)
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem
+)
 def test_commands_and_options_of_every_page_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     known = {

@@ -17,21 +17,23 @@ from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.comparison import table
 from embedkit.comparison.cases import (
     Cases,
-    Lengths,
     by_class,
     cases_of,
+    confidence_of,
     confused_pairs,
     find_lengths,
     find_texts,
+    is_right,
     shown_texts,
 )
-from embedkit.comparison.load import Dataset, LoadedRun
+from embedkit.comparison.load import Dataset
 from embedkit.comparison.recommendation import (
     Recommendation,
     cost_text,
     duration,
     fit_text,
     interval_text,
+    model_text,
     notices,
     p_text,
     portable,
@@ -41,9 +43,8 @@ from embedkit.comparison.recommendation import (
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
 from embedkit.display import MINUS, bytes_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
-from embedkit.errors import OutputExistsError, UsageError
 from embedkit.machine import __version__
-from embedkit.pages import cut_texts, packed_json, render_page, shown, with_names
+from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
 from embedkit.runs.figures import (
     LARGEST_MATRIX,
     ReliabilityBin,
@@ -59,7 +60,7 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metr
 from embedkit.runs.predictions import Predictions, fold_names
 from embedkit.runs.run import FinetuneRun, ProbeRun
 from embedkit.storage import write_files
-from embedkit.types import Bool, ProgressCallback, no_progress, steps
+from embedkit.types import Int64, ProgressCallback, no_progress, steps
 
 _MOST_BYTES = 5_000_000
 _FIRST_CLASSES, _FIRST_METHODS = 15, 8
@@ -81,6 +82,109 @@ _UNITS = {
 }
 
 
+def write_report(
+    compared: Compared,
+    out: str | Path,
+    *,
+    texts: str | Path | None = None,
+    label_names: Mapping[str, str] | None = None,
+    figures: str | None = None,
+    overwrite: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> Path | None:
+    """Write the page; return the folder of the charts, if ``figures`` is given.
+
+    Args:
+        compared: what :func:`~embedkit.comparison.table.compare` returned.
+        out: ``.html`` file.
+        texts: dataset or corpus file to take the texts of records from, instead of the dataset of
+            the runs.
+        label_names: names to show beside labels.
+        figures: also write the charts in this format, one of
+            :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.
+        overwrite: replace an earlier report.
+        progress: called after every step.
+    """
+    page = page_file(out, overwrite=overwrite, name="report")
+    if figures is not None:
+        check_choice(FIGURE_FORMATS, figures=figures)
+    classes = with_names(compared.runs.records.classes, label_names or {})
+    step = steps(progress, "report", 3, "steps")
+    advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
+    records, runs = compared.runs.records, compared.runs
+    rows = records.row[records.first_repeat]
+    found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
+    content = next((run.content for run in runs.runs if run.name == shown_name), None)
+    limit = content.truncated.limit if isinstance(content, FinetuneRun) else None
+    lengths, cut = find_lengths(rows, compared.datasets, limit)
+    step()
+    views = () if content is None or isinstance(content, ProbeRun) else content.views
+    if not views and runs.probes:
+        views = (runs.probes[0][1].chosen.name,)
+    cases = cases_of(compared, shown_name, cut=cut, views=views)
+    step()
+    names = dict.fromkeys([shown_name, compared.table.baseline])
+    methods = {name: cases.methods[name] for name in names if name != MAJORITY}
+    charts = dict(charts_of(compared, cases, methods))
+    bins = reliability_bins(cases.records) if classes else ()
+    other = methods.get(compared.table.baseline) if len(methods) > 1 else None
+    # the reliability curve says more than the calibration error
+    metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
+    metrics = list(dict.fromkeys([scale.metric, *metrics]))
+    html = render_page(
+        "report",
+        filters={
+            "p": p_text,
+            "bytes": bytes_text,
+            "breaks": _breaks,
+            "metric": metric_name,
+            "duration": lambda seconds: duration(seconds) or "–",
+            "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
+        },
+        score=score_text,
+        interval=interval_text,
+        number=metric_text,
+        advice=advice,
+        scale=scale,
+        table=compared.table,
+        differences=compared.differences,
+        facts=_facts(compared),
+        tiles=list(_tiles(compared, advice, bins)),
+        notices=list(notices(compared, cases, found)),
+        charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
+        legend=list(_legend(compared, methods)),
+        classes=classes,
+        per_class=by_class(cases.records, other) if classes else (),
+        pairs=confused_pairs(cases.records) if classes else (),
+        matrix=_matrix(cases.records),
+        cases=cases,
+        repeats=runs.runs[0].content.split.repeats,
+        texts_note=found.note,
+        metrics=metrics,
+        lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
+        unit=_UNITS[runs.runs[0].content.split.unit],
+        probes=runs.probes,
+        trained=[name for name, _ in trained(compared)],
+        first_classes=_FIRST_CLASSES,
+        settings=_settings(compared),
+        commands=[(one.name, _command(one.content.command or "")) for one in runs.runs],
+        ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
+        version=__version__,
+        data=_payload(
+            compared, cases, classes, shown_texts(cases.records, found, compared.datasets), lengths
+        ),
+    )
+    step()
+    folder = page.with_suffix(".figures")
+    files = {
+        folder / f"{name}.{figures}": as_file(scene, figures)
+        for name, scene in charts.items()
+        if figures is not None
+    }
+    write_files(files | {page: html.encode()}, overwrite=overwrite)
+    return folder if files else None
+
+
 class CompareResult(Compared):
     """A comparison that shows itself: one line, a table in a notebook, and a page."""
 
@@ -96,18 +200,7 @@ class CompareResult(Compared):
         advice = escape(recommend(self).reason)
         return f"<p><b>{escape(repr(self))}</b><br>{advice}</p>{self.to_frame().to_html()}"
 
-    def report(
-        self,
-        out: str | Path,
-        *,
-        texts: str | Path | None = None,
-        label_names: Mapping[str, str] | None = None,
-        figures: str | None = None,
-        overwrite: bool = False,
-    ) -> Path | None:
-        """Write the page; arguments as for :func:`write_report`."""
-        names: dict[str, Any] = {"label_names": label_names, "figures": figures}
-        return write_report(self, out, texts=texts, overwrite=overwrite, **names)
+    report = write_report
 
 
 def compare(
@@ -152,124 +245,6 @@ def compare(
         runs, baseline=baseline, metric=metric, min_difference=min_difference, progress=progress
     )
     return CompareResult(**{field.name: getattr(found, field.name) for field in fields(found)})
-
-
-def write_report(
-    compared: Compared,
-    out: str | Path,
-    *,
-    texts: str | Path | None = None,
-    label_names: Mapping[str, str] | None = None,
-    figures: str | None = None,
-    overwrite: bool = False,
-    progress: ProgressCallback = no_progress,
-) -> Path | None:
-    """Write the page; return the folder of the charts, if ``figures`` is given.
-
-    Args:
-        compared: what :func:`~embedkit.comparison.table.compare` returned.
-        out: ``.html`` file.
-        texts: dataset or corpus file to take the texts of records from, instead of the dataset of
-            the runs.
-        label_names: names to show beside labels.
-        figures: also write the charts in this format, one of
-            :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.
-        overwrite: replace an earlier report.
-        progress: called after every step.
-    """
-    page = Path(out)
-    if page.suffix not in (".html", ".htm"):
-        raise UsageError(f"report={str(page)!r}: expected a name ending in .html.")
-    if page.exists() and not overwrite:
-        raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
-    if figures is not None:
-        check_choice(FIGURE_FORMATS, figures=figures)
-    classes = with_names(compared.runs.records.classes, label_names or {})
-    step = steps(progress, "report", 3, "steps")
-    advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
-    records, runs = compared.runs.records, compared.runs
-    rows = records.row[records.first_repeat]
-    found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
-    lengths = find_lengths(rows, compared.datasets)
-    step()
-    run = next((run for run in runs.runs if run.name == shown_name), None)
-    views = () if run is None or isinstance(run.content, ProbeRun) else run.content.views
-    if not views and runs.probes:
-        views = (runs.probes[0][1].chosen.name,)
-    cases = cases_of(compared, shown_name, cut=_cut(run, lengths), views=views)
-    step()
-    names = [shown_name, compared.table.baseline]
-    methods = {
-        name: compared.predictions[name].take(records.first_repeat)
-        for name in dict.fromkeys(name for name in names if name != MAJORITY)
-    }
-    charts = dict(charts_of(compared, cases, methods))
-    bins = reliability_bins(cases.records) if classes else ()
-    other = methods.get(compared.table.baseline) if len(methods) > 1 else None
-    # the reliability curve says more than the calibration error
-    metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
-    metrics = list(dict.fromkeys([scale.metric, *metrics]))
-    html = render_page(
-        "report",
-        filters={
-            "p": p_text,
-            "bytes": bytes_text,
-            "breaks": _breaks,
-            "metric": metric_name,
-            "duration": lambda seconds: duration(seconds) or "–",
-            "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
-        },
-        score=score_text,
-        interval=interval_text,
-        number=metric_text,
-        advice=advice,
-        scale=scale,
-        table=compared.table,
-        differences=compared.differences,
-        facts=_facts(compared),
-        tiles=list(_tiles(compared, advice, bins)),
-        notices=notices(compared, cases, found),
-        charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
-        legend=list(_legend(compared, methods)),
-        classes=classes,
-        per_class=by_class(cases.records, other) if classes else (),
-        pairs=confused_pairs(cases.records) if classes else (),
-        matrix=_matrix(cases.records),
-        cases=cases,
-        repeats=runs.runs[0].content.split.repeats,
-        texts_note=found.note,
-        metrics=metrics,
-        lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
-        unit=_UNITS[runs.runs[0].content.split.unit],
-        probes=runs.probes,
-        trained=[name for name, _ in trained(compared)],
-        first_classes=_FIRST_CLASSES,
-        settings=_settings(compared),
-        commands=[(one.name, _command(one.content.command or "")) for one in runs.runs],
-        ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
-        version=__version__,
-        data=_payload(
-            compared, cases, classes, shown_texts(cases.records, found, compared.datasets), lengths
-        ),
-    )
-    step()
-    folder = page.with_suffix(".figures")
-    files = {
-        folder / f"{name}.{figures}": as_file(scene, figures)
-        for name, scene in charts.items()
-        if figures is not None
-    }
-    write_files(files | {page: html.encode()}, overwrite=overwrite)
-    return folder if files else None
-
-
-def _cut(run: LoadedRun | None, lengths: Lengths | None) -> Bool | None:
-    """Which texts the method shown read in part: a fine-tuned run has a limit of its own."""
-    if lengths is None:
-        return None
-    if run is not None and isinstance(run.content, FinetuneRun):
-        return np.asarray(lengths.values > run.content.truncated.limit)
-    return lengths.cut
 
 
 def _facts(compared: Compared) -> str:
@@ -359,39 +334,35 @@ def _payload(
     cases: Cases,
     classes: Sequence[str],
     texts: Sequence[str | None],
-    lengths: Lengths | None,
+    lengths: Int64 | None,
 ) -> str:
     """The records as base64 of gzipped JSON; the same records give the same bytes."""
 
     def numbers(values: Any) -> list[Any]:
         return [int(v) if classes else float(f"{v:.4g}") for v in values]
 
-    records, near = cases.records, cases.nearest
+    records, near, methods = cases.records, cases.nearest, cases.methods.values()
     named = {"chosen": compared.selection.name, "baseline": compared.table.baseline}
-    neighbours = (
-        {}
-        if near is None
-        else {
-            str(i): [
-                [int(j), round(float(c) * 1_000)] for j, c in zip(*pair, strict=True) if j >= 0
-            ]
-            for i, pair in enumerate(zip(near.indices, near.cosines, strict=True))
-            if near.indices[i, 0] >= 0
-        }
-    )
+    neighbours = {
+        str(i): [[j, round(cosine * 1_000)] for j, cosine in others]
+        for i, others in (near.of.items() if near else ())
+        if others
+    }
     return packed_json(
         {
             "labels": classes,
-            "methods": cases.methods,
+            "methods": list(cases.methods),
             "rows": records.row.tolist(),
             "ids": records.ids,
             "fold": fold_names(records.fold),
             "y": numbers(records.y),
-            "predicted": [numbers(one) for one in cases.predicted],
-            "confidence": np.rint(cases.confidence * 1_000).astype(int).tolist(),
-            "right": [] if classes else [one.astype(int).tolist() for one in cases.right],
+            "predicted": [numbers(p.y_pred) for p in methods],
+            "confidence": [np.rint(confidence_of(p) * 1_000).astype(int).tolist() for p in methods]
+            if classes
+            else [],
+            "right": [] if classes else [is_right(p).astype(int).tolist() for p in methods],
             "texts": cut_texts(texts, most_bytes=_MOST_BYTES),
-            "lengths": None if lengths is None else lengths.values.tolist(),
+            "lengths": None if lengths is None else lengths.tolist(),
             "lists": {name: index.tolist() for name, index in cases.lists.items()},
             "order": [*cases.lists, "all"],
             "names": {name: text.format(**named) for name, text in _LISTS.items()},
@@ -412,7 +383,7 @@ def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
     for run in compared.runs.runs:
         content = run.content
         found = {
-            "model": portable(content.dataset.names.model),
+            "model": model_text(content.dataset.names.model),
             "views": ", ".join(content.views) or "–",
             "split": f"{content.split.folds} folds, seed {content.split.seed}",
             "versions": ", ".join(f"{name} {one}" for name, one in content.versions.items()),
@@ -436,25 +407,18 @@ def _ledger(dataset: Dataset) -> str:
     manifest = dataset.manifest
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger
-    if cut := ledger.get("records_truncated", 0):
-        lost = f"{ledger.get('tokens_cut', 0):,} tokens left out"
-        tokens = f"{cut:,} texts were cut at {limit}, {lost}"
-    elif longer := ledger.get("records_longer_than_limit", 0):
-        tokens = f"{longer:,} texts of more than {limit} were read in windows"
-    else:
-        tokens = f"no text was cut (limit {limit})"
-    left_out = f" + {totals.left_out:,} left out" if totals.left_out else ""
+    cut, lost = ledger.get("records_truncated", 0), ledger.get("tokens_cut", 0)
     rejected = sum(totals.rejected_by_reason.values())
-    return "\n".join(
-        [
-            f"made for: {', '.join(dataset.runs)}",
-            f"model: {portable(manifest.names.checkpoint)}",
-            f"records: {totals.records:,} = {totals.accepted:,} embedded + {rejected:,} rejected"
-            f"{left_out}",
-            f"tokens: {ledger.get('tokens', 0):,}; {tokens}",
-            f"fingerprint: {manifest.fingerprint}",
-        ]
-    )
+    counts = f"{totals.accepted:,} embedded + {rejected:,} rejected"
+    counts += f" + {totals.left_out:,} left out" if totals.left_out else ""
+    lines = [
+        f"made for: {', '.join(dataset.runs)}",
+        f"model: {model_text(manifest.names.checkpoint)}",
+        f"records: {totals.records:,} = {counts}",
+        f"tokens: {ledger.get('tokens', 0):,}; {cut:,} texts were cut at {limit}, {lost:,} lost",
+        f"fingerprint: {manifest.fingerprint}",
+    ]
+    return "\n".join(lines)
 
 
 def _breaks(text: str) -> Any:

@@ -281,7 +281,7 @@ def compare(
     scale = _scale(metric, scores[chosen][metric].value, min_difference)
     value = {name: -scale.gain(found[metric].value) for name, found in scores.items()}
     names = sorted(scores, key=lambda name: (np.isnan(value[name]), value[name]))
-    costs = _costs(opened, datasets, level, blends)
+    costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened.runs}
     kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened.runs}
     rows = tuple(
@@ -437,8 +437,8 @@ def _metric(asked: str | None, runs: RunSet) -> str:
         if not p.classes:
             return known[0]
         contents = [run.content for run in runs.models or runs.runs]
-        support = [] if p.of_sets else np.bincount(p.y[p.out_of_fold])
-        return headline_metric(contents, support)
+        y = p.y[p.out_of_fold]
+        return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
     if beta_of(asked) is None or len(runs.records.classes) != 2:
         check_choice(known, metric=asked)
     return asked
@@ -472,9 +472,9 @@ def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
 
 
 def _costs(
-    opened: RunSet, datasets: Sequence[Dataset], level: str, blends: Mapping[str, Blend]
+    opened: RunSet, datasets: Sequence[Dataset], blends: Mapping[str, Blend]
 ) -> dict[str, Cost]:
-    encoding = {d.manifest.fingerprint: d.encode_seconds_of(level) for d in datasets}
+    encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     costs = {}
     for run in opened.runs:
         content = run.content

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -177,41 +177,6 @@ def ahead(items: Iterator[T]) -> Iterator[Iterator[T]]:
         yield taken()
 
 
-class Writers(Generic[T]):
-    """Threads that take finished shards; a context manager that waits for them at its end.
-
-    So many bytes may be in work or waiting; more than one shard only within.
-    """
-
-    def __init__(self, *, bytes_waiting: int, threads: int | None = None) -> None:
-        self.threads = threads or min(4, max(2, (os.cpu_count() or 2) // 2))
-        self._limit = bytes_waiting
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="embedkit-write")
-        self._pending: list[tuple[int, Future[T]]] = []
-        self._results: list[T] = []
-
-    def __enter__(self) -> Writers[T]:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Wait for what was begun, also after an error, so that nothing finished is lost."""
-        self._pool.shutdown(wait=True)
-
-    def submit(self, size: int, work: Callable[[], T]) -> None:
-        """Hand over a shard of ``size`` bytes when there is room; raises earlier errors."""
-        while self._pending and (
-            self._pending[0][1].done() or sum(s for s, _ in self._pending) + size > self._limit
-        ):
-            self._results.append(self._pending.pop(0)[1].result())
-        self._pending.append((size, self._pool.submit(work)))
-
-    def results(self) -> list[T]:
-        """Results of all shards, in the order they were handed over; waits for them."""
-        while self._pending:
-            self._results.append(self._pending.pop(0)[1].result())
-        return self._results
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The records of a shard, tokenized."""
@@ -289,16 +254,13 @@ class ShardMaker:
     ) -> _Table:
         columns = layer_columns(found, records, self._folder.job.settings)
         rows, storage = columns["row"].to_numpy(), self._vectors.storage
-        return (
-            name,
-            columns,
-            {
-                f"layer_{layer}": cast_for_storage(
-                    values, storage, name=f"{name} layer_{layer}", rows=rows
-                )
-                for layer, values in found.vectors.items()
-            },
-        )
+        layers = {
+            f"layer_{layer}": cast_for_storage(
+                values, storage, name=f"{name} layer_{layer}", rows=rows
+            )
+            for layer, values in found.vectors.items()
+        }
+        return name, columns, layers
 
 
 def run_shards(
@@ -307,14 +269,25 @@ def run_shards(
     on_start: Callable[[Shard], None],
     on_tokens: Callable[[int], None],
 ) -> list[Receipt]:
-    """Make shards in this process, one after the other."""
-    writers = Writers[Receipt](bytes_waiting=_BYTES_WAITING)
-    with writers, ahead(map(maker.read, todo)) as shards:
-        for shard in shards:
-            on_start(shard)
-            pending = maker.start(shard, on_tokens)
-            writers.submit(pending.nbytes, partial(maker.write, shard, pending))
-        return writers.results()
+    """Make shards in this process, one after the other; an error waits for those begun.
+
+    So many bytes may wait to be written; more than one shard only within.
+    """
+    receipts: list[Receipt] = []
+    waiting = deque[tuple[int, Future[Receipt]]]()
+    threads = min(4, max(2, (os.cpu_count() or 2) // 2))
+    with ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as pool:
+        with ahead(map(maker.read, todo)) as shards:
+            for shard in shards:
+                on_start(shard)
+                pending = maker.start(shard, on_tokens)
+                while waiting and (
+                    waiting[0][1].done()
+                    or sum(size for size, _ in waiting) + pending.nbytes > _BYTES_WAITING
+                ):
+                    receipts.append(waiting.popleft()[1].result())
+                waiting.append((pending.nbytes, pool.submit(maker.write, shard, pending)))
+        return receipts + [future.result() for _, future in waiting]
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.dataset.format import TABLES, Layout, Manifest, is_dataset, matrix_of, read_manifest
+from embedkit.dataset.read import by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.errors import DamagedError, UsageError
 from embedkit.storage import differing_files, file_sums, is_sealed, read_table
@@ -245,8 +246,7 @@ def _compare_words(
     stored = [words[name].to_numpy() for name in ("start", "end")]
     spans = None
     if pairs is None:
-        ends = np.searchsorted(record, np.arange(1, len(rows)))
-        spans = np.split(np.stack(stored, axis=1), ends)
+        spans = by_record(words["row"].to_numpy(), rows, np.stack(stored, axis=1))
     views, fresh = encoder.views_and_words(texts, pairs, spans=spans)
     worst = _compare(table, views, found)
     same = np.array_equal(fresh.row, record) and all(

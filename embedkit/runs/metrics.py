@@ -275,7 +275,8 @@ class _Sets:
 
     def macro_f1(self, weights: Float64) -> Float64:
         """Mean of the F1 of every class, 0 for one that is neither true nor predicted."""
-        return _ratio(2 * (weights @ self._right), weights @ self._involved).mean(1)
+        each = _ratio(2 * (weights @ self._right), weights @ self._involved)
+        return np.asarray(each.mean(1))
 
 
 class Entities:

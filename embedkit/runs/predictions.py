@@ -68,10 +68,10 @@ def target_from(
 ) -> Target:
     """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
     if task == "multilabel":
-        names = {part for label in labels for part in parts_of(label, separator)}
-        if len(names) < 2:
-            raise UsageError(f"{name}: task='multilabel' needs two labels; there are {len(names)}.")
-        return _sets(labels, tuple(sorted(names)), separator)
+        classes = {part for label in labels for part in parts_of(label, separator)}
+        if len(classes) < 2:
+            raise UsageError(f"{name}: task='multilabel' needs 2 classes or more: {classes}.")
+        return _sets(labels, tuple(sorted(classes)), separator)
     known = [label for label in labels if has_label(label)]
     names = np.unique(np.array(known, np.str_))
     if not len(names):
@@ -615,7 +615,7 @@ _SETS = pa.list_(pa.field("element", pa.string()))  # as Parquet names it
 
 def _names(y: Int64, names: Sequence[str]) -> pa.Array:
     """The names of sets of classes, null where they are unknown."""
-    some = [None if (row < 0).any() else [names[i] for i in np.flatnonzero(row)] for row in y]
+    some = [None if (row < 0).any() else [names[i] for i in row.nonzero()[0].tolist()] for row in y]
     return pa.array(some, _SETS)
 
 

@@ -567,8 +567,9 @@ def _taken(records: Labelled, index: Bool) -> Labelled:
     def some(values: Any) -> Any:
         return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
 
-    columns = map(some, (records.labels, records.keys, records.groups))
-    return Labelled(records.source, records.row[index], *columns, records.sets)
+    labels, keys, groups = map(some, (records.labels, records.keys, records.groups))
+    row = records.row[index]
+    return replace(records, row=row, labels=labels, keys=keys, groups=groups)
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
