@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import embedkit
 from embedkit.classifiers.estimators import CommonScaler
 from embedkit.classifiers.probe import probe
+from embedkit.comparison.cases import as_single
+from embedkit.comparison.report import write_report
 from embedkit.errors import UsageError
 from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor, predict_file
@@ -171,6 +174,9 @@ def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
     assert len(content.view_scores) == 2
     assert content.nested.value > content.nested.majority
     assert all(view.control < view.score.value for view in content.view_scores)
+    assert read_run(tmp_path / "probe") == replace(content, command=None)
+    write_report(embedkit.compare([folder / "run", tmp_path / "probe"]), tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
 def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
@@ -185,6 +191,16 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert found.row("run").scores["lrap"].value == scores["cross_validation"]["lrap"].value
     with pytest.raises(UsageError, match="multilabel"):
         found.chosen_blend("mean")
+    write_report(found, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text("utf-8")
+    assert "confusion matrix is not available" in html
+    for name in ("confusion", "calibration", "sure"):
+        assert f'id="{name}"' not in html
+    shown = found.predictions["run"]
+    single = as_single({"run": shown})["run"]
+    assert len(single.classes) == len(np.unique(np.concatenate([shown.y, shown.y_pred]), axis=0))
+    assert np.array_equal(single.y == single.y_pred, (shown.y == shown.y_pred).all(axis=1))
+    assert np.array_equal(single.proba.argmax(axis=1), single.y_pred)
 
 
 @pytest.mark.parametrize(
