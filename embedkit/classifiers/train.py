@@ -46,7 +46,14 @@ from embedkit.runs.folder import (
     write_results,
 )
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
+from embedkit.runs.predictions import (
+    SEPARATOR,
+    Predictions,
+    Target,
+    TestSet,
+    check_folds,
+    target_from,
+)
 from embedkit.runs.run import Choice, Cost, TrainRun
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
@@ -61,8 +68,8 @@ T = TypeVar("T")
 class CrossValidation:
     """Results of a cross-validation; seconds are the shares of all folds in the time it took."""
 
-    predictions: Predictions  # of every held-out record, once per repeat
-    choices: tuple[Choice, ...]  # by repeat and fold
+    predictions: Predictions  # of every held-out record
+    choices: tuple[Choice, ...]  # by fold
     final: Fitted  # on the records of all folds
     fit_seconds: float
     predict_seconds: float
@@ -98,7 +105,7 @@ def cross_validate(
             proba = predict_proba(fitted.pipeline, take(features, test), target)
         return fitted, proba, trained - started, time.perf_counter() - trained
 
-    subsets = [split.fold(*name) for name in split.names]
+    subsets = split.subsets()
     everything = split.in_folds, np.empty(0, np.int64)
     started = time.perf_counter()
     *fits, final = side_by_side(
@@ -110,11 +117,9 @@ def cross_validate(
     busy = sum(fit_seconds + seconds for *_, fit_seconds, seconds in [*fits, final])
     part = (time.perf_counter() - started) / busy
     predictions = []
-    for (repeat, fold), (train, test), (fitted, proba, *_) in zip(
-        split.names, subsets, fits, strict=True
-    ):
+    for fold, ((train, test), (fitted, proba, *_)) in enumerate(zip(subsets, fits, strict=True)):
         where: dict[str, Any] = {"records": split, "ids": split.row if ids is None else ids}
-        where |= {"target": target, "fold": fold, "repeat": repeat}
+        where |= {"target": target, "fold": fold}
         inner, cut = None, None if threshold is None else threshold.value
         if fitted.inner is not None:
             inner = Predictions.of_fold(train, fitted.inner, **where)
@@ -238,6 +243,7 @@ def train(
     estimator: str | None = None,
     features: str = "vectors",
     task: str = "classification",
+    label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     split_column: str | None = None,
     folds: int = 5,
@@ -267,7 +273,11 @@ def train(
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression`` or ``multilabel``: a record has any number of
+            classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
+            predicted whose probability reaches 0.5. Folds are not stratified.
+        label_separator: between the classes of a record. An empty label has no class; a record
+            without a label (null) is left out.
         split: result or file of ``embedkit split``; without one a split is made.
         split_column: kept column that names the folds (``test``: the test set) instead.
         folds: number of folds where no split is given.
@@ -313,14 +323,15 @@ def train(
     check_free(Path(out), overwrite=overwrite)
     dataset = dataset_of(dataset, reading, level=level, progress=progress)
     data = load(dataset, view, level=level)
-    target, shown = target_of(data, task), _features(data, settings)
+    target, shown = target_of(data, task, label_separator), _features(data, settings)
     if metric is not None:
-        check_metric(metric, classes=len(target.classes))
+        check_metric(metric, classes=len(target.classes), sets=task == "multilabel")
     decision = None if threshold is None else Threshold.parse(threshold)
-    if decision is not None and len(target.classes) != 2:
+    if decision is not None and (len(target.classes) != 2 or task == "multilabel"):
         count = len(target.classes) or "values"
         raise UsageError(f"threshold={threshold!r} needs two classes; there are {count}.")
-    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed)
+    sets = target.separator is not None
+    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed, sets=sets)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
     test_set = TestSet.of_split(chosen, data.ids, target, take(shown, chosen.test))
@@ -347,8 +358,7 @@ def train(
             tested = test_set.predictions(proba, threshold=cut)
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
-        of_estimator = asdict(settings)
-        names, fits = [*chosen.names, (None, None)], [*result.choices, result.final.choice]
+        of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
         content = write_results(
             folder,
             TrainRun,
@@ -360,9 +370,9 @@ def train(
             **{name: of_estimator.pop(name) for name in ("estimator", "features", "task")},
             level=level,
             settings=of_estimator,
-            choices=tuple(
-                replace(choice, repeat=repeat, fold=fold)
-                for (repeat, fold), choice in zip(names, fits, strict=True)
+            choices=(
+                *(replace(choice, fold=fold) for fold, choice in enumerate(result.choices)),
+                result.final.choice,
             ),
             views=tuple(data.views) if features == "vectors" else (),
             threshold=cut,
@@ -378,14 +388,17 @@ def train(
     return RunResult(Path(out), content)
 
 
-def target_of(data: VectorData, task: str) -> Target:
+def target_of(data: VectorData, task: str, separator: str = SEPARATOR) -> Target:
     """Return the target of a dataset, of its records or words."""
+    if data.level == "word" and task == "multilabel":
+        raise UsageError("task='multilabel' is for records, not for level='word'.")
     if data.level == "word" and "label" not in data.columns:
         raise UsageError(
             f"{data.path} has no labels of words. Extract it again with their column: embedkit "
             "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
         )
-    return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
+    about: dict[str, Any] = {"rows": data.row, "name": str(data.path), "separator": separator}
+    return target_from(data.column("label"), task=task, **about)
 
 
 def _features(data: VectorData, settings: EstimatorSettings) -> Any:

@@ -108,11 +108,11 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    classes = with_names(compared.runs.records.classes, label_names or {})
+    names_of_classes = with_names(compared.runs.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
     advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
     records, runs = compared.runs.records, compared.runs
-    rows = records.row[records.first_repeat]
+    rows = records.row[records.out_of_fold]
     found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
     content = next((run.content for run in runs.runs if run.name == shown_name), None)
     limit = content.truncated.limit if isinstance(content, FinetuneRun) else None
@@ -126,8 +126,10 @@ def write_report(
     names = dict.fromkeys([shown_name, compared.table.baseline])
     methods = {name: cases.methods[name] for name in names if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
-    bins = reliability_bins(cases.records) if classes else ()
-    other = methods.get(compared.table.baseline) if len(methods) > 1 else None
+    classes = cases.records.classes if cases.of_sets else names_of_classes
+    bins = reliability_bins(cases.records) if classes and not cases.of_sets else ()
+    own = {name: compared.predictions[name].take(records.out_of_fold) for name in methods}
+    other = own.get(compared.table.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
     metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
     metrics = list(dict.fromkeys([scale.metric, *metrics]))
@@ -154,11 +156,11 @@ def write_report(
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
         legend=list(_legend(compared, methods)),
         classes=classes,
-        per_class=by_class(cases.records, other) if classes else (),
-        pairs=confused_pairs(cases.records) if classes else (),
-        matrix=_matrix(cases.records),
+        names_of_classes=names_of_classes,
+        per_class=by_class(own[shown_name], other) if classes else (),
+        pairs=confused_pairs(cases.records) if classes and not cases.of_sets else (),
+        matrix=[] if cases.of_sets else _matrix(cases.records),
         cases=cases,
-        repeats=runs.runs[0].content.split.repeats,
         texts_note=found.note,
         metrics=metrics,
         lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
@@ -297,6 +299,10 @@ def _tiles(
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""
+    elif compared.runs.records.of_sets:
+        every = method.scores["subset_accuracy"]
+        text = interval_text(every, "subset_accuracy")
+        yield "all classes right", score_text(every.value, "subset_accuracy"), text, ""
     else:
         scores, y = method.scores, compared.runs.records.y
         name = next((m for m in ("pearson", "spearman", "r2") if m in scores), metric)
@@ -370,7 +376,7 @@ def _payload(
             "views": [
                 {view: numbers(one) for view, one in run.predictions.views.items()}
                 for run in compared.runs.runs
-                if run.predictions.views
+                if run.predictions.views and not cases.of_sets
             ],
             "limit": None if classes else float(np.std(records.y)),
         }
@@ -445,13 +451,15 @@ def charts_of(
     timed = [row for row in rows if row.cost and row.cost.milliseconds]
     timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
     if len(timed) > 1:
-        yield "cost", cost(timed, scale, styles, chosen)
+        yield "cost", cost(timed, scale, styles, compared.table.level)
     probes = [content for _, content in compared.runs.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
     for probe in [one for one in probes if one.view_scores[0].curve][:1]:
         yield "curve", learning(probe)
-    if cases.records.classes:
+    if cases.of_sets:
+        pass  # a record has one probability for each class
+    elif cases.records.classes:
         yield "sure", answered({name: (styles[name], p) for name, p in methods.items()})
         bins = {name: (styles[name], reliability_bins(p)) for name, p in methods.items()}
         yield "calibration", reliability(bins)
@@ -493,7 +501,7 @@ def forest(
     """Gains over the baseline with their intervals; the band is too small to matter."""
     numbers = [metric_text(gain.value, scale.metric, signed=True) for gain in gains.values()]
     names = [shorten(name, 22) for name in gains]
-    left = max(text_width(name) for name in names) * 1.06 + 12  # one of them is bold
+    left = max(text_width(name) for name in names) * 1.1 + 16  # one of them is bold
     right, row, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
     bottom = top + row * len(gains)
     ends = [0.0, scale.min_difference, -scale.min_difference]
@@ -523,8 +531,8 @@ def forest(
     return scene
 
 
-def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: str) -> Scene:
-    """Score against time per text; dashed: nothing is both quicker and better."""
+def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], level: str) -> Scene:
+    """Score against time per text or word; dashed: nothing is both quicker and better."""
     times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
     scores = [row.scores[scale.metric] for row in rows]
     ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
@@ -536,7 +544,7 @@ def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: s
         (min(times) / 1.6, max(times) * 1.6),
         (high, low) if scale.lower else (low, high),
         title="Score against time",
-        x_name="milliseconds a text",
+        x_name="milliseconds a word" if level == "word" else "milliseconds a text",
         y_name=metric_name(scale.metric),
         description="; ".join(
             f"{row.name}: {score_text(one.value, scale.metric)}, {cost_text(row)}"

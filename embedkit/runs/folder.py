@@ -235,7 +235,7 @@ def write_results(
         classes=predictions.classes,
         threshold_metric=decision.metric if decision else None,
         split=split.record,
-        records={"folds": len(predictions.first_repeat), "test": len(predictions.test)},
+        records={"folds": len(predictions.out_of_fold), "test": len(predictions.test)},
         test_set=test.content if test else None,
         scores=reported_scores(predictions, seed=seed, beta=decision.beta if decision else None),
         per_class=class_scores(predictions),
@@ -317,7 +317,7 @@ def _wrong_field(content: Run) -> str:
     """Name of a field that contradicts others, else ``""``."""
     if not isinstance(content, PredictionRun):
         return ""
-    classes, of_classes = content.classes, content.task == "classification"
+    classes, of_classes = content.classes, content.task != "regression"
     views, limits, vectors = set(content.views), [content.threshold], content.dataset.vectors
     agrees = {
         "classes": len(set(classes)) == len(classes)
