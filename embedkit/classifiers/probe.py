@@ -85,7 +85,7 @@ def probe(
         level: ``sentence``: records are labelled, or ``word``: the words of records.
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
         task: ``classification`` or ``regression``.
-        split: result or file of ``embedkit split``; of several repeats, the first is used.
+        split: result or file of ``embedkit split``.
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
             ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,
@@ -127,14 +127,14 @@ def probe(
     if metric is not None:
         check_metric(metric, classes=len(target.classes))
     chosen = split_for(data, split, folds=folds, seed=seed)
-    check_folds(target, chosen, repeats=1)
+    check_folds(target, chosen)
     work = _Probe(
         data=data,
         target=target,
         split=chosen,
         settings=settings,
         metric=metric or ("accuracy" if target.classes else "r2"),
-        folds=[chosen.fold(0, fold) for fold in range(chosen.n_folds)],
+        folds=chosen.subsets(),
         curve=_CURVE if learning_curve else (),
         run=partial(side_by_side, threads=threads),
     )

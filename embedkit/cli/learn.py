@@ -311,8 +311,9 @@ def predict(
     """Predict labels of new texts with a run or a checkpoint.
 
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
-    classification (BertForSequenceClassification and the like); CORPUS a file of texts, a dataset
-    extracted with the same settings as that of the run, or - to read lines from standard input.
+    classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
+    a dataset extracted with the same settings as that of the run, or - to read lines from standard
+    input.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 

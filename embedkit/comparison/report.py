@@ -112,7 +112,7 @@ def write_report(
     step = steps(progress, "report", 3, "steps")
     advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
     records, runs = compared.runs.records, compared.runs
-    rows = records.row[records.first_repeat]
+    rows = records.row[records.out_of_fold]
     found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
     content = next((run.content for run in runs.runs if run.name == shown_name), None)
     limit = content.truncated.limit if isinstance(content, FinetuneRun) else None
@@ -159,7 +159,6 @@ def write_report(
         pairs=confused_pairs(cases.records) if classes else (),
         matrix=_matrix(cases.records),
         cases=cases,
-        repeats=runs.runs[0].content.split.repeats,
         texts_note=found.note,
         metrics=metrics,
         lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
