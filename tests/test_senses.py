@@ -275,9 +275,8 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
                 assert f"At layer {layer}: mean cosine {same:.3f} of" in page.inner_text("#at")
                 assert f"{other:.3f} with other senses" in page.inner_text("#at")
                 cell = page.locator(f"tr[data-word={word}] td[data-layer='{k}']")
-                assert cell.inner_text() == f"{same - other:+.3f}".replace("-", "−").replace(
-                    "0.", "."
-                )
+                gap = f"{same - other:+.3f}".replace("-0.000", "+0.000")
+                assert cell.inner_text() == gap.replace("-", "−").replace("0.", ".")
                 score = report.layers[k].nearest
                 facts = page.inner_text("#facts").replace("\xa0", " ")
                 shown = [int(100 * v + 0.5) for v in (score.value, score.low, score.high)]
