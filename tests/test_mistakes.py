@@ -53,6 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
         ("extract rare.tsv --pooling average", 2, "mean"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
+        ("split same.tsv --allow-duplicates --out same.parquet", 0, "note: id column: id wrote"),
         ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
         ("extract", 2, "See embedkit extract --help."),
     ],
