@@ -53,7 +53,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
         ("extract rare.tsv --pooling average", 2, "mean"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
-        ("split same.tsv --allow-duplicates --out same.parquet", 0, "note: id column: id wrote"),
         ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
         ("extract", 2, "See embedkit extract --help."),
     ],
@@ -143,6 +142,8 @@ def test_what_may_be_left_out(partly: Path, tmp_path: Path) -> None:
     done = command("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["row", "0", "1"]
+    done = command("split", partly.with_suffix(".csv"), "--out", "s.parquet", cwd=tmp_path)
+    assert "note: id column: id\n" in done.stderr  # there is no option --id
     encoder = Encoder(str(tiny_model()), device="cpu")
     assert np.array_equal(encoder.encode(TEXTS), Encoder.load(tiny_model()).encode(TEXTS))
     with pytest.raises(UsageError, match="nothere"):
