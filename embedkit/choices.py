@@ -48,7 +48,7 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8")
 STORAGES = ("float32", "float16", "compact", "int8")
 ENGINES = ("local", "ray")
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "multilabel")
 FEATURES = ("vectors", "tfidf")
 ESTIMATORS = ("logreg", "ridge", "knn", "lightgbm")
 """Beside them, ``module:Class`` of scikit-learn or LightGBM."""

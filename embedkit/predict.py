@@ -263,18 +263,26 @@ class Predictor:
 
     def _predictions(self, values: Any) -> list[Prediction]:
         proba = self._checked(values)
-        threshold = None if self.content is None else self.content.threshold
-        return list(predictions_of(proba, decide(proba, threshold=threshold), self.names))
+        content, threshold, separator = self.content, None, ""
+        if content is not None:
+            threshold, separator = content.threshold, content.settings.get("label_separator", "")
+        sets = content is not None and content.task == "multilabel"
+        y_pred = decide(proba, threshold=threshold, sets=sets)
+        return list(predictions_of(proba, y_pred, self.names, separator=separator))
 
 
 def predictions_of(
-    proba: Float64, y_pred: NDArray[Any], names: Sequence[str]
+    proba: Float64, y_pred: NDArray[Any], names: Sequence[str], *, separator: str = ""
 ) -> Iterator[Prediction]:
-    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``."""
+    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``.
+
+    The ``separator`` stands between the names of a set of classes.
+    """
     for row, decided in zip(proba, y_pred, strict=True):
         if names:
             by_name = dict(zip(names, row.tolist(), strict=True))
-            yield Prediction(names[decided], by_name)
+            chosen = [int(decided)] if y_pred.ndim == 1 else decided.nonzero()[0].tolist()
+            yield Prediction(separator.join(names[i] for i in chosen), by_name)
         else:
             yield Prediction(f"{row:.6g}", {}, float(row))
 

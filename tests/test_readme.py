@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     (tmp_path / "data").symlink_to(ROOT / "data")
     monkeypatch.chdir(tmp_path / "docs")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    names = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for cell in CODE:
         exec(compile("".join(cell["source"]), "notebook", "exec"), names)
     (report,) = tmp_path.glob("*/report.html")

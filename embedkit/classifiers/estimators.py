@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
@@ -63,7 +64,7 @@ class EstimatorSettings:
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task."""
         check_choice(TASKS, task=task)
-        default = "logreg" if task == "classification" else "ridge"
+        default = "ridge" if task == "regression" else "logreg"
         result = cls(estimator or default, task=task, **settings)
         check_choice(FEATURES, features=result.features)
         check_counts(pca=result.pca)
@@ -114,6 +115,8 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
     if settings.features == "tfidf" and settings.estimator == "logreg":
         values["C"] = TFIDF_STRENGTH
     estimator.set_params(**{k: v for k, v in values.items() if k in estimator.get_params()})
+    if settings.task == "multilabel":
+        estimator = OneVsRestClassifier(estimator)
     steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
     if settings.pca is not None:
         from sklearn.decomposition import PCA
@@ -168,16 +171,15 @@ TFIDF_STRENGTH = 10.0
 _NEIGHBORS = {"n_neighbors": (135, 45, 15, 5)}
 _TREES = {"n_estimators": (10, 30, 100, 300)}
 
+_CLASSIFIERS = {
+    "logreg": Estimator(lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows),
+    "knn": Estimator(lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows),
+}
+
 TABLE: Mapping[str, Mapping[str, Estimator]] = {
-    "classification": {
-        "logreg": Estimator(
-            lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows
-        ),
-        "knn": Estimator(
-            lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows
-        ),
-        "lightgbm": Estimator(lambda: _lightgbm("LGBMClassifier"), _TREES),
-    },
+    "classification": _CLASSIFIERS
+    | {"lightgbm": Estimator(lambda: _lightgbm("LGBMClassifier"), _TREES)},
+    "multilabel": _CLASSIFIERS,  # one classifier for each class, against the rest
     "regression": {
         "ridge": Estimator(Ridge, {"alpha": (100.0, 10.0, 1.0, 0.1, 0.01)}, _unit_rows),
         "knn": Estimator(
@@ -206,7 +208,9 @@ def _imported(name: str, task: str) -> Estimator:
         estimator = kind()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"estimator={name!r} cannot be made: {first_line(error)}.") from error
-    if not (is_classifier if task == "classification" else is_regressor)(estimator):
+    if task == "multilabel" and not hasattr(estimator, "predict_proba"):
+        raise UsageError(f"estimator={name!r} has no probabilities, as task='multilabel' needs.")
+    if not (is_regressor if task == "regression" else is_classifier)(estimator):
         raise UsageError(f"estimator={name!r} is not for task={task!r}.")
     build = kind
     if task == "regression" and library == "sklearn":

@@ -37,6 +37,7 @@ from embedkit.runs.folder import (
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import (
+    SEPARATOR,
     Predictions,
     Target,
     check_folds,
@@ -62,6 +63,7 @@ def probe(
     level: str = "sentence",
     estimator: str | None = None,
     task: str = "classification",
+    label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     folds: int = 5,
     metric: str | None = None,
@@ -84,7 +86,8 @@ def probe(
         view: name of a stored view, or several in a list; by default all. Of words layers.
         level: ``sentence``: records are labelled, or ``word``: the words of records.
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression`` or ``multilabel``.
+        label_separator: between the classes of a record of several.
         split: result or file of ``embedkit split``.
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
@@ -123,17 +126,18 @@ def probe(
     else:
         given = [view] if isinstance(view, str) else view
         names = [load(dataset, name, level=level).views[0] for name in given]
-    target = target_of(data, task)
+    target = target_of(data, task, label_separator)
+    sets = target.separator is not None
     if metric is not None:
-        check_metric(metric, classes=len(target.classes))
-    chosen = split_for(data, split, folds=folds, seed=seed)
+        check_metric(metric, classes=len(target.classes), sets=sets)
+    chosen = split_for(data, split, folds=folds, seed=seed, sets=sets)
     check_folds(target, chosen)
     work = _Probe(
         data=data,
         target=target,
         split=chosen,
         settings=settings,
-        metric=metric or ("accuracy" if target.classes else "r2"),
+        metric=metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy"),
         folds=chosen.subsets(),
         curve=_CURVE if learning_curve else (),
         run=partial(side_by_side, threads=threads),
@@ -230,8 +234,9 @@ class _Probe:
             ]
         )
         order = np.argsort(np.concatenate([test for _, test in self.folds]))
+        sets = target.separator is not None
         outputs = {
-            name: decide(np.concatenate([fold.proba for fold in folds])[order])
+            name: decide(np.concatenate([fold.proba for fold in folds])[order], sets=sets)
             for name, folds in results.items()
         }
         cost = Cost(
@@ -329,7 +334,7 @@ def control_task(
     _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
     y = target.y.copy()
     y[index] = random.permutation(target.y[index][first])[group]
-    return Target(y, target.classes)
+    return replace(target, y=y)
 
 
 def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[str, Float32]:

@@ -46,7 +46,14 @@ from embedkit.runs.folder import (
     write_results,
 )
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
+from embedkit.runs.predictions import (
+    SEPARATOR,
+    Predictions,
+    Target,
+    TestSet,
+    check_folds,
+    target_from,
+)
 from embedkit.runs.run import Choice, Cost, TrainRun
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
@@ -236,6 +243,7 @@ def train(
     estimator: str | None = None,
     features: str = "vectors",
     task: str = "classification",
+    label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     split_column: str | None = None,
     folds: int = 5,
@@ -265,7 +273,11 @@ def train(
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
             as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression`` or ``multilabel``: a record has any number of
+            classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
+            predicted whose probability reaches 0.5. Folds are not stratified.
+        label_separator: between the classes of a record. An empty label has no class; a record
+            without a label (null) is left out.
         split: result or file of ``embedkit split``; without one a split is made.
         split_column: kept column that names the folds (``test``: the test set) instead.
         folds: number of folds where no split is given.
@@ -311,14 +323,15 @@ def train(
     check_free(Path(out), overwrite=overwrite)
     dataset = dataset_of(dataset, reading, level=level, progress=progress)
     data = load(dataset, view, level=level)
-    target, shown = target_of(data, task), _features(data, settings)
+    target, shown = target_of(data, task, label_separator), _features(data, settings)
     if metric is not None:
-        check_metric(metric, classes=len(target.classes))
+        check_metric(metric, classes=len(target.classes), sets=task == "multilabel")
     decision = None if threshold is None else Threshold.parse(threshold)
-    if decision is not None and len(target.classes) != 2:
+    if decision is not None and (len(target.classes) != 2 or task == "multilabel"):
         count = len(target.classes) or "values"
         raise UsageError(f"threshold={threshold!r} needs two classes; there are {count}.")
-    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed)
+    sets = target.separator is not None
+    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed, sets=sets)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
     test_set = TestSet.of_split(chosen, data.ids, target, take(shown, chosen.test))
@@ -345,7 +358,7 @@ def train(
             tested = test_set.predictions(proba, threshold=cut)
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
-        of_estimator = asdict(settings)
+        of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
         content = write_results(
             folder,
             TrainRun,
@@ -375,14 +388,17 @@ def train(
     return RunResult(Path(out), content)
 
 
-def target_of(data: VectorData, task: str) -> Target:
+def target_of(data: VectorData, task: str, separator: str = SEPARATOR) -> Target:
     """Return the target of a dataset, of its records or words."""
+    if data.level == "word" and task == "multilabel":
+        raise UsageError("task='multilabel' is for records, not for level='word'.")
     if data.level == "word" and "label" not in data.columns:
         raise UsageError(
             f"{data.path} has no labels of words. Extract it again with their column: embedkit "
             "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
         )
-    return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
+    about: dict[str, Any] = {"rows": data.row, "name": str(data.path), "separator": separator}
+    return target_from(data.column("label"), task=task, **about)
 
 
 def _features(data: VectorData, settings: EstimatorSettings) -> Any:

@@ -21,7 +21,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
-from embedkit.classifiers.estimators import EstimatorSettings, build_pipeline
+from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
 from embedkit.errors import UsageError, first_line
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
 from embedkit.runs.predictions import Target, decide
@@ -80,7 +80,7 @@ def fit(
         if classes:
             tunable = tunable and all(len(np.unique(y[rows])) > 1 for rows, _ in folds)
         choice, inner = Choice(), None
-        if tunable and settings.estimator == "logreg":
+        if tunable and settings.estimator == "logreg" and settings.task == "classification":
             model, choice, inner = _logistic(estimator, X, y, folds, classes, settings)
         else:
             searches = tunable and bool(settings.row.grid)
@@ -149,6 +149,10 @@ def _search(
     if "n_neighbors" in grid:
         fewest = min(len(train) for train, _ in folds)
         grid["n_neighbors"] = tuple(n for n in grid["n_neighbors"] if n <= fewest) or (1,)
+    if settings.features == "tfidf" and "C" in grid:
+        grid["C"] = (TFIDF_STRENGTH,)
+    if settings.task == "multilabel":
+        grid = {f"estimator__{name}": values for name, values in grid.items()}
     search = GridSearchCV(estimator, grid, scoring=score, cv=folds, refit=False)
     search.fit(X, y)
     estimator.set_params(**search.best_params_)
@@ -162,8 +166,9 @@ def _fit_estimator(
     from sklearn.calibration import CalibratedClassifierCV
 
     model = clone(estimator)
-    if "n_neighbors" in model.get_params():
-        model.set_params(n_neighbors=min(model.n_neighbors, len(y)))
+    for name, value in model.get_params().items():
+        if name.endswith("n_neighbors"):
+            model.set_params(**{name: min(value, len(y))})
     if settings.task == "regression" or hasattr(model, "predict_proba"):
         return model.fit(X, y)
     weight = None
@@ -196,6 +201,8 @@ def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     if not target.classes:
         return np.asarray(pipeline.predict(X), np.float64)
     proba = np.asarray(pipeline.predict_proba(X), np.float64)
+    if target.separator is not None:
+        return proba
     proba /= proba.sum(1, keepdims=True)  # some add up to 1 in float32 only
     if proba.shape[1] == len(target.classes):
         return proba
@@ -213,7 +220,7 @@ def inner_score(y: NDArray[Any], output: Float64, settings: EstimatorSettings) -
     beta, decided = beta_of(metric), None
     if beta is not None:
         decided = decide(output, threshold=best_threshold(y, output[:, 1], beta=beta))
-    weight = compute_sample_weight(settings.class_weight, y)
+    weight = compute_sample_weight(settings.class_weight, y) if y.ndim == 1 else np.ones(len(y))
     value = float(metrics_for(y, output, decided, beta=beta)[metric](weight[None])[0])
     return -value if metric in LOWER_IS_BETTER else value
 

@@ -65,6 +65,10 @@ if TYPE_CHECKING:
     "--overwrite",
     "--text",
     "--label",
+    option(
+        "--label-separator",
+        help="Between the classes of a record, for --task multilabel; folds are not stratified.",
+    ),
 )
 def split(
     source: Path,
@@ -128,6 +132,7 @@ def split(
         **choice(FEATURES, "vectors"),
     ),
     "--task",
+    "--label-separator",
     "--split",
     option("--split-column", help="Stored column with names of folds; test is the test set."),
     "--folds",
@@ -160,6 +165,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     option("--view", help="Views to score, separated by commas. [all that are stored]"),
     "--level",
     "--task",
+    "--label-separator",
     "--split",
     option(
         "--metric",
@@ -207,6 +213,7 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     "--level",
     "--task",
+    "--label-separator",
     "--split",
     "--folds",
     "--test",

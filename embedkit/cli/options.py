@@ -151,8 +151,14 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ),
     (
         "--task",
-        "classification: labels are classes; regression: labels are numbers.",
+        "classification: labels are classes; regression: labels are numbers; multilabel: "
+        "records have any number of classes.",
         choice(TASKS, "classification"),
+    ),
+    (
+        "--label-separator",
+        "Between the classes of a record, with --task multilabel.",
+        {"default": "|", "metavar": "TEXT"},
     ),
     (
         "--estimator",

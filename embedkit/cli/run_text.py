@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
     from embedkit.runs.intervals import Score
 
-_FIRST = ("accuracy", "entity_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
+_FIRST = ("accuracy", "entity_f1", "micro_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
 """Scores that are printed without ``--all``."""
 
 _SUBSETS = {"cross_validation": "held-out", "test": "test"}
@@ -135,7 +135,8 @@ def _score(metric: str, score: Score) -> str:
 def _against(content: PredictionRun, metric: str, majority: float, score: Score) -> str:
     """Comparison of a score with the baseline that knows only the labels."""
     points = " points" if is_percent(metric) else ""
-    name = "the mean" if content.task == "regression" else "the majority class"
+    names = {"regression": "the mean", "multilabel": "the best constant set"}
+    name = names.get(content.task, "the majority class")
     baseline = f"{name} ({metric_text(majority, metric)}{' %' if points else ''})"
     if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
         return f"no proven gain over {baseline}"

@@ -7,7 +7,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _UNSURE, _SURE = 0.1, 0.9
 _RIGHT_OFTEN = 0.5
 _MOST_METHODS, _MOST_QUERIES = 12, 5_000
 _NEAREST = 3
+_TINY = 1e-12
 _AROUND = 100
 
 
@@ -62,12 +63,14 @@ class Cases:
         methods: predictions of the methods shown, by name; ``records`` are those of the first.
         lists: positions of records by the name of the list, those to read first at the front.
         nearest: ``None`` without vectors.
+        of_sets: whether each class stands for a set of classes, see :func:`as_single`.
     """
 
     records: Predictions
     methods: dict[str, Predictions]
     lists: dict[str, Int64]
     nearest: Nearest | None
+    of_sets: bool = False
 
     def __len__(self) -> int:
         return len(self.records.row)
@@ -87,6 +90,8 @@ def cases_of(
     names = [n for n in dict.fromkeys([shown, table.baseline, *runs, *known]) if n in known]
     index = compared.runs.records.out_of_fold
     by_name = {name: compared.predictions[name].take(index) for name in names}
+    of_sets = compared.runs.records.of_sets
+    by_name = as_single(by_name) if of_sets else by_name
     records, asked = by_name[shown], [by_name[name] for name in runs]
     other = by_name.get(table.baseline) if table.baseline != shown else None
     lists = _lists(records, other, asked)
@@ -105,7 +110,27 @@ def cases_of(
             doubted = [i for i in doubted if sum(votes[i]) >= 2]
         lists["relabel"] = np.array(doubted[:MOST_SUSPICIONS], np.int64)
     lists = {name: lists[name] for name in _LISTS if name in lists and len(lists[name])}
-    return Cases(records, {name: by_name[name] for name in names[:_MOST_METHODS]}, lists, near)
+    methods = {name: by_name[name] for name in names[:_MOST_METHODS]}
+    return Cases(records, methods, lists, near, of_sets)
+
+
+def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
+    """Return predictions of sets of classes as predictions of one class each: the whole set.
+
+    The probability of a set is that of its classes and of the absence of all others, as if they
+    were independent.
+    """
+    every = [sets for p in predictions.values() for sets in (p.y, p.y_pred)]
+    sets, numbers = np.unique(np.concatenate(every), axis=0, return_inverse=True)
+    parts = iter(np.split(numbers.ravel(), len(every)))
+    single = {}
+    for name, p in predictions.items():
+        names = [" + ".join(np.array(p.classes)[one == 1].tolist()) or "(none)" for one in sets]
+        logs, rest = (np.log(np.clip(q, _TINY, 1)) for q in (p.proba, 1 - p.proba))
+        proba = np.exp(logs @ sets.T + rest @ (1 - sets.T))
+        changes = {"y": next(parts), "y_pred": next(parts), "proba": proba, "views": {}}
+        single[name] = replace(p, classes=tuple(names), **changes)
+    return single
 
 
 def _lists(

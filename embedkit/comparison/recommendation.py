@@ -549,7 +549,7 @@ def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
 
 
 def _small_classes(cases: Cases) -> Iterator[Notice]:
-    classes = cases.records.classes
+    classes = () if cases.of_sets else cases.records.classes
     support = np.bincount(cases.records.y, minlength=len(classes)) if classes else np.empty(0)
     small = [classes[c] for c in np.argsort(support, kind="stable") if support[c] < _SMALL_CLASS]
     if small:

@@ -108,7 +108,7 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    classes = with_names(compared.runs.records.classes, label_names or {})
+    names_of_classes = with_names(compared.runs.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
     advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
     records, runs = compared.runs.records, compared.runs
@@ -126,8 +126,10 @@ def write_report(
     names = dict.fromkeys([shown_name, compared.table.baseline])
     methods = {name: cases.methods[name] for name in names if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
-    bins = reliability_bins(cases.records) if classes else ()
-    other = methods.get(compared.table.baseline) if len(methods) > 1 else None
+    classes = cases.records.classes if cases.of_sets else names_of_classes
+    bins = reliability_bins(cases.records) if classes and not cases.of_sets else ()
+    own = {name: compared.predictions[name].take(records.out_of_fold) for name in methods}
+    other = own.get(compared.table.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
     metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
     metrics = list(dict.fromkeys([scale.metric, *metrics]))
@@ -154,9 +156,10 @@ def write_report(
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
         legend=list(_legend(compared, methods)),
         classes=classes,
-        per_class=by_class(cases.records, other) if classes else (),
-        pairs=confused_pairs(cases.records) if classes else (),
-        matrix=_matrix(cases.records),
+        names_of_classes=names_of_classes,
+        per_class=by_class(own[shown_name], other) if classes else (),
+        pairs=confused_pairs(cases.records) if classes and not cases.of_sets else (),
+        matrix=[] if cases.of_sets else _matrix(cases.records),
         cases=cases,
         texts_note=found.note,
         metrics=metrics,
@@ -296,6 +299,10 @@ def _tiles(
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""
+    elif compared.runs.records.of_sets:
+        every = method.scores["subset_accuracy"]
+        text = interval_text(every, "subset_accuracy")
+        yield "all classes right", score_text(every.value, "subset_accuracy"), text, ""
     else:
         scores, y = method.scores, compared.runs.records.y
         name = next((m for m in ("pearson", "spearman", "r2") if m in scores), metric)
@@ -369,7 +376,7 @@ def _payload(
             "views": [
                 {view: numbers(one) for view, one in run.predictions.views.items()}
                 for run in compared.runs.runs
-                if run.predictions.views
+                if run.predictions.views and not cases.of_sets
             ],
             "limit": None if classes else float(np.std(records.y)),
         }
@@ -450,7 +457,9 @@ def charts_of(
         yield f"layers-{number}", layers(probe)
     for probe in [one for one in probes if one.view_scores[0].curve][:1]:
         yield "curve", learning(probe)
-    if cases.records.classes:
+    if cases.of_sets:
+        pass  # a record has one probability for each class
+    elif cases.records.classes:
         yield "sure", answered({name: (styles[name], p) for name, p in methods.items()})
         bins = {name: (styles[name], reliability_bins(p)) for name, p in methods.items()}
         yield "calibration", reliability(bins)

@@ -234,7 +234,7 @@ class Compared:
             return alone(name, run.predictions, index, len(models), run.content.threshold)
         check_choice(BLENDS, blend=kind)
         if not self.blends:
-            raise UsageError("one run cannot be blended. Give two or more.")
+            raise UsageError("one run, or task='multilabel', cannot be blended.")
         return self.blends[kind]
 
 
@@ -375,7 +375,7 @@ def _predictions(opened: RunSet, metric: str) -> tuple[dict[str, Predictions], d
     """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
     by_run = {run.name: run.predictions for run in opened.runs}
     blends: dict[str, Blend] = {}
-    if len(opened.models) > 1:
+    if len(opened.models) > 1 and not opened.records.of_sets:
         threshold, models = _blend_threshold(metric, opened.models), opened.models
         given = [run.predictions for run in models]
         blends = {kind: blend(kind, given, threshold=threshold) for kind in BLENDS}
@@ -436,7 +436,8 @@ def _metric(asked: str | None, runs: RunSet) -> str:
         if not p.classes:
             return known[0]
         contents = [run.content for run in runs.models or runs.runs]
-        return headline_metric(contents, np.bincount(p.y[p.out_of_fold]))
+        y = p.y[p.out_of_fold]
+        return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
     if beta_of(asked) is None or len(runs.records.classes) != 2:
         check_choice(known, metric=asked)
     return asked

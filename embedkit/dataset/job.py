@@ -649,7 +649,7 @@ def _compared_files(
         line=1 + lines,
         offset=size,
     )
-    with closing(READERS[corpus.format].open(path, corpus)) as table:
+    with closing(kind.open(path, corpus)) as table:
         seekable = final.file == last and table.seek(place)
     if seekable:
         return True, place

@@ -54,9 +54,9 @@ _FILTERS = 100
 class HeadConfig(PretrainedConfig):  # type: ignore[misc]
     """Configuration of an encoder (``config.json``) with a head and its loss.
 
-    ``problem`` is ``classes`` (a logit each), ``one_logit`` (of the second of two classes) or
-    ``value`` (regression): the head predicts the distance from the mean of the training records, in
-    units of their standard deviation.
+    ``problem`` is ``classes`` (a logit each), ``one_logit`` (of the second of two classes),
+    ``sets`` of classes (a logit each, independent) or ``value`` (regression): the head predicts the
+    distance from the mean of the training records, in units of their standard deviation.
     """
 
     model_type = "embedkit-head"
@@ -150,6 +150,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if len(config.class_weights):
             weights = torch.tensor(config.class_weights, device=logits.device)
         smooth = config.label_smoothing
+        if config.problem == "sets":
+            return functional.binary_cross_entropy_with_logits(logits, labels.float())
         if config.problem == "classes":
             return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
         target = labels.float() * (1 - smooth) + smooth / 2
@@ -165,7 +167,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             return value
         if self.config.problem == "one_logit":
             return torch.stack([torch.sigmoid(-logits[:, 0]), torch.sigmoid(logits[:, 0])], dim=1)
-        return torch.softmax(logits, dim=1)
+        return logits.sigmoid() if self.config.problem == "sets" else logits.softmax(dim=1)
 
 
 class _Cls(nn.Module):
@@ -545,7 +547,8 @@ def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> d
         config.architectures = [f"{_PLAIN[config.model_type][0]}For{kind}Classification"]
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = "single_label_classification" if classes else "regression"
+        kind = "multi" if model.config.problem == "sets" else "single"
+        config.problem_type = f"{kind}_label_classification" if classes else "regression"
     return _without_paths(json.loads(config.to_json_string()))
 
 

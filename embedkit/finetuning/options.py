@@ -22,6 +22,7 @@ from embedkit.choices import (
 )
 from embedkit.errors import UsageError, check_counts, check_seed, first_line
 from embedkit.runs.metrics import Threshold
+from embedkit.runs.predictions import SEPARATOR
 
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
@@ -32,7 +33,9 @@ class TrainingOptions:
     """Settings of training: keywords of ``finetune``.
 
     Attributes:
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
+            classes, each with a logit of its own.
+        label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
             first token of each, as in ``AutoModelForTokenClassification``.
         head: one of :data:`~embedkit.choices.HEADS`, or a class of ``torch.nn.Module`` (its name as
@@ -73,6 +76,7 @@ class TrainingOptions:
     """
 
     task: str = "classification"
+    label_separator: str = SEPARATOR
     level: str = "sentence"
     head: str | Callable[[int, int], Any] = "cls"
     cnn_widths: tuple[int, ...] = (2, 3, 4)
@@ -142,12 +146,12 @@ class TrainingOptions:
                 value = getattr(self, name)
                 shown = repr(",".join(map(str, value)) if isinstance(value, tuple) else value)
                 raise UsageError(f"{name}={shown}: expected {expected}.")
-        if self.level == "word" and (self.head != "cls" or self.task == "regression"):
+        if self.level == "word" and (self.head != "cls" or self.task != "classification"):
             raise UsageError("level='word' has its own head and labels; leave out head=, task=.")
-        if self.task == "regression":
+        if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if getattr(self, name):
-                    raise UsageError(f"{name}= is for classes, not for task='regression'.")
+                    raise UsageError(f"{name}= is for classes, not for task={self.task!r}.")
         needs = {
             "patience": self.patience is not None,
             "select_by": self.select_by != "loss",

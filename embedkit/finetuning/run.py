@@ -200,7 +200,8 @@ def finetune(
     units = _Units.of(data, tokenizer, tokens, options.level)
     target = _target(units, options)
     if split is None:
-        labelled = Labelled(data.source, data.row, data.labels, data.text_keys(), None)
+        sets = options.task == "multilabel"
+        labelled = Labelled(data.source, data.row, data.labels, data.text_keys(), None, sets)
         records = make_split(labelled, folds=folds, seed=options.seed)
     else:
         records = align_split(split, source=data.source, row=data.row, name=data.name)
@@ -292,12 +293,14 @@ def _target(units: _Units, options: TrainingOptions) -> Target:
     """Targets of the units, if the options fit them."""
     if units.labels is None:
         raise UsageError(f"{units.data.name} has no labels of words. Name them with word_label=.")
-    target = target_from(units.labels, rows=units.row, name=units.data.name, task=options.task)
+    about: dict[str, Any] = {"rows": units.row, "name": units.data.name, "task": options.task}
+    target = target_from(units.labels, separator=options.label_separator, **about)
     for name in ("one_logit", "threshold"):
         if getattr(options, name) and len(target.classes) != 2:
             raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
     if options.select_by != "loss":
-        check_metric(options.select_by, classes=len(target.classes), name="select_by")
+        sets, classes = target.separator is not None, len(target.classes)
+        check_metric(options.select_by, classes=classes, sets=sets, name="select_by")
     return target
 
 
@@ -515,7 +518,8 @@ def _head_settings(options: TrainingOptions, target: Target, train: Int64) -> di
         settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
     if options.one_logit:
         return {**settings, "problem": "one_logit", "n_outputs": 1}
-    return {**settings, "problem": "classes", "n_outputs": len(target.classes)}
+    problem = "classes" if target.separator is None else "sets"
+    return {**settings, "problem": problem, "n_outputs": len(target.classes)}
 
 
 def _keep(

@@ -189,8 +189,9 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         labels, totals = inputs["labels"], self._totals
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
         if self.fold.target.classes:
-            y_pred = self.model.outputs(outputs.logits.detach()).argmax(1)
-            totals["right"] += int((y_pred == labels).sum())
+            proba = self.model.outputs(outputs.logits.detach())
+            right = proba.argmax(1) == labels if labels.ndim == 1 else (proba >= 0.5) == labels
+            totals["right"] += int(right.reshape(len(labels), -1).all(1).sum())
         totals["texts"] += len(labels)
         totals["loss"] += float(loss.detach()) * len(labels)
         return (loss, outputs) if return_outputs else loss
@@ -206,7 +207,8 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             proba = self.model.outputs(logits).numpy()
         metrics = {"eval_loss": loss, "eval_score": _value(y, proba, target, "macro_f1", "r2")}
         if target.classes:
-            metrics["eval_accuracy"] = _value(y, proba, target, "accuracy", "")
+            accuracy = "accuracy" if y.ndim == 1 else "subset_accuracy"
+            metrics["eval_accuracy"] = _value(y, proba, target, accuracy, "")
         by = fold.options.select_by
         metrics[_CHOSEN_BY] = loss if by == "loss" else _value(y, proba, target, by, by)
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":

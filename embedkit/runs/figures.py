@@ -32,6 +32,8 @@ def draw_run(folder: Path, predictions: Predictions) -> None:
     """Draw the out-of-fold predictions of a run to ``figures/``."""
     p = predictions.take(predictions.out_of_fold)
     figures: dict[str, Callable[[], Scene]] = {"values": lambda: values(p)}
+    if p.of_sets:
+        return  # neither a confusion matrix nor one confidence
     if p.classes:
         figures = {"reliability": lambda: reliability({"run": (0, reliability_bins(p))})}
     if 0 < len(p.classes) <= LARGEST_MATRIX:

@@ -317,7 +317,7 @@ def _wrong_field(content: Run) -> str:
     """Name of a field that contradicts others, else ``""``."""
     if not isinstance(content, PredictionRun):
         return ""
-    classes, of_classes = content.classes, content.task == "classification"
+    classes, of_classes = content.classes, content.task != "regression"
     views, limits, vectors = set(content.views), [content.threshold], content.dataset.vectors
     agrees = {
         "classes": len(set(classes)) == len(classes)

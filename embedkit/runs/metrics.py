@@ -37,7 +37,8 @@ class MetricRow:
         of: predictions → the metric as a function of weights.
         label: its name as people write it, where that is not the name with spaces.
         task: ``classes``; ``two`` for metrics of the second of two classes; ``entities`` for words
-            with tags such as ``B-PER``; or ``values``.
+            with tags such as ``B-PER``; ``sets`` of classes; or ``values``.
+        of_sets: whether it is a metric of sets of classes, too.
         compared: whether ``compare`` shows it whatever metric is asked for.
         worst: predictions → the end of its range.
         counts_all: whether a perfect value rests on all records, not on those of the rarer class.
@@ -45,13 +46,14 @@ class MetricRow:
 
     of: Callable[[Any], Callable[[Float64], Float64]]
     label: str = ""
-    task: Literal["classes", "two", "entities", "values"] = "classes"
+    task: Literal["classes", "two", "entities", "sets", "values"] = "classes"
     percent: bool = False
     lower: bool = False
     compared: bool = False
     scale: Literal["fraction", "correlation", "error", "explained"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0
     counts_all: bool = False
+    of_sets: bool = False
 
 
 _percent = partial(MetricRow, percent=True)
@@ -60,10 +62,18 @@ _rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
 METRICS: Mapping[str, MetricRow] = {
+    "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
-    "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True),
+    "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True, of_sets=True),
+    "lrap": _percent(lambda p: _mean(p.ranking_precision), "LRAP", "sets", compared=True),
+    "subset_accuracy": _percent(
+        lambda p: _mean((p.y == p.predicted).all(1)), task="sets", compared=True
+    ),
     "log_loss": _error(
-        lambda p: _mean(-np.log(p.true)), "log-loss", worst=lambda _: -math.log(_SMALLEST)
+        lambda p: _mean(-np.log(p.true)),
+        "log-loss",
+        worst=lambda _: -math.log(_SMALLEST),
+        of_sets=True,
     ),
     "brier": _error(
         lambda p: _mean(p.brier), "Brier score", worst=lambda p: 1.0 if p.classes == 2 else 2.0
@@ -151,20 +161,22 @@ def metric_text(value: float | None, metric: str, *, signed: bool = False) -> st
     return f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
 
 
-def check_metric(metric: str, *, classes: int, name: str = "metric") -> None:
+def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "metric") -> None:
     """Raise a :class:`UsageError` for a metric that does not exist for so many classes.
 
     A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    known = _rows(classes, beta_of(metric))
+    known = _rows(classes, beta_of(metric), sets=sets)
     if metric not in known:
         raise UsageError(
             f"{name}={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
         )
 
 
-def _rows(classes: int, beta: float | None = None) -> dict[str, MetricRow]:
+def _rows(classes: int, beta: float | None = None, *, sets: bool = False) -> dict[str, MetricRow]:
     """The metrics of so many classes, or of values for 0, with that F-beta score."""
+    if sets:
+        return {n: row for n, row in METRICS.items() if row.task == "sets" or row.of_sets}
     tasks = ("values",) if not classes else ("classes", "two") if classes == 2 else ("classes",)
     rows = {name: row for name, row in METRICS.items() if row.task in tasks}
     if classes == 2 and beta is not None and f"f{beta:g}" not in rows:
@@ -178,19 +190,22 @@ def metrics_for(
     """Return the metrics of predictions in :data:`METRICS` as functions of weights.
 
     Args:
-        y: ``(n,)`` true class numbers, or values of a regression.
+        y: ``(n,)`` true class numbers, or values of a regression; or ``(n, classes)`` 0 or 1 of
+            sets of classes, like ``predicted``.
         output: ``(n, classes)`` probabilities, each row summing to 1; or ``(n,)`` values.
         predicted: ``(n,)`` predicted class numbers; by default the likeliest.
         beta: also F-beta of the second of two classes, as ``f2`` for 2.
     """
-    p: _Labels | _Values
+    p: _Labels | _Sets | _Values
     if output.ndim == 1:
         p = _Values(y, output)
+    elif y.ndim > 1:
+        p = _Sets(y, output, (output >= 0.5) * 1 if predicted is None else predicted)
     else:
         p = _Labels(y, output, output.argmax(1) if predicted is None else predicted)
     return {
         name: Metric(row.of(p), row.scale, row.worst(p), None if row.counts_all else p.rarer)
-        for name, row in _rows(p.classes, beta).items()
+        for name, row in _rows(p.classes, beta, sets=y.ndim > 1).items()
     }
 
 
@@ -225,6 +240,43 @@ class _Labels:
         """Rankings by the probability of each class; of two by that of the second alone."""
         scored_classes = range(self.classes) if self.classes > 2 else range(1, self.classes)
         return [_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes]
+
+
+class _Sets:
+    """Predicted sets of classes and probabilities, and what several metrics compute from them."""
+
+    rarer = None
+
+    def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
+        self.y, self.proba, self.predicted = y, proba, predicted
+        self.classes, self.cells = proba.shape[1], self
+        self._right, self._involved = y * predicted, y + predicted
+
+    @property
+    def true(self) -> Float64:
+        """Geometric mean of the probabilities that the classes of each record are as they are."""
+        each = np.where(self.y, self.proba, 1 - self.proba)
+        return np.asarray(np.exp(np.log(np.clip(each, _SMALLEST, 1)).mean(1)))
+
+    @property
+    def ranking_precision(self) -> Float64:
+        """Of the classes down to each true one, by probability, the mean fraction that is true."""
+        from scipy.stats import rankdata
+
+        of_true = rankdata(np.where(self.y, -self.proba, 1), "max", axis=1)
+        precision = (of_true / rankdata(-self.proba, "max", axis=1) * self.y).sum(1)
+        count = self.y.sum(1)
+        return np.where(count > 0, precision / np.maximum(count, 1), 1.0)
+
+    def micro_f1(self, weights: Float64) -> Float64:
+        """F1 of all pairs of a record and a class."""
+        right, involved = (weights @ part.sum(1) for part in (self._right, self._involved))
+        return _ratio(2 * right, involved)
+
+    def macro_f1(self, weights: Float64) -> Float64:
+        """Mean of the F1 of every class, 0 for one that is neither true nor predicted."""
+        each = _ratio(2 * (weights @ self._right), weights @ self._involved)
+        return np.asarray(each.mean(1))
 
 
 class Entities:

@@ -32,6 +32,9 @@ from embedkit.types import Float64, Int64
 
 logger = logging.getLogger(__name__)
 
+SEPARATOR = "|"
+"""Between the classes of a record, unless told otherwise."""
+
 _MANY_CLASSES = 20
 _UNEVEN = 0.8  # share of the largest class
 
@@ -40,22 +43,35 @@ _UNEVEN = 0.8  # share of the largest class
 class Target:
     """Labels: ``(n,)`` class numbers int64, or values float64 of a regression, without classes.
 
-    A record without a label has -1, or NaN.
+    Sets of classes are ``(n, classes)`` int64, 1 for each class of a record; ``separator`` stands
+    between their names. A record without a label has -1, or NaN.
     """
 
     y: NDArray[Any]
     classes: tuple[str, ...]
+    separator: str | None = None
 
     @property
     def strata(self) -> Int64:
-        """Class numbers; a single class for a regression."""
-        return self.y if self.classes else np.zeros(len(self.y), np.int64)
+        """Class numbers; a single class for a regression and for sets of classes."""
+        single = self.classes and self.separator is None
+        return self.y if single else np.zeros(len(self.y), np.int64)
 
 
 def target_from(
-    labels: Sequence[str | None], *, rows: Int64, name: str, task: str = "classification"
+    labels: Sequence[str | None],
+    *,
+    rows: Int64,
+    name: str,
+    task: str = "classification",
+    separator: str = SEPARATOR,
 ) -> Target:
     """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
+    if task == "multilabel":
+        classes = {part for label in labels for part in parts_of(label, separator)}
+        if len(classes) < 2:
+            raise UsageError(f"{name}: task='multilabel' needs 2 classes or more: {classes}.")
+        return _sets(labels, tuple(sorted(classes)), separator)
     known = [label for label in labels if has_label(label)]
     names = np.unique(np.array(known, np.str_))
     if not len(names):
@@ -86,6 +102,20 @@ def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
     return classes
 
 
+def parts_of(label: str | None, separator: str) -> list[str]:
+    """Return the classes of a record as its label names them, such as ``a|b``; none if empty."""
+    return [name for part in (label or "").split(separator) if (name := part.strip())]
+
+
+def _sets(labels: Sequence[str | None], classes: tuple[str, ...], separator: str) -> Target:
+    y = np.zeros((len(labels), len(classes)), np.int64)
+    numbers = {name: i for i, name in enumerate(classes)}
+    for row, label in enumerate(labels):
+        y[row, [numbers[name] for name in parts_of(label, separator)]] = 1
+        y[row] -= label is None  # unlike an empty label
+    return Target(y, classes, separator)
+
+
 def _numbered(labels: Sequence[str | None], classes: tuple[str, ...]) -> Target:
     numbers = {label: i for i, label in enumerate(classes)}
     y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
@@ -97,17 +127,21 @@ def target_like(
 ) -> Target:
     """Return the target for further records by the classes of another; empty without labels."""
     if labels is None or not any(map(has_label, labels)):
-        return Target(np.empty(0, np.int64), target.classes)
+        return replace(target, y=target.y[:0])
+    separator = target.separator
     for label, row in zip(labels, rows, strict=True):
-        if not has_label(label):
+        if label is None or not (separator or has_label(label)):
             raise UsageError(
                 f"{name}: row {row} has no label while others have one. Label all or none."
             )
-        if target.classes and label not in target.classes:
-            raise UsageError(
-                f"{name}: row {row} has the label {label!r}, which no training record has; "
-                f"there are {', '.join(target.classes[:10])}."
-            )
+        for part in parts_of(label, separator) if separator else [label]:
+            if target.classes and part not in target.classes:
+                raise UsageError(
+                    f"{name}: row {row} has the label {part!r}, which no training record has; "
+                    f"there are {', '.join(target.classes[:10])}."
+                )
+    if separator is not None:
+        return _sets(labels, target.classes, separator)
     if not target.classes:
         return Target(_values(labels, rows, name), ())
     return _numbered(labels, target.classes)
@@ -116,8 +150,8 @@ def target_like(
 def check_folds(target: Target, split: Split) -> None:
     """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
 
-    A rare label of words may be missing among the training words of a fold, where it then has the
-    probability 0: sentences cannot be left out for it.
+    A rare label of words, or of sets of classes, may be missing among the training records of a
+    fold, where it then has the probability 0: sentences cannot be left out for it.
     """
     for fold, (train, test) in enumerate(split.subsets()):
         if not len(test) or not len(train):
@@ -128,7 +162,7 @@ def check_folds(target: Target, split: Split) -> None:
         y = target.y[np.concatenate([train, test])]
         if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
             raise UsageError(f"{missing} records of the folds have no label. Split them again.")
-        if not target.classes:
+        if not target.classes or target.separator is not None:
             continue
         where = f"the training records of fold {fold}"
         counts = np.bincount(target.y[train], minlength=len(target.classes))
@@ -145,8 +179,8 @@ def check_folds(target: Target, split: Split) -> None:
 
 def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
     """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
-    if not classes:
-        return np.full(count, y.mean())
+    if not classes or y.ndim > 1:
+        return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
     return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
 
 
@@ -174,7 +208,7 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
     The first records are one of each class, so that a classifier can be fitted on few.
     """
     order = np.random.default_rng(seed).permutation(train)
-    if not target.classes:
+    if not target.classes or target.separator is not None:
         return order
     y = target.y[order]
     by_class = np.argsort(y, kind="stable")
@@ -200,10 +234,10 @@ class Predictions:
     Attributes:
         group: sampling units: records that the split keeps together.
         fold: number of the fold that a record was held out in, ``-1`` for the test set.
-        y: class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test set
-            without labels.
+        y: class numbers int64, or values float64 of a regression, or ``(m, classes)`` 0 or 1 of
+            sets of classes; ``-1`` or NaN in a test set without labels.
         proba: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
-        y_pred: predicted class numbers, or the values of a regression.
+        y_pred: predicted class numbers, or sets, or the values of a regression.
         classes: labels by class number; empty for a regression.
         word: number of the word in the record; -1 where records are predicted.
         inner: predictions for the training records of each fold, by models that saw neither them
@@ -241,7 +275,8 @@ class Predictions:
         They are of ``index`` in the records, ids and target, whose ``y`` may be empty.
         """
         row, word = records.row, records.word
-        unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
+        shape = (len(index), *target.y.shape[1:])
+        unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
         return cls(
             row=row[index],
             ids=tuple(str(ids[i]) for i in index),
@@ -249,7 +284,7 @@ class Predictions:
             fold=np.full(len(index), fold),
             y=target.y[index] if len(target.y) else unknown,
             proba=proba,
-            y_pred=decide(proba, threshold=threshold),
+            y_pred=decide(proba, threshold=threshold, sets=target.separator is not None),
             classes=target.classes,
             inner=inner,
             word=np.full(len(index), -1) if word is None else word[index],
@@ -288,6 +323,11 @@ class Predictions:
         return keys_of(self.row, self.word)
 
     @property
+    def of_sets(self) -> bool:
+        """True if sets of classes are predicted."""
+        return self.y.ndim > 1
+
+    @property
     def of_words(self) -> bool:
         """True if words are predicted, not records."""
         return bool((self.word >= 0).any())
@@ -306,6 +346,7 @@ class Predictions:
     def scored_test(self) -> Int64:
         """Indices of the records of the test set whose labels are known."""
         known = self.y >= 0 if self.classes else np.isfinite(self.y)
+        known = known.all(1) if self.of_sets else known
         return np.flatnonzero((self.fold == TEST) & known)
 
     def folds(self) -> list[tuple[Int64, Int64]]:
@@ -318,15 +359,16 @@ class Predictions:
 
     def with_proba(self, proba: Float64, y_pred: NDArray[Any] | None = None) -> Predictions:
         """Return other predictions for the same records."""
-        y_pred = decide(proba) if y_pred is None else y_pred
+        y_pred = decide(proba, sets=self.of_sets) if y_pred is None else y_pred
         return replace(self, proba=proba, y_pred=y_pred, inner=None, views={})
 
     def majority(self) -> Predictions:
         """Return the baseline: class frequencies (or the mean) of each fold's training records.
 
-        Where no other fold holds them, they are those with inner predictions.
+        Where no other fold holds them, they are those with inner predictions. Of sets of classes it
+        is the set with the best micro-F1.
         """
-        proba = np.empty(self.proba.shape)
+        proba, y_pred = np.empty(self.proba.shape), np.zeros_like(self.y_pred)
         for train, test in [*self.folds(), (self.out_of_fold, self.test)]:
             if not len(test):
                 continue
@@ -337,7 +379,11 @@ class Predictions:
             else:
                 raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
             proba[test] = class_prior(y, self.classes, len(test))
-        return self.with_proba(proba)
+            if self.of_sets:
+                order = np.argsort(-y.mean(0))
+                gains = y.mean(0)[order].cumsum() / (np.arange(1, len(order) + 1) + y.mean(0).sum())
+                y_pred[np.ix_(test, order[: gains.argmax() + 1])] = 1
+        return self.with_proba(proba, y_pred if self.of_sets else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +421,7 @@ class TestSet:
             row=split.row[index],
             ids=[str(ids[i]) for i in index],
             group=split.group[index],
-            target=Target(target.y[index], target.classes),
+            target=replace(target, y=target.y[index]),
             features=features,
             word=None if split.word is None else split.word[index],
         )
@@ -418,13 +464,16 @@ def keys_of(row: Int64, word: NDArray[Any] | None) -> Int64:
     return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
 
 
-def decide(proba: Float64, *, threshold: float | None = None) -> NDArray[Any]:
+def decide(proba: Float64, *, threshold: float | None = None, sets: bool = False) -> NDArray[Any]:
     """Return class numbers for probabilities ``(n, classes)``; values ``(n,)`` are returned as is.
 
-    With a threshold, the second of two classes is predicted where its probability reaches it.
+    With a threshold, the second of two classes is predicted where its probability reaches it. Of
+    ``sets`` every class is predicted whose probability reaches 0.5: ``(n, classes)``, 0 or 1.
     """
     if proba.ndim == 1:
         return proba
+    if sets:
+        return np.asarray(proba >= 0.5, np.int64)
     if threshold is None:
         return np.asarray(proba.argmax(1), np.int64)
     return np.asarray(proba[:, 1] >= threshold, np.int64)
@@ -455,6 +504,8 @@ def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int6
     class has more than 80 % of the records, so that always predicting it looks good, or if classes
     were weighted.
     """
+    if any(run.task == "multilabel" for run in runs):
+        return "micro_f1"
     by_threshold = {run.threshold_metric for run in runs}
     if len(by_threshold) == 1 and (metric := by_threshold.pop()):
         return metric
@@ -523,16 +574,30 @@ def _table(predictions: Predictions) -> pa.Table:
         "group": p.group,
         "fold": fold_names(p.fold),
     }
-    if names:
+    if p.of_sets:
+        columns |= {"y_true": _names(p.y, names), "y_pred": _names(p.y_pred, names)}
+    elif names:
         labels: Mapping[int, str | None] = dict(enumerate(names)) | {-1: None}
         columns["y_true"] = pa.array([labels[int(i)] for i in p.y], pa.string())
         columns["y_pred"] = [names[i] for i in p.y_pred]
-        columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     else:
         columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
+    columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     for view, values in p.views.items():
-        columns[f"view_{view}"] = [names[i] for i in values] if names else values
+        if p.of_sets:
+            columns[f"view_{view}"] = _names(values, names)
+        else:
+            columns[f"view_{view}"] = [names[i] for i in values] if names else values
     return pa.table(columns)
+
+
+_SETS = pa.list_(pa.field("element", pa.string()))  # as Parquet names it
+
+
+def _names(y: Int64, names: Sequence[str]) -> pa.Array:
+    """The names of sets of classes, null where they are unknown."""
+    some = [None if (row < 0).any() else [names[i] for i in row.nonzero()[0].tolist()] for row in y]
+    return pa.array(some, _SETS)
 
 
 def fold_names(fold: Int64) -> list[str]:
@@ -550,11 +615,12 @@ def read_predictions(
 
 def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Predictions:
     check_files(file.parent, [file.name], advice=_ADVICE)
-    answers = pa.string() if classes else pa.float64()
+    table = read_table(file, advice=_ADVICE)
+    sets = "y_true" in table.column_names and table.schema.field("y_true").type == _SETS
+    answers = (_SETS if sets else pa.string()) if classes else pa.float64()
     proba = [f"proba_{name}" for name in classes]
     columns = _COLUMNS | {"y_true": answers, "y_pred": answers} | dict.fromkeys(proba, pa.float64())
     columns |= {f"view_{view}": answers for view in views}
-    table = read_table(file, advice=_ADVICE)
     of_words = "word" in table.column_names
     if of_words:
         columns = {"row": pa.int64(), "word": pa.int32()} | columns
@@ -589,7 +655,8 @@ def _problem(p: Predictions) -> str:
         return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    if problem := invalid_proba(p.row, p.proba, tolerance=_ROUNDING):
+    tolerance = np.inf if p.of_sets else _ROUNDING
+    if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
         return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
 
@@ -607,4 +674,11 @@ def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:
     if not classes:
         return np.asarray(column.to_numpy(), np.float64)
     numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
+    if column.type == _SETS:
+        y = np.full((len(column), len(classes)), -1)
+        for row, names in enumerate(column.to_pylist()):
+            if names is not None:
+                y[row] = 0
+                y[row, [numbers[name] for name in names]] = 1
+        return y
     return np.array([numbers[label] for label in column.to_pylist()], np.int64)

@@ -197,18 +197,20 @@ def split_for(
     column: str | None = None,
     folds: int,
     seed: int,
+    sets: bool = False,
 ) -> Split:
     """Return the fold of every record of a dataset; words are in the fold of their record.
 
     Vectors that the models of a fine-tuned run made keep the folds of that run: the model of a fold
     was trained on all others, so that under another split an estimator would be fitted on vectors
     of models that were trained on its held-out records. Others have the split of a file, or one by
-    a kept column, or a new one.
+    a kept column, or a new one, which is not stratified if labels name ``sets`` of classes.
     """
     records = records_of_words(data)
 
     def labelled() -> Labelled:
-        given = records_of(records)  # of words, labels of their records do not matter
+        given = replace(records_of(records), sets=sets)
+        # of words, labels of their records do not matter
         return replace(given, labels=None) if data.level == "word" else given
 
     run = None if data.manifest.job.folds is None else Path(data.manifest.names.model)
@@ -284,6 +286,7 @@ class Labelled:
     labels: list[str | None] | None  # as written; None without a label column
     keys: Sequence[int] | Int64  # text_key of every record
     groups: list[str | None] | None  # values of the group column
+    sets: bool = False  # labels name sets of classes, by which nothing is stratified
 
 
 def split(
@@ -295,6 +298,7 @@ def split(
     seed: int = 0,
     label: str | None = None,
     group: str | None = None,
+    label_separator: str | None = None,
     allow_duplicates: bool = False,
     overwrite: bool = False,
     reading: CorpusOptions | None = None,
@@ -309,6 +313,8 @@ def split(
         seed: of the shuffle, and of ``sample``.
         label: column to stratify by; of a dataset it is the one it was made with.
         group: column whose values must not be divided; of a dataset one that was kept.
+        label_separator: between the classes of a record (``task="multilabel"``); folds are not
+            stratified then, and an empty label is a record without a class.
         allow_duplicates: allow records of the same text in different folds.
         overwrite: replace the file.
         reading: how a corpus is read; ``label``, ``keep`` and ``seed`` are taken from above.
@@ -325,6 +331,7 @@ def split(
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
     records = _records(source, label, group, reading or CorpusOptions(), seed)
+    records = replace(records, sets=label_separator is not None)
     options: dict[str, Any] = {"seed": seed, "allow_duplicates": allow_duplicates}
     result = make_split(records, folds=folds, test=test, **options)
     if out is not None:
@@ -373,7 +380,7 @@ def make_split(
         folds=folds,
         test=test,
         seed=seed,
-        stratified=records.labels is not None,
+        stratified=records.labels is not None and not records.sets,
         grouped=records.groups is not None,
         allow_duplicates=allow_duplicates,
         unit=unit or "record",
@@ -410,7 +417,7 @@ def split_by_column(
         source=records.source,
         folds=int(result.max()) + 1,
         seed=seed,
-        stratified=shuffled and records.labels is not None,
+        stratified=shuffled and records.labels is not None and not records.sets,
         column=column,
         unit="text",
     )
@@ -522,7 +529,8 @@ def _records(
 
 def _labelled(records: Labelled) -> Bool:
     """True for records with a label, or for all where none has one."""
-    known = np.array([has_label(label) for label in records.labels or ()], bool)
+    labels = records.labels or ()
+    known = np.array([label is not None if records.sets else has_label(label) for label in labels])
     return known if known.any() else np.ones(len(records.row), bool)
 
 
@@ -530,13 +538,14 @@ def _taken(records: Labelled, index: Bool) -> Labelled:
     def some(values: Any) -> Any:
         return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
 
-    columns = map(some, (records.labels, records.keys, records.groups))
-    return Labelled(records.source, records.row[index], *columns)
+    labels, keys, groups = map(some, (records.labels, records.keys, records.groups))
+    row = records.row[index]
+    return replace(records, row=row, labels=labels, keys=keys, groups=groups)
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
     """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
-    if records.labels is None:
+    if records.labels is None or records.sets:
         return np.zeros(len(records.row), np.int64)
     names, classes, counts = np.unique(
         np.array(records.labels, np.str_), return_inverse=True, return_counts=True
