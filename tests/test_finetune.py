@@ -34,7 +34,7 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import FinetuneRun
 from embedkit.runs.split import TEST, Split, SplitSettings, read_split, split, write_split
 from embedkit.storage import seal
-from tests.finetune_fixtures import N, corpus_of, finetuned, log_of, predictions, tuned, write_lines
+from tests.finetune_fixtures import N, corpus_of, finetuned, predictions, tuned, write_lines
 from tests.processes import command
 from tests.run_fixtures import scores_of, train
 from tests.store_fixtures import loading_quickly, tiny_model
@@ -323,18 +323,6 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
         tuned(corpus, tmp_path / "long", max_length=25, reading=reading)
 
 
-def test_early_stopping_keeps_the_best_epoch(shared: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"epochs": 14, "patience": 2, "learning_rate": 5e-2}
-    content = tuned_on(shared, tmp_path / "run", folds=2, **settings)
-    watched = [line for line in log_of(tmp_path / "run") if "valid_loss" in line]
-    for fold in range(2):
-        losses = [line["valid_loss"] for line in watched if line["fold"] == fold]
-        assert len(losses) == 14 or len(losses) - 1 - int(np.argmin(losses)) == 2
-        assert content.epochs[fold] == 1 + int(np.argmin(losses))
-    assert len(watched) < 28
-    assert min(content.epochs) < 12
-
-
 @pytest.mark.parametrize("fraction", [0.05, 0.15, 0.35, 0.5])
 def test_the_fraction_for_validation_is_used(fraction: float) -> None:
     random = np.random.default_rng(0)
@@ -455,6 +443,14 @@ def test_a_loss_that_is_not_a_number(
     stages: set[str] = set()
     tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
     assert stages == {"fold 2 of 3, epoch 1 of 1", "fold 3 of 3, epoch 1 of 1"}
+    # a run that fails before its first model leaves nothing
+    with pytest.raises(EncodeError, match="learning_rate"):
+        tuned_on(shared, tmp_path / "none", learning_rate=1e38, epochs=1)
+    assert not list(tmp_path.glob("none*"))
+    # two steps, of which warm-up makes the first nothing, and nobody watches
+    given: dict[str, Any] = {"validation": 0, "batch_size": 64, "epochs": 2}
+    with pytest.raises(EncodeError, match="fold 1 of 3"):
+        tuned_on(shared, tmp_path / "none", learning_rate=1e38, **given)
 
 
 def test_other_settings_are_named_and_not_mixed_in(
@@ -479,18 +475,6 @@ def test_other_settings_are_named_and_not_mixed_in(
 
 def _refuse(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_run_that_fails_before_its_first_model_leaves_nothing(
-    shared: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(EncodeError, match="learning_rate"):
-        tuned_on(shared, tmp_path / "run", learning_rate=1e38, epochs=1)
-    assert list(tmp_path.iterdir()) == []
-    # two steps, of which warm-up makes the first nothing, and nobody watches
-    given: dict[str, Any] = {"validation": 0, "batch_size": 64, "epochs": 2}
-    with pytest.raises(EncodeError, match="fold 1 of 3"):
-        tuned_on(shared, tmp_path / "run", learning_rate=1e38, **given)
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,23 @@ def test_windows_mean_what_they_mean_in_extract(tmp_path: Path, head: str, view:
 # epochs
 
 
-def test_the_epoch_may_be_chosen_by_a_metric(corpus: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"epochs": 6, "validation": 0.4, "learning_rate": 1e-2}
-    content = on_split(corpus, tmp_path / "run", select_by="macro_f1", patience=3, **given)
+@pytest.mark.parametrize(
+    ("select_by", "patience", "most", "given"),
+    [
+        ("macro_f1", 3, 6, {"validation": 0.4, "learning_rate": 1e-2}),
+        ("loss", 2, 14, {"learning_rate": 5e-2}),
+    ],
+)
+def test_the_best_epoch_is_kept(
+    corpus: Path, tmp_path: Path, select_by: str, patience: int, most: int, given: dict[str, Any]
+) -> None:
+    given |= {"epochs": most, "patience": patience, "select_by": select_by}
+    content = on_split(corpus, tmp_path / "run", **given)
     for number, epochs in enumerate(content.history.values()):
-        scores = [epoch.valid_score for epoch in epochs]
-        assert content.epochs[number] == 1 + int(np.argmax(scores))
-        assert len(scores) == 6 or len(scores) - 1 - int(np.argmax(scores)) == 3
+        losses = [e.valid_loss if select_by == "loss" else -e.valid_score for e in epochs]
+        assert content.epochs[number] == 1 + int(np.argmin(losses))
+        assert len(losses) == most or len(losses) - 1 - int(np.argmin(losses)) == patience
+        assert select_by != "loss" or len(losses) < most
     # the kept model is that of this epoch
     inner = pd.read_parquet(tmp_path / "run/inner_predictions.parquet")
     for number, epochs in enumerate(content.history.values()):

@@ -142,6 +142,8 @@ def test_what_may_be_left_out(partly: Path, tmp_path: Path) -> None:
     done = command("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["row", "0", "1"]
+    done = command("split", partly.with_suffix(".csv"), "--out", "s.parquet", cwd=tmp_path)
+    assert "note: id column: id\n" in done.stderr  # there is no option --id
     encoder = Encoder(str(tiny_model()), device="cpu")
     assert np.array_equal(encoder.encode(TEXTS), Encoder.load(tiny_model()).encode(TEXTS))
     with pytest.raises(UsageError, match="nothere"):

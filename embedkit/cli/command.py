@@ -41,6 +41,7 @@ class _Notes(logging.Handler):
         context = click.get_current_context(silent=True)
         if context is not None:
             message = in_options(message, context.command.params)
+            message = re.sub(r" \([^()]* with \w+=\)$", "", message)  # the command has no option
         say(f"note: {message}", err=True)
 
 

@@ -138,10 +138,8 @@ class Source:
         self._number += 1
         offset, length = self._offset, len(data)
         if self._number == 1 and not data.endswith(b"\n") and b"\r" in data:
-            raise CorpusError(
-                f"{self.path} has lines that end in a carriage return alone. "
-                "Convert it first: tr '\\r' '\\n' < old > new."
-            )
+            problem = "has lines that end in a carriage return alone"
+            raise CorpusError(f"{self.path} {problem}. Convert it: tr '\\r' '\\n' < old > new.")
         if too_long := length > MAX_RECORD_BYTES:
             rest = data
             while rest and not rest.endswith(b"\n"):
@@ -223,10 +221,8 @@ class Source:
         head = self.head()
         for kind, (at, mark) in _FOREIGN.items():
             if head.startswith(mark, at):
-                raise CorpusError(
-                    f"{self.path} is {kind}, and a text file was expected. Give the file that "
-                    "holds the texts, or name its kind with format=."
-                )
+                problem = f"is {kind}, and a text file was expected"
+                raise CorpusError(f"{self.path} {problem}. Name its kind with format=.")
         if head.startswith(codecs.BOM_UTF8):
             self._stream.read(len(codecs.BOM_UTF8))
             self._offset = len(codecs.BOM_UTF8)

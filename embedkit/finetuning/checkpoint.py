@@ -116,9 +116,7 @@ class CheckpointClassifier:
         if kinds and not any(kind.endswith(_CLASS) for kind in kinds):
             raise ModelError(f"{checkpoint.name} is a {kinds[0]}, not a classifier. {advice}")
         if checkpoint.config.get("problem_type") == "multi_label_classification":
-            raise ModelError(
-                f"{checkpoint.name} gives several labels (multi_label_classification)."
-            )
+            raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
         self._tokenizer = load_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, self._tokenizer, None)
         self._settings = TokenizerSettings(length)
