@@ -524,6 +524,8 @@ def plan_extract(
 
 def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> ExtractPlan:
     """The plan, with the model loaded and its layers resolved."""
+    from embedkit.encoding.encoder import note_faster_precision  # which loads torch
+
     if settings.pooling is not None:
         parse_poolings(settings.pooling)  # before the model is loaded
     precision = settings.precision
@@ -544,6 +546,8 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
     with nullcontext() if settings.n_workers == 1 else threads_limited(threads):
         encoder = load_encoder(**load)
         environment = environment_of(encoder)
+    if settings.precision is None:
+        note_faster_precision(encoder.device)
     load["precision"] = encoder.precision
     checkpoint = encoder.checkpoint
     specs = parse_layers(settings.layers, n_layers=encoder.n_layers)
