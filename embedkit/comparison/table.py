@@ -234,7 +234,7 @@ class Compared:
             return alone(name, run.predictions, index, len(models), run.content.threshold)
         check_choice(BLENDS, blend=kind)
         if not self.blends:
-            raise UsageError("one run, or task='multilabel', cannot be blended.")
+            raise UsageError("one run cannot be blended, nor runs with task='multilabel'.")
         return self.blends[kind]
 
 
