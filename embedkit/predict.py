@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder, encode_as
@@ -465,41 +465,43 @@ def predict_file(
         if out.exists() and corpus.exists() and out.samefile(corpus):
             raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
         storage.check_place(out)
-    reader: CorpusReader | None = None
-    records: Iterator[PredictedRecord]
-    if not is_dataset(corpus):
-        plan = plan_corpus([InputFile.of(corpus)], reading or CorpusOptions())
-        for notice in plan.notices:
-            if not notice.startswith("label column:"):  # the label is what is predicted
-                logger.info("%s", notice)
-        reader = CorpusReader(plan)
-    predictor = Predictor(run, label_names=label_names, device=device)
-    of_words = predictor.labels_words
-    if of_words and columns is not None:
-        raise UsageError(f"submission= is for runs that label records; {run} labels words.")
-    if reader is None:
-        data, predictions = predictor.predict_stored(corpus, progress=progress)
-        given = {"row": data.row.tolist(), "id": map(str, data.ids)}
-        if of_words:
-            given |= {"word": data.word.tolist(), "text": data.text}
-        columns_of = zip(*given.values(), strict=True)
-        rows = (dict(zip(given, values, strict=True)) for values in columns_of)
-        records = zip(rows, predictions, strict=True)
-    else:
-        records = _predicted(predictor, reader, progress)
-    count = write_prediction_file(
-        records,
-        predictor.names,
-        out,
-        as_json=as_json,
-        submission=columns,
-        more=("word", "text") if of_words else (),
-    )
-    if reader is None:
-        return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
-    for notice in reader.counts.notices:
-        logger.warning("%s", notice)
-    return PredictedFile(count, of_words, reader.counts.rejected)
+    with ExitStack() as held:
+        reader: CorpusReader | None = None
+        records: Iterator[PredictedRecord]
+        if not is_dataset(corpus):
+            files = held.enter_context(input_files(corpus))
+            plan = plan_corpus(files, reading or CorpusOptions())
+            for notice in plan.notices:
+                if not notice.startswith("label column:"):  # the label is what is predicted
+                    logger.info("%s", notice)
+            reader = CorpusReader(plan)
+        predictor = Predictor(run, label_names=label_names, device=device)
+        of_words = predictor.labels_words
+        if of_words and columns is not None:
+            raise UsageError(f"submission= is for runs that label records; {run} labels words.")
+        if reader is None:
+            data, predictions = predictor.predict_stored(corpus, progress=progress)
+            given = {"row": data.row.tolist(), "id": map(str, data.ids)}
+            if of_words:
+                given |= {"word": data.word.tolist(), "text": data.text}
+            columns_of = zip(*given.values(), strict=True)
+            rows = (dict(zip(given, values, strict=True)) for values in columns_of)
+            records = zip(rows, predictions, strict=True)
+        else:
+            records = _predicted(predictor, reader, progress)
+        count = write_prediction_file(
+            records,
+            predictor.names,
+            out,
+            as_json=as_json,
+            submission=columns,
+            more=("word", "text") if of_words else (),
+        )
+        if reader is None:
+            return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
+        for notice in reader.counts.notices:
+            logger.warning("%s", notice)
+        return PredictedFile(count, of_words, reader.counts.rejected)
 
 
 def _predicted(

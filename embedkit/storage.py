@@ -131,6 +131,27 @@ def publish_file(source: Path, target: Path) -> None:
         _sync_path(target.parent)
 
 
+def link_file(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name; a copy where the file system has no links."""
+    with storage_errors(target):
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+            _sync_path(target)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Link all files of a folder, if there is one, into another one."""
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            make_folder((target / file.relative_to(source)).parent)
+            link_file(file, target / file.relative_to(source))
+    if target.is_dir():
+        sync_tree(target)
+
+
 def make_folder(path: Path) -> None:
     """Create a folder, its parents included, durably; of several threads one does it."""
     with _MAKING, storage_errors(path):
@@ -246,6 +267,12 @@ def _sync(descriptor: int) -> None:
         else:
             return
     os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    with storage_errors(path):
+        _sync_path(path)
 
 
 def _sync_path(path: Path) -> None:

@@ -42,7 +42,7 @@ def split_of(y: Any, *, row: Any = None, group: Any = None, folds: int = 5) -> S
     row = np.arange(len(y)) if row is None else row
     group = row if group is None else group
     strata = y if y.dtype == np.int64 else np.zeros(len(y), np.int64)
-    settings = SplitSettings(source=SOURCE, folds=folds, repeats=1, seed=0, stratified=True)
+    settings = SplitSettings(source=SOURCE, folds=folds, seed=0, stratified=True)
     return Split(row, group, assign_folds(strata, group, folds, seed=0)[:, None], settings)
 
 
@@ -62,7 +62,6 @@ def write_fake_run(
     *,
     classes: Sequence[str] = ("0", "1"),
     decided: Sequence[str] | None = None,
-    repeat: Sequence[int] | None = None,
     row: Sequence[int] | None = None,
     group: Sequence[int] | None = None,
     inner: np.ndarray | None = None,
@@ -83,7 +82,6 @@ def write_fake_run(
         "row": rows.astype(np.int64),
         "id": [f"id{r}" for r in rows],
         "group": np.array(rows if group is None else group, np.int64),
-        "repeat": np.array(repeat if repeat is not None else [0] * n, np.int16),
         "fold": ["test" if f < 0 else str(f) for f in folds],
     }
     if classes:
@@ -125,12 +123,7 @@ def write_fake_run(
             names=Names(inputs=(), model="m", model_source="folder", revision=None),
         ),
         "split": SplitSettings(
-            fingerprint=split,
-            source=SOURCE,
-            folds=int(max(folds)) + 1,
-            repeats=1,
-            seed=0,
-            stratified=True,
+            fingerprint=split, source=SOURCE, folds=int(max(folds)) + 1, seed=0, stratified=True
         ),
         "cost": Cost(fit_seconds=2.0, predict_seconds=0.5, peak_memory_bytes=10**8, parameters=17),
         "versions": {"embedkit": "0"},

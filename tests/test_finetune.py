@@ -60,7 +60,7 @@ def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
     found = predictions(shared / "run")
     assert sorted(found["row"]) == list(range(N))
     made = read_split(shared / "split.parquet")
-    folds = dict(zip(made.row, made.folds[:, 0], strict=True))
+    folds = dict(zip(made.row, made.folds, strict=True))
     for row, fold in zip(found["row"], found["fold"], strict=True):
         assert fold == ("test" if folds[row] == TEST else str(folds[row]))
     assert np.allclose(found["proba_0"] + found["proba_1"], 1)
@@ -205,10 +205,10 @@ def test_a_threshold_is_chosen_on_validation_alone(
     made = read_split(shared / "split.parquet")
     assert set(threshold) <= set(both)
     assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])
-    assert (made.folds[both, 0] != TEST).all()
+    assert (made.folds[both] != TEST).all()
     labels = [str(i % 2) for i in range(N)]
     assert y.tolist() == [int(labels[i]) for i in threshold]
-    assert (held_out == (made.folds[threshold, 0] == np.arange(3)[:, None])).all()
+    assert (held_out == (made.folds[threshold] == np.arange(3)[:, None])).all()
     texts = pd.read_csv(shared / "corpus.tsv", sep="\t")["text"][threshold].tolist()
     assert np.allclose(proba.mean(0), predictor.predict_proba(texts)[:, 1], atol=1e-6)
 
@@ -216,7 +216,7 @@ def test_a_threshold_is_chosen_on_validation_alone(
 def write_folds(corpus: Path, folds: np.ndarray) -> None:
     """A split of a corpus, each record a group of its own."""
     index, source = np.arange(len(folds)), (storage.file_sha256(corpus),)
-    settings = SplitSettings(source=source, folds=3, repeats=1, seed=0, stratified=False)
+    settings = SplitSettings(source=source, folds=3, seed=0, stratified=False)
     made = Split(index, index, folds.astype(np.int64)[:, None], settings)
     write_split(made, corpus.with_name("split.parquet"))
 

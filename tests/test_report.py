@@ -152,7 +152,7 @@ def test_the_records_are_all_there(shared: Path) -> None:
     compared = compare(runs_of(shared))
     data = payload(shared / "report.html")
     records = compared.runs.records
-    index = records.first_repeat
+    index = records.out_of_fold
     assert data["rows"] == records.row[index].tolist()
     assert data["y"] == records.y[index].tolist()
     assert data["texts"] == [embedkit.load(shared / "data").text[row] for row in data["rows"]]

@@ -128,7 +128,7 @@ def test_predictions_are_read_as_they_were_written(
 
 def test_the_baseline_knows_the_training_labels_alone() -> None:
     made = some_predictions(("no", "yes"), labelled=True)
-    for train, test in [*made.folds(), (made.first_repeat, made.test)]:
+    for train, test in [*made.folds(), (made.out_of_fold, made.test)]:
         assert np.allclose(made.majority().proba[test, 1], made.y[train].mean())
 
 

@@ -1,4 +1,4 @@
-"""Scores of every stored view under the same folds, beside controls.
+"""Scores of every stored view on the same folds, beside controls.
 
 The best score of many views is too high by chance. The nested score is not: for each fold the view
 is chosen in inner folds of the training records and then scored on the held-out ones.
@@ -74,7 +74,7 @@ def probe(
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> RunResult[ProbeRun]:
-    """Score every stored view under the same folds.
+    """Score every stored view on the same folds.
 
     Regularisation is chosen for every view in inner folds of the training records.
 
@@ -88,7 +88,7 @@ def probe(
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
         task: ``classification``, ``regression`` or ``multilabel``.
         label_separator: between the classes of a record of several.
-        split: result or file of ``embedkit split``; of several repeats, the first is used.
+        split: result or file of ``embedkit split``.
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
             ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,
@@ -131,14 +131,14 @@ def probe(
     if metric is not None:
         check_metric(metric, classes=len(target.classes), sets=sets)
     chosen = split_for(data, split, folds=folds, seed=seed, sets=sets)
-    check_folds(target, chosen, repeats=1)
+    check_folds(target, chosen)
     work = _Probe(
         data=data,
         target=target,
         split=chosen,
         settings=settings,
         metric=metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy"),
-        folds=[chosen.fold(0, fold) for fold in range(chosen.n_folds)],
+        folds=chosen.subsets(),
         curve=_CURVE if learning_curve else (),
         run=partial(side_by_side, threads=threads),
     )

@@ -68,8 +68,8 @@ T = TypeVar("T")
 class CrossValidation:
     """Results of a cross-validation; seconds are the shares of all folds in the time it took."""
 
-    predictions: Predictions  # of every held-out record, once per repeat
-    choices: tuple[Choice, ...]  # by repeat and fold
+    predictions: Predictions  # of every held-out record
+    choices: tuple[Choice, ...]  # by fold
     final: Fitted  # on the records of all folds
     fit_seconds: float
     predict_seconds: float
@@ -105,7 +105,7 @@ def cross_validate(
             proba = predict_proba(fitted.pipeline, take(features, test), target)
         return fitted, proba, trained - started, time.perf_counter() - trained
 
-    subsets = [split.fold(*name) for name in split.names]
+    subsets = split.subsets()
     everything = split.in_folds, np.empty(0, np.int64)
     started = time.perf_counter()
     *fits, final = side_by_side(
@@ -117,11 +117,9 @@ def cross_validate(
     busy = sum(fit_seconds + seconds for *_, fit_seconds, seconds in [*fits, final])
     part = (time.perf_counter() - started) / busy
     predictions = []
-    for (repeat, fold), (train, test), (fitted, proba, *_) in zip(
-        split.names, subsets, fits, strict=True
-    ):
+    for fold, ((train, test), (fitted, proba, *_)) in enumerate(zip(subsets, fits, strict=True)):
         where: dict[str, Any] = {"records": split, "ids": split.row if ids is None else ids}
-        where |= {"target": target, "fold": fold, "repeat": repeat}
+        where |= {"target": target, "fold": fold}
         inner, cut = None, None if threshold is None else threshold.value
         if fitted.inner is not None:
             inner = Predictions.of_fold(train, fitted.inner, **where)
@@ -271,9 +269,9 @@ def train(
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
-        estimator: ``logreg``, ``knn`` or ``lightgbm``, of values ``ridge``, ``knn`` or
+        estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
-            as ``sklearn.svm:LinearSVC``. By default ``logreg``, of values ``ridge``.
+            as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
         task: ``classification``, ``regression`` or ``multilabel``: a record has any number of
             classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
@@ -361,7 +359,6 @@ def train(
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
         of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
-        names, fits = [*chosen.names, (None, None)], [*result.choices, result.final.choice]
         content = write_results(
             folder,
             TrainRun,
@@ -373,9 +370,9 @@ def train(
             **{name: of_estimator.pop(name) for name in ("estimator", "features", "task")},
             level=level,
             settings=of_estimator,
-            choices=tuple(
-                replace(choice, repeat=repeat, fold=fold)
-                for (repeat, fold), choice in zip(names, fits, strict=True)
+            choices=(
+                *(replace(choice, fold=fold) for fold, choice in enumerate(result.choices)),
+                result.final.choice,
             ),
             views=tuple(data.views) if features == "vectors" else (),
             threshold=cut,

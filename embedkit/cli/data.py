@@ -78,6 +78,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     option("--tokens", **FLAG, help="Also write token vectors."),
     option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
+    option("--append", **FLAG, help="Encode only what the corpus has at its end since."),
+    option("--update", **FLAG, help="Also encode shards whose records changed again."),
     "--text",
     "--text-pair",
     "--id",
@@ -106,7 +108,8 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--precision",
     option(
         "--storage",
-        help="Storage type; float16: half the size; compact: 0.43 of it, read as float32.",
+        help="Storage type; float16: half the size; compact: 0.43 of it, int8: a quarter, read "
+        "as float32.",
         **choice(STORAGES, "float32"),
     ),
     option("--no-text", **FLAG, help="Do not store the texts."),
@@ -122,6 +125,8 @@ def extract(
     out: Path | None,
     dry_run: bool,
     overwrite: bool,
+    append: bool,
+    update: bool,
     no_text: bool,
     batch_size: int | None,
     reading: CorpusOptions,
@@ -133,7 +138,8 @@ def extract(
     Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
     is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
     compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
-    command again to resume an interrupted job, or to make damaged files of a dataset again.
+    command again to resume an interrupted job, or to make damaged files of a dataset again, and
+    with --append when records or files have come after those that it was made of.
     """
     from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
@@ -151,7 +157,9 @@ def extract(
             cost = estimate(plan, progress=progress)
             data = {**asdict(cost), "output": there}
             return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
-        result = run_plan(plan, overwrite=overwrite, progress=progress)
+        result = run_plan(
+            plan, overwrite=overwrite, append=append, update=update, progress=progress
+        )
     if chosen.num_shards is not None and not result.was_complete:
         missing = count_text(result.missing_shards, "shard")
         return Result(
@@ -225,11 +233,21 @@ def _result_text(result: ExtractResult) -> str:
         f"  records  {records}",
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {view_ranges(list(manifest.views))}",
+        *_int8_lines(manifest, 8),
         "open it:",
         f"  {opened['pandas']}",
         f"  {opened['embedkit']}",
     ]
     return "\n".join(lines)
+
+
+def _int8_lines(manifest: Manifest, width: int) -> list[str]:
+    """How near vectors of int8 are to those of float32."""
+    ledger = manifest.totals.ledger
+    if not ledger.get("neighbours"):
+        return []
+    kept = ledger["neighbours_int8"] / ledger["neighbours"]
+    return [f"  {'int8':{width}} {kept:.1%} of the 10 nearest neighbours are those of float32"]
 
 
 def tokens_text(manifest: Manifest) -> str:
@@ -310,7 +328,7 @@ def _dataset_text(info: DatasetInfo) -> str:
     ]
     if unknown := ledger.get("tokens_unknown"):
         lines.append(f"  unknown    {unknown:,} tokens ({unknown / ledger['tokens_kept']:.1%})")
-    lines.append(f"  on disk    {'; '.join(tables)}")
+    lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
         lines += [f"  {line}" for line in findings]
@@ -350,23 +368,26 @@ def _model_text(model: ModelInfo) -> str:
         f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
         f"  pooler     {'yes' if model.has_pooler else 'no (--pooling pooler is refused)'}",
         f"  sentence   {model.sentence}",
-        f"  labels     {_names_text(model.labels, 'label')}" if model.labels else "",
+        f"  labels     {_some(model.labels)}" if model.labels else "",
         f"  parameters {model.parameters:,}, of the encoder {model.encoder_parameters:,}",
-        f"  missing    {_names_text(model.missing, 'weight')}",
-        f"  unused     {_names_text(model.unused, 'weight')}",
+        f"  missing    {_weights_text(model.missing)}",
+        f"  unused     {_weights_text(model.unused)}",
     ]
     if everything or len(model.prompts) <= _PROMPTS_SHOWN:
         lines += [f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()]
     else:
-        lines.append(f"  prompts    {_names_text(list(model.prompts), 'prompt')}")
+        lines.append(f"  prompts    {_some(list(model.prompts))}")
     lines.append(model.modules if everything else "all modules: --all")
     return "\n".join(filter(None, lines))
 
 
-def _names_text(names: Sequence[str], kind: str) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"{count_text(len(names), kind)}: {shown}{more}" if names else f"no {kind}s"
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def _weights_text(names: Sequence[str]) -> str:
+    return f"{count_text(len(names), 'weight')}: {_some(names)}" if names else "no weights"
 
 
 @command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")

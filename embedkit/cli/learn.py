@@ -181,7 +181,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
-    """Score every stored view under the same folds.
+    """Score every stored view on the same folds.
 
     Controls: the majority class, a control task with random labels and, with --control, untrained
     encoders.
@@ -318,8 +318,9 @@ def predict(
     """Predict labels of new texts with a run or a checkpoint.
 
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
-    classification (BertForSequenceClassification and the like); CORPUS a file of texts, a dataset
-    extracted with the same settings as that of the run, or - to read lines from standard input.
+    classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
+    a dataset extracted with the same settings as that of the run, or - to read lines from standard
+    input.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
@@ -476,14 +477,16 @@ def _compare_text(
     """The answer, the methods, the decisions and what to do next; with ``--all`` all numbers."""
     from embedkit.comparison.recommendation import run_notices
 
-    first = [f"{advice.title} ({advice.method.name})", advice.reason]
+    name = f" ({advice.method.name})" if advice.useful else ""
+    first = [f"{advice.title}{name}", advice.reason]
     if asked_for_all():
         last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
     else:
-        tried = [f"{o.question.lower()}: {o.answer}" for o in advice.decisions if not o.command]
-        missing = [one.question.lower() for one in advice.decisions if one.command]
-        tried += [f"not tried: {', '.join(missing)}"] if missing else []
-        last = ["; ".join(tried).replace("layer: layer", "layer")]
+        answers = {one.question.lower(): one.answer for one in advice.decisions}
+        missing = [question for question, answer in answers.items() if answer == "not tried"]
+        said = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
+        said += [f"not tried: {', '.join(missing)}"] if missing else []
+        last = ["; ".join(said).replace("layer: layer", "layer")]
         if shorts := [one.short for one in run_notices(compared)]:
             last.append(f"look first: {', '.join(shorts)}")
     last.append(f"next: {advice.next}")

@@ -144,6 +144,7 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
     "--view",
     "--whitening",
     "--overwrite",
+    option("--append", is_flag=True, help="Add the records by which the dataset has grown."),
 )
 def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Build an index for approximate search by cosine.
@@ -285,7 +286,7 @@ def _similarity_text(found: PairSimilarity) -> str:
         "--span",
         metavar="START,END",
         help="Columns with the first character of the use in a record and the one after its "
-        "last; other occurrences are no uses. [all occurrences of WORD]",
+        "last; other occurrences are ignored. [all occurrences of WORD]",
     ),
     option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
     option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),

@@ -20,6 +20,7 @@ from embedkit.cli.text import (
     score_text,
     table_text,
 )
+from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import bytes_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
@@ -274,8 +275,7 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
             yield "model", names.model + (f" at {names.revision}" if names.revision else "")
             yield "input", ", ".join(names.inputs)
         kinds = [f"{name}, " for name in ("stratified", "grouped") if getattr(split, name)]
-        times = f", {split.repeats} times" if split.repeats > 1 else ""
-        folds = f"{count_text(split.folds, 'fold')}{times}, {''.join(kinds)}seed {split.seed}"
+        folds = f"{count_text(split.folds, 'fold')}, {''.join(kinds)}seed {split.seed}"
         yield "split", f"{folds} ({split.fingerprint[:12]})"
         test = f" and {content.records['test']:,} to test" if content.records["test"] else ""
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
@@ -283,6 +283,11 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
         labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{more}"
         data = f"{content.records['folds']:,} {_rows(content)}{test}"
         yield "data", data + (labels if content.classes else "")
+        source = path / content.dataset.path
+        if content.dataset.path and is_dataset(source):
+            manifest = read_manifest(source)
+            if content.dataset.fingerprint in manifest.extends:
+                yield "grown", f"its dataset has {manifest.totals.accepted:,} records since"
     if isinstance(content, SimilarityRun):
         yield "model", content.model
         yield "records", "{pairs:,} pairs, {rejected:,} rejected".format(**content.records)

@@ -57,7 +57,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Held-out records of the first repeat, in the order of the input.
+    """Held-out records, in the order of the input.
 
     Attributes:
         methods: predictions of the methods shown, by name; ``records`` are those of the first.
@@ -88,7 +88,7 @@ def cases_of(
     known = [row.name for row in table.rows if row.kind != "majority"]
     runs = [run.name for run in compared.runs.runs]
     names = [n for n in dict.fromkeys([shown, table.baseline, *runs, *known]) if n in known]
-    index = compared.runs.records.first_repeat
+    index = compared.runs.records.out_of_fold
     by_name = {name: compared.predictions[name].take(index) for name in names}
     of_sets = compared.runs.records.of_sets
     by_name = as_single(by_name) if of_sets else by_name

@@ -138,14 +138,14 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, predictions = first.predictions, run.predictions
-    if isinstance(run.content, ProbeRun):  # of the first repeat, without a test set
-        expected = expected.take(expected.first_repeat)
+    if isinstance(run.content, ProbeRun):  # without a test set
+        expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
         raise MismatchError(
             f"{run.path} predicts {_labels(predictions)}, {first.path} {_labels(expected)}. "
             "Compare runs on the same label column."
         )
-    for name in ("keys", "fold", "repeat", "y"):
+    for name in ("keys", "fold", "y"):
         values = getattr(predictions, name)
         if not np.array_equal(values, getattr(expected, name), equal_nan=values.dtype.kind == "f"):
             different = "other true labels" if name == "y" else "other records"

@@ -271,7 +271,8 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     blends = [row for row in rows if row.kind == "blend"]
     if blends:
         models = f"{len(compared.runs.models)} models to keep"
-        yield _effect(compared, "Blend", blends[0], runs[0], models)
+        single = next(row for row in rows if row.kind != "blend")
+        yield _effect(compared, "Blend", blends[0], single, models)
     tuned = [row for row in runs if row.kind == "finetuned"]
     others = [row for row in runs if row.kind != "finetuned"]
     if tuned and others:

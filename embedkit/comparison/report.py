@@ -112,7 +112,7 @@ def write_report(
     step = steps(progress, "report", 3, "steps")
     advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
     records, runs = compared.runs.records, compared.runs
-    rows = records.row[records.first_repeat]
+    rows = records.row[records.out_of_fold]
     found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
     content = next((run.content for run in runs.runs if run.name == shown_name), None)
     limit = content.truncated.limit if isinstance(content, FinetuneRun) else None
@@ -128,7 +128,7 @@ def write_report(
     charts = dict(charts_of(compared, cases, methods))
     classes = cases.records.classes if cases.of_sets else names_of_classes
     bins = reliability_bins(cases.records) if classes and not cases.of_sets else ()
-    own = {name: compared.predictions[name].take(records.first_repeat) for name in methods}
+    own = {name: compared.predictions[name].take(records.out_of_fold) for name in methods}
     other = own.get(compared.table.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
     metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
@@ -161,7 +161,6 @@ def write_report(
         pairs=confused_pairs(cases.records) if classes and not cases.of_sets else (),
         matrix=[] if cases.of_sets else _matrix(cases.records),
         cases=cases,
-        repeats=runs.runs[0].content.split.repeats,
         texts_note=found.note,
         metrics=metrics,
         lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
@@ -219,7 +218,7 @@ def compare(
     The method to use is the cheapest of those that are not proven worse than the best. Candidates
     are the runs, their blends, and the view that each probe chooses inside the folds, if they are
     proven better than the majority; all of them if none is. Where there is a test set, a method
-    that is proven worse on it than another candidate or the majority is none. Cheaper is what
+    that is proven worse on it than another candidate or the majority is ruled out. Cheaper is what
     predicts faster, then what trains faster, both to two digits.
 
     Args:
@@ -228,8 +227,8 @@ def compare(
             ``majority``.
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
             all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
-            than 80 % of the records or classes were weighted; of values the root mean squared
-            error.
+            than 80 % of the records or classes were weighted; for numeric targets the root mean
+            squared error.
         min_difference: smallest difference that matters, in points of metrics in per cent, else in
             the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
             1 % of the baseline's.
@@ -452,7 +451,7 @@ def charts_of(
     timed = [row for row in rows if row.cost and row.cost.milliseconds]
     timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
     if len(timed) > 1:
-        yield "cost", cost(timed, scale, styles, chosen)
+        yield "cost", cost(timed, scale, styles, compared.table.level)
     probes = [content for _, content in compared.runs.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
@@ -502,7 +501,7 @@ def forest(
     """Gains over the baseline with their intervals; the band is too small to matter."""
     numbers = [metric_text(gain.value, scale.metric, signed=True) for gain in gains.values()]
     names = [shorten(name, 22) for name in gains]
-    left = max(text_width(name) for name in names) * 1.06 + 12  # one of them is bold
+    left = max(text_width(name) for name in names) * 1.1 + 16  # one of them is bold
     right, row, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
     bottom = top + row * len(gains)
     ends = [0.0, scale.min_difference, -scale.min_difference]
@@ -532,8 +531,8 @@ def forest(
     return scene
 
 
-def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: str) -> Scene:
-    """Score against time per text; dashed: nothing is both quicker and better."""
+def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], level: str) -> Scene:
+    """Score against time per text or word; dashed: nothing is both quicker and better."""
     times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
     scores = [row.scores[scale.metric] for row in rows]
     ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
@@ -545,7 +544,7 @@ def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: s
         (min(times) / 1.6, max(times) * 1.6),
         (high, low) if scale.lower else (low, high),
         title="Score against time",
-        x_name="milliseconds a text",
+        x_name="milliseconds a word" if level == "word" else "milliseconds a text",
         y_name=metric_name(scale.metric),
         description="; ".join(
             f"{row.name}: {score_text(one.value, scale.metric)}, {cost_text(row)}"

@@ -305,7 +305,7 @@ def compare(
         names[0],
         chosen,
         len(differences) // 2,
-        {"folds": len(records.first_repeat), "test": len(records.test)},
+        {"folds": len(records.out_of_fold), "test": len(records.test)},
         {
             "folds": len(np.unique(records.group[records.out_of_fold])),
             "test": len(np.unique(records.group[records.scored_test])),
@@ -392,8 +392,7 @@ def _scores(
 ) -> tuple[dict[str, dict[str, Score]], dict[tuple[str, str], Difference]]:
     """Scores of all methods on some records, and the differences of all ordered pairs.
 
-    The records choose the best method, so that p is corrected for all pairs. The methods have the
-    same units, but not the same number of repeats.
+    The records choose the best method, so that p is corrected for all pairs.
     """
     if not predictions:
         return {}, {}

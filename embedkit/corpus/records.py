@@ -173,7 +173,7 @@ class CorpusReader:
         except ValueError:
             span = -1, -1
         if not 0 <= span[0] < span[1] <= len(text) or not text[span[0] : span[1]].strip():
-            raise BadRecordError("bad_span", f"{start} to {end} is no part of the text")
+            raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
         return replace(raw, spans=(span,))
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:

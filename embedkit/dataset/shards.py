@@ -31,13 +31,22 @@ from embedkit.dataset.format import (
     Receipt,
     VectorSettings,
     cast_for_storage,
+    kept_neighbours,
     shard_bytes,
     text_column,
     text_key,
     tokenizer_settings,
     whole_text,
 )
-from embedkit.dataset.job import Job, JobFolder, ShardPlan, ShardRange, ShardReader, difference
+from embedkit.dataset.job import (
+    Job,
+    JobFolder,
+    ShardPlan,
+    ShardRange,
+    ShardReader,
+    difference,
+    read_plan,
+)
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
@@ -215,6 +224,9 @@ class ShardMaker:
         ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
         ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
         rows = [record.row for record in shard.records] or [-1]
+        if storage == "int8":
+            stored_as, found = self._vectors.as_stored, vectors.views.items()
+            ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in found)
         files: dict[str, pa.Buffer] = {}
         for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
             footer = Footer(
@@ -309,7 +321,7 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
                 f"differs in:\n{differences}"
             )
         folder = JobFolder(Layout(incomplete(plan.out)), job)
-        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), folder.read_plan()
+        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
     shard = maker.read(shards.ranges[number])
     return maker.write(shard, maker.start(shard))

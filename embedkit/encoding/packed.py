@@ -196,10 +196,14 @@ class Forward:
                 start += size * length
         return runs
 
+    @cached_property
+    def _offsets(self) -> Tensor:
+        return self.batch.offsets.int()
+
     @property
     def ends(self) -> tuple[Tensor, Tensor, int, int]:
         """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
-        ends, longest = self.batch.offsets.int(), max(self.batch.lengths)
+        ends, longest = self._offsets, max(self.batch.lengths)
         if self.kept:
             return torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends, 1, longest
         return ends, ends, longest, longest

@@ -174,7 +174,7 @@ def export(
     Args:
         run: folder that ``finetune`` wrote.
         out: folder to make.
-        fold: number of the fold, name of the model (``repeat-1-fold-0``), or ``best``: the lowest
+        fold: number of the fold, name of the model (``fold-0``), or ``best``: the lowest
             validation loss.
         overwrite: replace a folder that holds a checkpoint.
 

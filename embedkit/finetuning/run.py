@@ -311,7 +311,6 @@ def _target(units: _Units, options: TrainingOptions) -> Target:
 class FoldRecords:
     """The records of one fold, as indices; no record is in two of them."""
 
-    repeat: int
     fold: int
     train: Int64
     valid: Int64  # validation records that choose the epoch
@@ -321,7 +320,7 @@ class FoldRecords:
     @property
     def model(self) -> str:
         """Name of the folder of the fold's model."""
-        return f"repeat-{self.repeat}-fold-{self.fold}" if self.repeat else f"fold-{self.fold}"
+        return f"fold-{self.fold}"
 
     @property
     def result(self) -> str:
@@ -343,7 +342,7 @@ def divide(
     if not fraction and split.n_folds == 1:
         raise UsageError("folds=1: the baseline is of validation records; pass validation=0.1.")
     chosen_from = partial(validation_records, group=split.group, strata=target.strata)
-    parts = [split.fold(*name) for name in split.names]
+    parts = split.subsets()
     by_epoch = by_threshold = split.in_folds[:0]
     if options.chooses_threshold:
         trains = [train for train, _ in parts]
@@ -351,10 +350,10 @@ def divide(
         by_threshold = chosen_from(both, 0.5, seed=seed + 1)
         by_epoch = np.setdiff1d(both, by_threshold)
     divided: list[FoldRecords] = []
-    for (repeat, fold), (train, held_out) in zip(split.names, parts, strict=True):
+    for fold, (train, held_out) in enumerate(parts):
         valid = np.intersect1d(train, by_epoch)
         if fraction and not options.chooses_threshold:
-            own = seed + _FOLD_SEED * (1 + len(divided))
+            own = seed + _FOLD_SEED * (1 + fold)
             valid = chosen_from(train, fraction, seed=own, trains=[train])
         chooses = np.intersect1d(train, by_threshold)
         few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
@@ -364,7 +363,7 @@ def divide(
                 "too few, or too similar, to choose epoch or threshold= by some of them."
             )
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
-        divided.append(FoldRecords(repeat, fold, rest, valid, chooses, held_out))
+        divided.append(FoldRecords(fold, rest, valid, chooses, held_out))
     return tuple(divided), by_threshold
 
 
@@ -471,9 +470,8 @@ def _train(
     """Train the model of a fold, and predict with it."""
     split, fold, options = job.split, job.folds[number], job.options
     seed = options.seed + _FOLD_SEED * number
-    repeat = f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
     training = Fold(
-        name=f"fold {fold.fold + 1} of {split.n_folds}{repeat}",
+        name=f"fold {fold.fold + 1} of {split.n_folds}",
         texts=job.units.texts,
         record=job.units.record,
         target=job.target,
@@ -573,7 +571,6 @@ def _predictions(
             "ids": ids,
             "target": job.target,
             "fold": fold.fold,
-            "repeat": fold.repeat,
             "threshold": limit,
         }
         inner = None
@@ -595,7 +592,7 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     options, texts = job.options, job.units.texts
     predictions, thresholds, final = _predictions(job, results, options.decision)
     log = [
-        {"repeat": fold.repeat, "fold": fold.fold, **line}
+        {"fold": fold.fold, **line}
         for fold, result in zip(job.folds, results, strict=True)
         for line in result.log
     ]
@@ -609,10 +606,9 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
         fold_of_model=tuple(fold.fold for fold in job.folds),
         split=made.fingerprint,
         source=data.source,
-        repeats=made.repeats,
         **asdict(job.tokens),
     )
-    seen = np.where(made.folds[:, 0] == UNUSED, TEST, made.folds[:, 0])  # by no model
+    seen = np.where(made.folds == UNUSED, TEST, made.folds)  # by no model
     SeenRecords(folder, models, made.row, data.text_keys(), seen).write()
     draw_training(folder, log, metric="macro-F1" if job.target.classes else "R²")
     on_gpu = job.device.type == "cuda"

@@ -52,7 +52,7 @@ def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str
     """Draw losses and validation scores of every model, lines of ``training.jsonl``, by epoch."""
     models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in log:
-        models.setdefault((line["repeat"], line["fold"], line.get("seed", 0)), []).append(line)
+        models.setdefault(line["fold"], []).append(line)
 
     def curves(key: str) -> list[list[tuple[float, float]]]:
         known = [

@@ -235,7 +235,7 @@ def write_results(
         classes=predictions.classes,
         threshold_metric=decision.metric if decision else None,
         split=split.record,
-        records={"folds": len(predictions.first_repeat), "test": len(predictions.test)},
+        records={"folds": len(predictions.out_of_fold), "test": len(predictions.test)},
         test_set=test.content if test else None,
         scores=reported_scores(predictions, seed=seed, beta=decision.beta if decision else None),
         per_class=class_scores(predictions),

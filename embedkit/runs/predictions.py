@@ -1,6 +1,6 @@
 """Targets, predictions for held-out records, their scores, and ``predictions.parquet``.
 
-    row, id, group, repeat, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
+    row, id, group, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
     row, word, id …                                                 for words
     view_<name> …                                                   by each view of a probe
 
@@ -147,36 +147,34 @@ def target_like(
     return _numbered(labels, target.classes)
 
 
-def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> None:
+def check_folds(target: Target, split: Split) -> None:
     """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
 
     A rare label of words, or of sets of classes, may be missing among the training records of a
     fold, where it then has the probability 0: sentences cannot be left out for it.
     """
-    for repeat in range(repeats or split.repeats):
-        for fold in range(split.n_folds):
-            train, test = split.fold(repeat, fold)
-            if not len(test) or not len(train):
-                raise UsageError(
-                    f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
-                    "record among these. Make the split again from the records that are there."
-                )
-            y = target.y[np.concatenate([train, test])]
-            if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
-                raise UsageError(f"{missing} records of the folds have no label. Split them again.")
-            if not target.classes or target.separator is not None:
-                continue
-            where = f"the training records of fold {fold}"
-            counts = np.bincount(target.y[train], minlength=len(target.classes))
-            if split.word is None and not counts.all():
-                absent = target.classes[int(np.argmin(counts))]
-                raise UsageError(
-                    f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                    f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
-                )
-            if np.count_nonzero(counts) == 1:
-                label = target.classes[int(np.argmax(counts))]
-                raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
+    for fold, (train, test) in enumerate(split.subsets()):
+        if not len(test) or not len(train):
+            raise UsageError(
+                f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
+                "record among these. Make the split again from the records that are there."
+            )
+        y = target.y[np.concatenate([train, test])]
+        if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
+            raise UsageError(f"{missing} records of the folds have no label. Split them again.")
+        if not target.classes or target.separator is not None:
+            continue
+        where = f"the training records of fold {fold}"
+        counts = np.bincount(target.y[train], minlength=len(target.classes))
+        if split.word is None and not counts.all():
+            absent = target.classes[int(np.argmin(counts))]
+            raise UsageError(
+                f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
+                f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
+            )
+        if np.count_nonzero(counts) == 1:
+            label = target.classes[int(np.argmax(counts))]
+            raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
 
 
 def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
@@ -220,16 +218,10 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
 
 
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
-_COLUMNS = {
-    "row": pa.int64(),
-    "id": pa.string(),
-    "group": pa.int64(),
-    "repeat": pa.int16(),
-    "fold": pa.string(),
-}
+_COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
 _ROUNDING = 1e-3
-_ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred", "word")
+_ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 
@@ -237,7 +229,7 @@ _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 class Predictions:
     """Predictions by models that had not seen the records; arrays have one row for each.
 
-    Out-of-fold predictions come first, ordered by repeat and row; then the test set.
+    Out-of-fold predictions come first, ordered by row; then the test set.
 
     Attributes:
         group: sampling units: records that the split keeps together.
@@ -257,7 +249,6 @@ class Predictions:
     ids: tuple[str, ...]
     group: Int64
     fold: Int64
-    repeat: Int64
     y: NDArray[Any]
     proba: Float64
     y_pred: NDArray[Any]
@@ -276,7 +267,6 @@ class Predictions:
         ids: Sequence[str] | NDArray[np.str_],
         target: Target,
         fold: int,
-        repeat: int = 0,
         threshold: float | None = None,
         inner: Predictions | None = None,
     ) -> Predictions:
@@ -292,7 +282,6 @@ class Predictions:
             ids=tuple(str(ids[i]) for i in index),
             group=records.group[index],
             fold=np.full(len(index), fold),
-            repeat=np.full(len(index), repeat),
             y=target.y[index] if len(target.y) else unknown,
             proba=proba,
             y_pred=decide(proba, threshold=threshold, sets=target.separator is not None),
@@ -316,7 +305,7 @@ class Predictions:
         )._ordered()
 
     def _ordered(self) -> Predictions:
-        order = np.lexsort((self.keys, self.repeat, self.fold == TEST))
+        order = np.lexsort((self.keys, self.fold == TEST))
         return replace(self.take(order), inner=self.inner)
 
     def take(self, index: Int64) -> Predictions:
@@ -360,20 +349,13 @@ class Predictions:
         known = known.all(1) if self.of_sets else known
         return np.flatnonzero((self.fold == TEST) & known)
 
-    @property
-    def first_repeat(self) -> Int64:
-        """Indices of the out-of-fold predictions of the first repeat: every record once."""
-        return np.flatnonzero((self.fold != TEST) & (self.repeat == 0))
-
     def folds(self) -> list[tuple[Int64, Int64]]:
-        """Return train and test indices of every fold of every repeat."""
-        folds = []
-        for repeat in np.unique(self.repeat[self.out_of_fold]):
-            here = (self.repeat == repeat) & (self.fold != TEST)
-            for fold in np.unique(self.fold[here]):
-                test = here & (self.fold == fold)
-                folds.append((np.flatnonzero(here & ~test), np.flatnonzero(test)))
-        return folds
+        """Return train and test indices of every fold."""
+        held_out = self.fold[self.out_of_fold]
+        return [
+            (np.flatnonzero((self.fold != TEST) & (self.fold != i)), np.flatnonzero(self.fold == i))
+            for i in np.unique(held_out)
+        ]
 
     def with_proba(self, proba: Float64, y_pred: NDArray[Any] | None = None) -> Predictions:
         """Return other predictions for the same records."""
@@ -387,13 +369,13 @@ class Predictions:
         is the set with the best micro-F1.
         """
         proba, y_pred = np.empty(self.proba.shape), np.zeros_like(self.y_pred)
-        for train, test in [*self.folds(), (self.first_repeat, self.test)]:
+        for train, test in [*self.folds(), (self.out_of_fold, self.test)]:
             if not len(test):
                 continue
             if len(train):
                 y = self.y[train]
             elif self.inner is not None:
-                y = self.inner.y[self.inner.repeat == self.repeat[test[0]]]
+                y = self.inner.y
             else:
                 raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
             proba[test] = class_prior(y, self.classes, len(test))
@@ -510,7 +492,7 @@ def metrics_of(
         positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
         metrics |= {name: positive[name] for name in metrics if beta_of(name)}
     if p.of_words and Entities.known_by(p.classes):
-        first = (np.diff(p.row, prepend=-1) != 0) | (np.diff(p.repeat, prepend=-1) != 0)
+        first = np.diff(p.row, prepend=-1) != 0
         metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
     return metrics
 
@@ -590,7 +572,6 @@ def _table(predictions: Predictions) -> pa.Table:
         **({"word": p.word.astype(np.int32)} if p.of_words else {}),
         "id": pa.array(p.ids, pa.string()),
         "group": p.group,
-        "repeat": p.repeat.astype(np.int16),
         "fold": fold_names(p.fold),
     }
     if p.of_sets:
@@ -652,7 +633,6 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
             ids=tuple(table["id"].to_pylist()),
             group=table["group"].to_numpy(),
             fold=np.array([number[fold] for fold in table["fold"].to_pylist()], np.int64),
-            repeat=table["repeat"].to_numpy().astype(np.int64),
             y=y,
             proba=np.stack([table[n].to_numpy() for n in proba], axis=1) if classes else y_pred,
             y_pred=y_pred,
@@ -671,8 +651,8 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
 
 def _problem(p: Predictions) -> str:
     """What is invalid, or "": values are finite and in range, probabilities sum to 1."""
-    if len(p.row) and min(p.row.min(), p.repeat.min()) < 0:
-        return "row or repeat is negative"
+    if len(p.row) and p.row.min() < 0:
+        return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
     tolerance = np.inf if p.of_sets else _ROUNDING

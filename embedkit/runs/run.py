@@ -68,12 +68,11 @@ class TestSetContent:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Parameters of one fit; the model of all folds has neither repeat nor fold."""
+    """Parameters of one fit; the model of all folds has no fold."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     slope: float = 1.0  # factor of the coefficients of a logistic regression
     score: float = float("nan")  # inner score, higher is better; NaN without tuning
-    repeat: int | None = None
     fold: int | None = None
 
 

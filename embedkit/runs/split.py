@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +83,6 @@ class SplitSettings:
 
     source: tuple[str, ...]  # SHA-256 of the input files, in order
     folds: Positive  # 1: a fifth of the records is held out, the others are trained on
-    repeats: Annotated[int, Meta(gt=0, le=10_000)]
     seed: Count
     stratified: bool
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
@@ -102,8 +100,8 @@ class Split:
     Attributes:
         row: ``(n,)`` record numbers, ascending; of words that of each word's record.
         group: ``(n,)``; records of one number always share a fold.
-        folds: ``(n, repeats)``; :data:`TEST` is the test set and :data:`UNUSED` are records
-            without a label, the same in every repeat; :data:`TRAIN` are never held out.
+        folds: ``(n,)``; :data:`TEST` is the test set and :data:`UNUSED` are records without a
+            label; :data:`TRAIN` are never held out.
         word: ``(n,)`` number of each word in its record; ``None`` of records.
     """
 
@@ -115,7 +113,7 @@ class Split:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
-        return f"Split({sizes}, {self.repeats} repeats, {len(self.test):,} records in the test set)"
+        return f"Split({sizes}, {len(self.test):,} records in the test set)"
 
     @property
     def fingerprint(self) -> str:
@@ -133,45 +131,34 @@ class Split:
 
     @property
     def n_folds(self) -> int:
-        """Number of folds in each repeat."""
+        """Number of folds."""
         return int(self.folds.max()) + 1
-
-    @property
-    def repeats(self) -> int:
-        """Number of times that the records were shuffled into folds."""
-        return int(self.folds.shape[1])
 
     @property
     def test(self) -> Int64:
         """Indices of the test set."""
-        return np.flatnonzero(self.folds[:, 0] == TEST)
+        return np.flatnonzero(self.folds == TEST)
 
     @property
     def in_folds(self) -> Int64:
         """Indices of all records but the test set, held out or not."""
-        return np.flatnonzero(~np.isin(self.folds[:, 0], (TEST, UNUSED)))
-
-    @property
-    def names(self) -> list[tuple[int, int]]:
-        """Repeat and number of every fold."""
-        return list(product(range(self.repeats), range(self.n_folds)))
+        return np.flatnonzero(~np.isin(self.folds, (TEST, UNUSED)))
 
     def of_words(self, record: Int64, word: Int64 | None) -> Split:
         """Return the split of words, by the index of each one's record and its number in it."""
         return Split(self.row[record], self.group[record], self.folds[record], self.settings, word)
 
-    def fold(self, repeat: int, number: int) -> tuple[Int64, Int64]:
-        """Return train and test indices of one fold."""
-        folds = self.folds[:, repeat]
-        train = ~np.isin(folds, (number, TEST, UNUSED))
-        return np.flatnonzero(train), np.flatnonzero(folds == number)
+    def subsets(self) -> list[tuple[Int64, Int64]]:
+        """Return train and test indices of every fold."""
+        fitted = ~np.isin(self.folds, (TEST, UNUSED))
+        held_out = [self.folds == number for number in range(self.n_folds)]
+        return [(np.flatnonzero(fitted & ~test), np.flatnonzero(test)) for test in held_out]
 
 
 def write_split(split: Split, path: Path) -> None:
     """Write a split durably; the same split gives the same bytes."""
-    names = ["fold", *(f"fold_{i}" for i in range(1, split.repeats))]
-    columns = {name: split.folds[:, i].astype(np.int16) for i, name in enumerate(names)}
-    table = pa.table({"row": split.row, "group": split.group, **columns})
+    columns = {"row": split.row, "group": split.group, "fold": split.folds.astype(np.int16)}
+    table = pa.table(columns)
     table = table.replace_schema_metadata(
         {_KEY: json.dumps(asdict(split.record), sort_keys=True).encode()}
     )
@@ -190,13 +177,12 @@ def read_split(path: Path) -> Split:
         raise UsageError(f"{path} was not written by embedkit split.")
     content = parse_json(table.schema.metadata[_KEY], file=path)
     settings = decode(SplitSettings, content, file=path)
-    names = ["fold", *(f"fold_{i}" for i in range(1, settings.repeats))]
-    folds = dict.fromkeys(names, pa.int16())
-    check_columns(table, {"row": pa.int64(), "group": pa.int64(), **folds}, file=path)
+    expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
+    check_columns(table, expected, file=path)
     split = Split(
         row=table["row"].to_numpy(),
         group=table["group"].to_numpy(),
-        folds=np.stack([table[n].to_numpy().astype(np.int64) for n in names], axis=1),
+        folds=table["fold"].to_numpy().astype(np.int64),
         settings=replace(settings, fingerprint=""),
     )
     if split.fingerprint != settings.fingerprint:
@@ -254,7 +240,7 @@ def split_for(
         result = align_split(file, source=source, row=records.row, name=name)
     if run is not None:
         own = np.array(records.column("fold"), np.int64)
-        other = int((result.folds != own[:, None]).any(axis=1).sum())
+        other = int((result.folds != own).sum())
         if other:
             raise MismatchError(
                 f"{f'column {column!r}' if column else split} has {other} of {len(own)} records in "
@@ -309,7 +295,6 @@ def split(
     out: str | Path | None = None,
     folds: int = 5,
     test: float = 0.0,
-    repeats: int = 1,
     seed: int = 0,
     label: str | None = None,
     group: str | None = None,
@@ -325,7 +310,6 @@ def split(
         out: Parquet file to write, if any.
         folds: number of folds; 1: a single training, with a fifth of the records held out.
         test: fraction of the records to hold out as test set, 0.01 to 0.5; 0 for none.
-        repeats: number of times that the records are shuffled into folds.
         seed: of the shuffle, and of ``sample``.
         label: column to stratify by; of a dataset it is the one it was made with.
         group: column whose values must not be divided; of a dataset one that was kept.
@@ -348,14 +332,8 @@ def split(
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
     records = _records(source, label, group, reading or CorpusOptions(), seed)
     records = replace(records, sets=label_separator is not None)
-    result = make_split(
-        records,
-        folds=folds,
-        test=test,
-        repeats=repeats,
-        seed=seed,
-        allow_duplicates=allow_duplicates,
-    )
+    options: dict[str, Any] = {"seed": seed, "allow_duplicates": allow_duplicates}
+    result = make_split(records, folds=folds, test=test, **options)
     if out is not None:
         write_split(result, Path(out))
     return result
@@ -366,13 +344,12 @@ def make_split(
     *,
     folds: int = 5,
     test: float = 0.0,
-    repeats: int = 1,
     seed: int = 0,
     allow_duplicates: bool = False,
 ) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
     check_seed(seed)
-    check_counts(folds=folds, repeats=repeats)
+    check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
         raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
     known = _labelled(records)
@@ -389,16 +366,12 @@ def make_split(
             part = Fraction(1, round(1 / test))
         assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
         in_test = assigned < part.numerator
-    result, group = np.full((len(known), repeats), UNUSED), np.full(len(known), -1)
-    group[known] = groups
-    for repeat in range(repeats):
-        column = np.full(count, TEST)
-        column[~in_test] = assign_folds(
-            strata[~in_test], groups[~in_test], assigned_to, seed=seed + repeat
-        )
-        if folds == 1:
-            column[column > 0] = TRAIN
-        result[known, repeat] = column
+    assigned = np.full(count, TEST)
+    assigned[~in_test] = assign_folds(strata[~in_test], groups[~in_test], assigned_to, seed=seed)
+    if folds == 1:
+        assigned[assigned > 0] = TRAIN
+    result, group = np.full(len(known), UNUSED), np.full(len(known), -1)
+    result[known], group[known] = assigned, groups
     unit = "group" if records.groups is not None else ""
     if not allow_duplicates:
         unit = f"{unit} and text" if unit else "text"
@@ -406,7 +379,6 @@ def make_split(
         source=records.source,
         folds=folds,
         test=test,
-        repeats=repeats,
         seed=seed,
         stratified=records.labels is not None and not records.sets,
         grouped=records.groups is not None,
@@ -444,13 +416,12 @@ def split_by_column(
     settings = SplitSettings(
         source=records.source,
         folds=int(result.max()) + 1,
-        repeats=1,
         seed=seed,
         stratified=shuffled and records.labels is not None and not records.sets,
         column=column,
         unit="text",
     )
-    return Split(records.row, groups, result[:, None], settings)
+    return Split(records.row, groups, result, settings)
 
 
 def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
@@ -514,9 +485,9 @@ def same_text_groups(
 
 
 def leaking_records(split: Split) -> int:
-    """Return how many records of the first repeat have one of their group in another fold."""
-    used = split.folds[:, 0] != UNUSED
-    fold, group = split.folds[used, 0], split.group[used]
+    """Return how many records have one of their group in another fold."""
+    used = split.folds != UNUSED
+    fold, group = split.folds[used], split.group[used]
     groups, folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
     return int(np.isin(group, groups[folds > 1]).sum())
 
