@@ -139,7 +139,7 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
         labels[i] = None
     corpus = corpus_of(tmp_path / "c.jsonl", labels)
     made = split(corpus, folds=3, label_separator="/")
-    assert np.flatnonzero(made.folds[:, 0] == UNUSED).tolist() == unknown
+    assert np.flatnonzero(made.folds == UNUSED).tolist() == unknown
     assert not made.settings.stratified
     embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
     result = train(tmp_path / "data", out=tmp_path / "run", label_separator="/", **TASK)
