@@ -182,12 +182,11 @@ def test_quiet_prints_only_results_and_errors(embedkit_: Call) -> None:
 
 def test_tokenize(embedkit_: Call) -> None:
     model = ["--model", str(tiny_model())]
-    lines = embedkit_("tokenize", "배를 타고", "--pair", "a bus", *model).stdout.splitlines()
+    lines = embedkit_("tokenize", "배를 타고", *model).stdout.splitlines()
     columns = dict(
         zip(lines[0].split(), zip(*map(str.split, lines[1:]), strict=False), strict=False)
     )
-    assert " ".join(columns["token"]) == "[CLS] 배 ##를 타 ##고 [SEP] a bus [SEP]"
-    assert columns["segment"] == ("0",) * 6 + ("1",) * 3
+    assert " ".join(columns["token"]) == "[CLS] 배 ##를 타 ##고 [SEP]"
     assert embedkit_("tokenize", "--vocab", "0:99999", *model).returncode == 2
 
 

@@ -470,7 +470,6 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert "--out c.tsv" in refused("c.tsv", "--out", "c.tsv", code=8)
     assert corpus.read_bytes() == before
     assert "--out" in refused("-", "--out", "a.tsv")
-    assert "--pair" in refused("c.tsv", "--pair", "b")
     assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")

@@ -427,11 +427,9 @@ def verify(out: Path, recompute: int, progress: ProgressCallback) -> Result:
 @command('embedkit tokenize "배를 타고 여행을 간다."', "embedkit tokenize --vocab 2000:2010")
 @click.argument("text", required=False)
 @options(
-    option("--pair", help="Second text of a pair."),
-    option("--vocab", metavar="FROM:TO", help="Print a slice of the vocabulary instead."),
-    "--model",
+    option("--vocab", metavar="FROM:TO", help="Print a slice of the vocabulary instead."), "--model"
 )
-def tokenize(text: str | None, pair: str | None, vocab: str | None, model: str) -> Result:
+def tokenize(text: str | None, vocab: str | None, model: str) -> Result:
     """Show how a text is tokenized.
 
     A row for each token: its id, segment, offsets and word.
@@ -440,7 +438,5 @@ def tokenize(text: str | None, pair: str | None, vocab: str | None, model: str) 
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
-    if vocab is not None and pair is not None:
-        raise UsageError("--pair goes with a text, not with --vocab.")
-    rows = run(text, pair, vocab=vocab, model=model)
+    rows = run(text, vocab=vocab, model=model)
     return Result(rows, lambda: table_text(rows), asked_for=True)

@@ -289,7 +289,6 @@ _SHOWN = 3
 @click.argument("corpus", required=False)
 @options(
     option("--text", "single", help="One text, instead of a corpus."),
-    option("--pair", help="Second text of a pair, with --text."),
     option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
     "--text-pair",
     "--id",
@@ -307,7 +306,6 @@ def predict(
     run: str,
     corpus: str | None,
     single: str | None,
-    pair: str | None,
     label_names: str | None,
     device: str,
     as_json: bool,
@@ -326,8 +324,6 @@ def predict(
 
     if (corpus is None) == (single is None):
         raise UsageError("give either a corpus, -, or --text.")
-    if pair is not None and single is None:
-        raise UsageError("--pair goes with --text; for a corpus name the column with --text-pair.")
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
     with progress_bar() as progress:
         if corpus not in (None, "-"):
@@ -339,7 +335,7 @@ def predict(
         else:
             predictor = Predictor(run, **model)
     if corpus is None:
-        _show_text(predictor, str(single), pair, as_json)
+        _show_text(predictor, str(single), as_json)
         return 0
     if corpus == "-":
         return _predict_lines(predictor, as_json)
@@ -356,7 +352,7 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
     lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     try:
         for line in lines:
-            _show_text(predictor, line.rstrip("\r\n"), None, as_json)
+            _show_text(predictor, line.rstrip("\r\n"), as_json)
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("", err=True)
@@ -364,13 +360,11 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
     return 0
 
 
-def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool) -> None:
+def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
     """Print the prediction for a text, or a line for each of its words."""
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:
-        shown = [({}, one) for one in predictor.predict([text], None if pair is None else [pair])]
-    elif pair is not None:
-        raise UsageError(f"--pair is for runs that label records; {predictor.run} labels words.")
+        shown = [({}, one) for one in predictor.predict([text])]
     else:
         names = ("word", "text", "start", "end")
         (words,) = predictor.predict_words([text])
