@@ -604,6 +604,9 @@ def test_answers_are_the_same_in_all_formats(shared: Path, tmp_path: Path) -> No
     """And a split of a corpus is that of its dataset."""
     made = split(shared / "corpus.tsv", folds=4, test=0.2)
     assert made.fingerprint == read_split(shared / "split.parquet").fingerprint
+    options = ("--folds", "4", "--test", "0.2", "--out", "s.parquet")
+    assert command("split", shared / "data", *options, cwd=tmp_path).returncode == 0
+    assert made.fingerprint == read_split(tmp_path / "s.parquet").fingerprint
     for name in ("a.tsv", "a.parquet", "a.jsonl"):
         predict_file(shared / "run", shared / "corpus.tsv", out=tmp_path / name, device="cpu")
     table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype=str)
