@@ -355,7 +355,9 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         return ""
     runs, dataset = compared.runs.runs, datasets[0]
     content, folder = runs[0].content, runs[0].path.parent
-    parts = ["embedkit", command, portable(dataset.path)]
+    parts, separated = ["embedkit", command, portable(dataset.path)], []
+    if content.task == "multilabel":
+        separated = ["--label-separator", content.settings["label_separator"]]
     split, before = _split_file(compared, dataset.path), ""
     if split is not None:
         parts += ["--split", portable(split)]
@@ -365,7 +367,8 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         again = [f"--{name}={own[name]}" for name in defaults if own[name] != defaults[name]]
         if again and (command == "probe" or own["test"]):
             made = ["--out", portable(_free(dataset.path.with_suffix(".split.parquet")))]
-            before = shlex.join(["embedkit", "split", portable(dataset.path), *again, *made])
+            again = [*separated, *again, *made]
+            before = shlex.join(["embedkit", "split", portable(dataset.path), *again])
             before, again = f"{before} && ", ["--split", made[1]]
         parts += again
     parts += options
@@ -374,8 +377,8 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         parts += ["--model", model_text(model)]
     if content.level != "sentence":
         parts += ["--level", content.level]
-    if content.task == "regression":
-        parts += ["--task", "regression"]
+    if content.task != "classification":
+        parts += ["--task", content.task, *separated]
     return before + shlex.join([*parts, "--out", portable(_free(folder / command))])
 
 

@@ -228,8 +228,8 @@ def compare(
             ``majority``.
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
             all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
-            than 80 % of the records or classes were weighted; for numeric targets the root mean
-            squared error.
+            than 80 % of the records or classes were weighted; with ``multilabel`` micro-F1; for
+            numeric targets the root mean squared error.
         min_difference: smallest difference that matters, in points of metrics in per cent, else in
             the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
             1 % of the baseline's.
