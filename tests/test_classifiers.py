@@ -26,18 +26,10 @@ from embedkit.classifiers.train import CrossValidation, cross_validate
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
 from embedkit.runs.predictions import Target
-from embedkit.runs.split import Split, SplitSettings, assign_folds, inner_folds
+from embedkit.runs.split import inner_folds
+from tests.run_fixtures import split_of
 
 LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
-
-
-def split_of(y: Any, *, group: Any = None, folds: int = 5) -> Split:
-    """Folds of so many records; those of a group share one."""
-    n = len(y)
-    group = np.arange(n) if group is None else group
-    strata = y if y.dtype == np.int64 else np.zeros(n, np.int64)
-    settings = SplitSettings(source=("s",), folds=folds, repeats=1, seed=0, stratified=True)
-    return Split(np.arange(n), group, assign_folds(strata, group, folds, seed=0)[:, None], settings)
 
 
 def two_classes(
@@ -171,10 +163,9 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     y = np.arange(60) % 2
     made = split_of(y)
     texts = [
-        f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}"
-        for i, fold in enumerate(made.folds[:, 0])
+        f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}" for i, fold in enumerate(made.folds)
     ]
-    train, _ = made.fold(0, 2)
+    train, _ = made.subsets()[2]
     settings = EstimatorSettings(features="tfidf")
     fitted = fit(texts, Target(y, ("0", "1")), made, train, settings, tune=True)
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
@@ -210,8 +201,7 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
     X, target = two_classes(1_500, positives=0.05, strength=0.8)
     made = split_of(target.y)
     wanted = np.empty(1_500, np.int64)
-    for fold in range(5):
-        train, test = made.fold(0, fold)
+    for train, test in made.subsets():
         centred = X - X[train].mean(0)
         wanted[test] = plain.fit(centred[train], target.y[train]).predict(centred[test])
     found = {

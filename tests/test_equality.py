@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,28 +105,21 @@ def check(
     assert {len(v) for v in ours.tokens.values()} == {start}
 
 
-@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["single", "pair"])
-def test_all_views_and_tokens(case: Case, pairs: Sequence[str] | None) -> None:
-    check(case, TEXTS, pairs)
-
-
+@pytest.mark.parametrize("special_tokens", [True, False])
 @pytest.mark.parametrize(
-    ("pairs", "max_length"),
-    [(None, 4), (None, 9), (PAIRS, 14)],
-    ids=["single-4", "single-9", "pair-14"],
+    ("pairs", "settings"),
+    [
+        (None, {"prefix": "query: "}),
+        (None, {"max_length": 4}),
+        (None, {"max_length": 9}),
+        (PAIRS, {}),
+        (PAIRS, {"max_length": 14}),
+    ],
 )
-def test_truncated(case: Case, pairs: Sequence[str] | None, max_length: int) -> None:
-    check(case, TEXTS, pairs, max_length=max_length)
-
-
-@pytest.mark.parametrize("pairs", [None, PAIRS], ids=["single", "pair"])
-def test_special_tokens_left_out(case: Case, pairs: Sequence[str] | None) -> None:
-    check(case, TEXTS, pairs, special_tokens=False)
-    check(case, TEXTS, pairs, special_tokens=False, max_length=9)
-
-
-def test_prefix(case: Case) -> None:
-    check(case, TEXTS, prefix="query: ")
+def test_all_views_and_tokens(
+    case: Case, pairs: Sequence[str] | None, settings: dict[str, Any], special_tokens: bool
+) -> None:
+    check(case, TEXTS, pairs, special_tokens=special_tokens, **settings)
 
 
 def test_real_checkpoints(real: Case) -> None:

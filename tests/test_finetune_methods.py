@@ -206,16 +206,13 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
 # frozen layers
 
 
-@pytest.mark.parametrize("freeze_layers", ["2", "all"])
-def test_frozen_layers_have_no_dropout(freeze_layers: str) -> None:
+def test_frozen_layers_have_no_dropout() -> None:
     checkpoint = find_checkpoint(str(tiny_model()))
     tokenizer = load_tokenizer(checkpoint)
     model = build_model(plain_of(checkpoint), seed=3, head="cls", dropout=0.0)
-    freeze(model, freeze_layers)
-    model.train()
     batch = padded(tokenizer.encode(["good movie", "bad"], settings=WINDOWS), tokenizer.pad_id)
-    logits = [model(**batch).logits for _ in range(2)]
-    assert torch.equal(*logits)
-    freeze(model, "1")
-    model.train()
-    assert not torch.equal(*[model(**batch).logits for _ in range(2)])
+    for freeze_layers in ("2", "all", "1"):
+        freeze(model, freeze_layers)
+        model.train()
+        same = torch.equal(*[model(**batch).logits for _ in range(2)])
+        assert same == (freeze_layers != "1")

@@ -102,7 +102,7 @@ def test_every_record_is_held_out_once(shared: Path) -> None:
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
     data = embedkit.load(shared / "data")
     train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet")
-    folds = split_for(data, shared / "split.parquet", folds=0, seed=0).folds[:, 0]
+    folds = split_for(data, shared / "split.parquet", folds=0, seed=0).folds
     X, y = data.X[folds >= 0], data.y[folds >= 0]
     model = LogisticRegression(max_iter=1_000, tol=1e-8)
     plain = make_pipeline(Normalizer(), CommonScaler(), model)
@@ -171,7 +171,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     threshold = options.pop("threshold", None)
     made = split_for(data, shared / "split.parquet", folds=0, seed=0)
     tune = options.pop("tune", True)
-    held = np.flatnonzero(made.folds[:, 0] == 2)
+    held = np.flatnonzero(made.folds == 2)
     changed = data.X.copy()
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
     outputs = []
@@ -474,7 +474,6 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert "--out c.tsv" in refused("c.tsv", "--out", "c.tsv", code=8)
     assert corpus.read_bytes() == before
     assert "--out" in refused("-", "--out", "a.tsv")
-    assert "--pair" in refused("c.tsv", "--pair", "b")
     assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
@@ -487,7 +486,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def answers() -> Iterator[PredictedRecord]:
-        yield PredictedRecord(0, "a", Prediction("1", {"0": 0.25, "1": 0.75}))
+        yield {"row": 0, "id": "a"}, Prediction("1", {"0": 0.25, "1": 0.75})
         raise RuntimeError("in the middle")
 
     for name in ("a.tsv", "a.jsonl", "a.parquet"):
@@ -520,7 +519,7 @@ def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
     """Records of a part of the corpus that the split was made of."""
     corpus_of(tmp_path / "c.tsv")
     made = split(tmp_path / "c.tsv", folds=3)
-    folds = np.where(np.arange(N) < 40, made.folds[:, 0] // 2 * 2, 1)[:, None]
+    folds = np.where(np.arange(N) < 40, made.folds // 2 * 2, 1)
     write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
     vectors_of(tmp_path / "c.tsv", tmp_path / "data", limit=40)
     for make in (train, probe):

@@ -149,7 +149,8 @@ def made(golden: Path, out: Path, **settings: Any) -> ExtractResult:
     return run(corpus, out, words="mean", tokens=True, **settings)
 
 
-@pytest.mark.parametrize("function", [run_shard, pytest.param(killed_once, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [run_shard, killed_once])
 def test_two_workers_make_the_same_bytes(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any
 ) -> None:

@@ -26,6 +26,8 @@ from embedkit.corpus.sources import (
     Row,
     TextTable,
     bad_row,
+    row,
+    too_long,
 )
 from embedkit.errors import CorpusError
 
@@ -66,10 +68,8 @@ class ConlluTable(TextTable):
         """Yield the chosen columns of every sentence."""
         doc: str | None = None
         for lines in self._sentences():
-            length = sum(line.length for line in lines)
-            if length > MAX_RECORD_BYTES:
-                detail = f"{length} bytes, at most {MAX_RECORD_BYTES} are read"
-                yield bad_row(lines, "record_too_long", detail)
+            if sum(line.length for line in lines) > MAX_RECORD_BYTES:
+                yield too_long(lines)
                 continue
             try:
                 decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
@@ -93,13 +93,7 @@ class ConlluTable(TextTable):
                 name: "\t".join(word[place] for word in words) for name, place in _OF_WORDS.items()
             }
             cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
-            yield Row(
-                lines[0].number,
-                lines[0].offset,
-                length,
-                tuple(cells[name] for name in names),
-                spans,
-            )
+            yield row(lines, tuple(cells[name] for name in names), spans)
 
     def _sentences(self) -> Iterator[list[Line]]:
         """Yield the lines between blank lines; of sentences over the limit only the first ones."""
@@ -123,10 +117,8 @@ class ConlluTable(TextTable):
         self._lines.back(peeked)
         words = [line.data for line in peeked if line.data.strip() and line.data[:1] != b"#"]
         if words and not any(data.count(b"\t") == _COLUMNS - 1 for data in words):
-            raise CorpusError(
-                f"{self.path} is not CoNLL-U: none of its first {len(words)} lines of words has "
-                f"{_COLUMNS} columns separated by tabs. Name its kind with format=."
-            )
+            problem = f"no line of words has {_COLUMNS} columns separated by tabs"
+            raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
         return list(_OF_SENTENCES)
 
 

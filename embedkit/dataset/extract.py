@@ -505,7 +505,7 @@ def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) 
 
 def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
     vectors = plan.vectors
-    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[vectors.storage]
+    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75, "int8": 1.0}[vectors.storage]
     sizes = {name: round(rows * width * per_float) for name, width in vectors.views.items()}
     for table, count in (("words", words), ("tokens", tokens)):
         if getattr(vectors, table):

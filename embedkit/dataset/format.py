@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -66,6 +66,7 @@ _ADVICE = "Run the extract command that made it again."
 _PART = re.compile(r"part-\d{8}\.parquet")
 _DICTIONARY = ("label", "token")
 _PREFIX = b"embedkit."
+_SCALE = b"embedkit.scale"  # in the metadata of a column of int8
 _LAYER = "layer_"
 
 
@@ -151,7 +152,7 @@ class ExtractSettings(VectorChoices):
             (``multilingual`` has one), ``""`` for none.
         prompt: name of one of the checkpoint's prompts, instead of a prefix.
         precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
-        storage: ``float32``, ``float16`` or ``compact``.
+        storage: ``float32``, ``float16``, ``compact`` or ``int8``.
         device: ``auto``, ``cpu``, ``cuda:0``, or several (``cuda:0,cuda:1``) for as many workers.
         batch_tokens: tokens per batch, padding included.
         shard_rows: records per shard.
@@ -418,8 +419,8 @@ class Names:
 class Totals:
     """Counts of the corpus: ``accepted + rejected + left_out == records``.
 
-    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are no records. The
-    ledger counts tokens, windows and sequences.
+    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are not records.
+    The ledger counts tokens, windows and sequences.
     """
 
     records: Count = 0
@@ -568,18 +569,52 @@ class Footer:
 
 
 def vector_column(vectors: NDArray[Any]) -> pa.Array:
-    """``(n, width)`` floats as an Arrow array of fixed-size lists, without copying."""
-    kind = pa.float16() if vectors.dtype == np.float16 else pa.float32()
+    """``(n, width)`` numbers as an Arrow array of fixed-size lists, without copying."""
+    kind = pa.from_numpy_dtype(vectors.dtype)
     element = pa.field("element", kind, nullable=False)
     flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), kind)
     return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
 
 
-def matrix_of(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Return a vector column as ``(n, width)``; the inverse of :func:`vector_column`."""
-    whole = column.combine_chunks()
-    width = column.type.list_size
-    return np.asarray(whole.flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
+def matrix_of(table: pa.Table, name: str) -> NDArray[Any]:
+    """Return a vector column of a shard as ``(n, width)`` floats."""
+    whole, field = table.column(name).combine_chunks(), table.schema.field(name)
+    flat = np.asarray(whole.flatten().to_numpy(zero_copy_only=False))
+    matrix = flat.reshape(-1, field.type.list_size)
+    if matrix.dtype == np.int8:
+        return matrix * np.array(json.loads(field.metadata[_SCALE]), np.float32)
+    return matrix
+
+
+def scaled(vectors: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Return ``(n, width)`` vectors of a shard as int8, and the ``(width,)`` factors to undo it.
+
+    The largest number of each dimension becomes 127: a shard depends on no other one.
+    """
+    scale = np.abs(vectors).max(axis=0, initial=0) / np.float32(127)
+    scale[scale == 0] = 1
+    return np.rint(vectors / scale).clip(-127, 127).astype(np.int8), scale
+
+
+def kept_neighbours(views: Iterable[Float32]) -> dict[str, int]:
+    """Count the 10 nearest neighbours in a shard by cosine, and those that still are in int8.
+
+    They are those of its first 200 vectors.
+    """
+    counts = {"neighbours": 0, "neighbours_int8": 0}
+    for vectors in views:
+        small, scale = scaled(vectors)
+        nearest = []
+        for rows in (vectors, small * scale):
+            unit = l2_normalize(rows).astype(np.float64)
+            cosine = (unit[:200] @ unit.T).round(9)  # the same with any number of threads
+            np.fill_diagonal(cosine, -2)
+            order = np.argsort(-cosine, axis=1, kind="stable")
+            nearest.append(order[:, : min(10, max(len(rows) - 1, 0))])
+        counts["neighbours"] += nearest[0].size
+        both = (np.intersect1d(*pair) for pair in zip(*nearest, strict=True))
+        counts["neighbours_int8"] += sum(map(len, both))
+    return counts
 
 
 def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
@@ -587,10 +622,11 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
 
     ``float32``: exact, uncompressed. ``float16``: half the size on disk and in memory. ``compact``:
     float32 columns of values rounded to float16, split by bytes and compressed, about 0.43 of
-    float32. The column ``name`` and the record numbers ``rows`` are for the message.
+    float32. ``int8``: a quarter of the size, rounded when a shard is written, see :func:`scaled`.
+    The column ``name`` and the record numbers ``rows`` are for the message.
     """
     result: NDArray[Any] = vectors
-    if storage != "float32":
+    if storage in ("float16", "compact"):
         with np.errstate(over="ignore"):
             result = vectors.astype(np.float16)
     if not np.isfinite(result).all():
@@ -629,8 +665,12 @@ def shard_bytes(
         for name, column in scalars.items()
     ]
     for name, values in vectors.items():
+        metadata = None
+        if storage == "int8":
+            values, scale = scaled(values)
+            metadata = {_SCALE: json.dumps(scale.tolist()).encode()}
         column = vector_column(values)
-        fields.append(pa.field(name, column.type, nullable=False))
+        fields.append(pa.field(name, column.type, nullable=False, metadata=metadata))
         columns.append(column)
     schema = pa.schema(fields, metadata=footer.to_metadata())
     table = pa.Table.from_arrays(columns, schema=schema)
@@ -648,7 +688,9 @@ def shard_bytes(
         data_page_version="1.0",
         row_group_size=ROW_GROUP_ROWS,
         compression=compression,
-        use_dictionary=[n for n in scalars if n in _DICTIONARY],
+        # Parquet has no numbers of one byte: without a dictionary they would be of four
+        use_dictionary=[n for n in scalars if n in _DICTIONARY]
+        + (leaves if storage == "int8" else []),
         use_byte_stream_split=leaves if storage == "compact" else False,
         write_statistics=list(scalars),
         write_page_index=True,

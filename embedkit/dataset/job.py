@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from embedkit import storage
 from embedkit.corpus import CorpusPlan, CorpusReader, Place, ReadCounts, Record, Reject
-from embedkit.corpus.readers import READERS, open_table
+from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import compression_of, first_bytes
 from embedkit.dataset.format import (
     SCRATCH,
@@ -649,7 +649,7 @@ def _compared_files(
         line=1 + lines,
         offset=size,
     )
-    with closing(open_table(path, corpus)) as table:
+    with closing(kind.open(path, corpus)) as table:
         seekable = final.file == last and table.seek(place)
     if seekable:
         return True, place

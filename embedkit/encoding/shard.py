@@ -132,6 +132,7 @@ class PendingShard:
         """Run one batch; halve it by sequences if memory runs out, and return how often."""
         try:
             self._forward(start, stop)
+            return 0
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -140,8 +141,6 @@ class PendingShard:
                     f"memory does not suffice for one sequence of {self._lengths[start]} "
                     "tokens. Use a smaller max_length, or another device."
                 ) from error
-        else:
-            return 0
         self._link.release()
         middle = (start + stop) // 2
         return 1 + self._run(start, middle) + self._run(middle, stop)
@@ -195,18 +194,16 @@ class PendingShard:
         views = self._link.fetch(self._vectors, self._launched)
         tokens = self._link.fetch(self._tokens, self._launched) if self._tokens else {}
         again = np.flatnonzero(self._first != np.arange(len(self._first)))
-        if len(again):
-            before = self._first[again]
-            for values in views.values():
-                values[again] = values[before]
-            rows, source = self._token_rows(again), self._token_rows(before)
-            for values in tokens.values():
-                values[rows] = values[source]
-        begins = self._texts.text_windows[:-1]
+        before = self._first[again]
         for values in views.values():
-            values[np.diff(self._texts.window_ends) == 0] = 0
+            values[again] = values[before]
+        rows, source = self._token_rows(again), self._token_rows(before)
+        for values in tokens.values():
+            values[rows] = values[source]
+        begins = self._texts.text_windows[:-1]
         for view in self._request.views:
             pooler, values = self._request.poolers[view.pooling], views[view.name]
+            values[np.diff(self._texts.window_ends) == 0] = 0
             if len(begins) == len(self._first):
                 views[view.name] = pooler.finish(values, self._counts)
             else:

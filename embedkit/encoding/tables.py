@@ -180,16 +180,15 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Ints]:
 
 def joined(tables: Sequence[AnyTable]) -> AnyTable:
     """Concatenated tables; their rows are numbered already."""
-    columns: dict[str, Any] = {}
-    for field in fields(tables[0]):
-        pieces = [getattr(table, field.name) for table in tables]
-        if field.name == "vectors":
-            columns["vectors"] = {
-                name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]
-            }
-        else:
-            columns[field.name] = np.concatenate(pieces)
-    return type(tables[0])(**columns)
+    names = [field.name for field in fields(tables[0])]
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(table, name) for table in tables]) for name in names[1:]
+    }
+    layers = tables[0].vectors
+    vectors = {
+        layer: np.concatenate([table.vectors[layer] for table in tables]) for layer in layers
+    }
+    return type(tables[0])(vectors=vectors, **columns)
 
 
 def _owners(texts: TokenizedTexts) -> Int64:

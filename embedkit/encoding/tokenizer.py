@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +77,20 @@ def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) ->
 
 
 _FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-_WORDPIECE_TOKENIZERS = ("BertTokenizer", "ElectraTokenizer", "DistilBertTokenizer")
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     """Load the tokenizer of a checkpoint; ``ModelError`` if it is missing or damaged."""
     # without these files transformers creates a tokenizer with an empty vocabulary
-    if not any(any(checkpoint.folder.glob(name)) for name in _FILES):
+    files = (file for name in _FILES for file in sorted(checkpoint.folder.glob(name)))
+    if (file := next(files, None)) is None:
         raise ModelError(
             f"{checkpoint.name}: {checkpoint.folder} holds no tokenizer. It needs tokenizer.json, "
             "vocab.txt or a SentencePiece model."
         )
-    casing, stated = _casing(checkpoint), checkpoint.side_json("tokenizer_config.json")
-    checkpoint.side_json("tokenizer.json")  # raises a clear error if it is damaged
+    stated = checkpoint.side_json("tokenizer_config.json")
+    whole = bool(checkpoint.side_json("tokenizer.json"))  # raises a clear error if it is damaged
+    casing = {} if whole else _casing(checkpoint, stated)
     quiet_transformers()
     from transformers import AutoConfig, AutoTokenizer
 
@@ -102,6 +103,17 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                 trust_remote_code=False,
                 **casing,
             )
+            _check_vocabulary(tokenizer, checkpoint, file)
+            if whole and "do_lower_case" not in stated:
+                _restore_case(tokenizer, checkpoint, file)
+            pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
+            ours = TextTokenizer(
+                tokenizer,
+                pad_id=int((padding or 0) if pad is None else pad),
+                type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
+            )
+    except ModelError:
+        raise
     except ImportError as error:
         raise ModelError(
             f"{checkpoint.name}: its tokenizer needs another package ({first_line(error)}). "
@@ -109,47 +121,25 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         ) from error
     except Exception as error:  # of the parsers of many formats
         raise DamagedModelError(
-            f"{checkpoint.name}: no tokenizer can be loaded from {_file(checkpoint)} "
-            f"({first_line(error)})."
+            f"{checkpoint.name}: no tokenizer can be loaded from {file} ({first_line(error)})."
         ) from error
-    _check_vocabulary(tokenizer, checkpoint)
     if "AutoTokenizer" in (stated.get("auto_map") or {}):
         logger.warning(
             f"{checkpoint.name} brings code for its tokenizer, which is not run; "
             f"{type(tokenizer).__name__} reads its vocabulary. See what it makes of a text: "
             "embedkit tokenize"
         )
-    pad = tokenizer.pad_token_id
-    try:
-        with no_panic(checkpoint.folder):
-            return TextTokenizer(
-                tokenizer,
-                pad_id=int(checkpoint.config.get("pad_token_id") or 0) if pad is None else int(pad),
-                type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
-            )
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise DamagedModelError(
-            f"{checkpoint.name}: {_file(checkpoint)} cannot be used ({first_line(error)})."
-        ) from error
+    return ours
 
 
-def _file(checkpoint: Checkpoint) -> Path:
-    return next(file for name in _FILES for file in sorted(checkpoint.folder.glob(name)))
-
-
-def check_max_length(checkpoint: Checkpoint, asked: int | None) -> None:
-    """Raise a :class:`UsageError` for more tokens per sequence than the model has positions."""
+def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
+    """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
     check_counts(max_length=asked)
     if asked is not None and asked > checkpoint.positions:
         raise UsageError(
             f"max_length={asked}: {checkpoint.name} has positions for {checkpoint.positions} "
             f"tokens. Use at most {checkpoint.positions}, or on_long='window' for long texts."
         )
-
-
-def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, asked: int | None) -> int:
-    """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
-    check_max_length(checkpoint, asked)
     if asked is not None:
         return asked
     stated = checkpoint.side_json("sentence_bert_config.json").get("max_seq_length")
@@ -195,7 +185,6 @@ def tokenize(
         [{'id': 2000, 'token': 'to'}, {'id': 2001, 'token': 'was'}]
     """
     checkpoint = find_checkpoint(model, revision=revision, offline=offline)
-    check_max_length(checkpoint, max_length)
     tokenizer = load_tokenizer(checkpoint)
     if text is None:
         start, colon, stop = (vocab or "").partition(":")
@@ -221,28 +210,24 @@ def tokenize(
         )
     assert tokens.spans is not None
     assert tokens.word is not None
-    columns = (tokens.ids, tokens.type_ids, tokens.segment, tokens.spans, tokens.word)
-    entries = tokenizer.tokens(tokens.ids.tolist())
-    rows = zip(entries, *(column.tolist() for column in columns), strict=True)
+    ids, (starts, ends) = tokens.ids.tolist(), tokens.spans.T.tolist()
     sources = {0: text, 1: pair or "", -1: ""}
-    return [
-        {
-            "pos": position,
-            "token": token,
-            "id": number,
-            "segment": kind,
-            "start": start,
-            "end": end,
-            "word": word,
-            "text": sources[segment][start:end],
-        }
-        for position, (token, number, kind, segment, (start, end), word) in enumerate(rows)
-    ]
+    columns = {
+        "pos": range(kept),
+        "token": tokenizer.tokens(ids),
+        "id": ids,
+        "segment": tokens.type_ids.tolist(),
+        "start": starts,
+        "end": ends,
+        "word": tokens.word.tolist(),
+        "text": [sources[s][a:b] for s, a, b in zip(tokens.segment, starts, ends, strict=True)],
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
+def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
     """Raise a :class:`DamagedModelError` if the tokenizer does not belong to the model."""
-    vocabulary, file = tokenizer.get_vocab(), _file(checkpoint)
+    vocabulary = tokenizer.get_vocab()
     if set(vocabulary) <= set(tokenizer.all_special_tokens):
         raise DamagedModelError(
             f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
@@ -256,60 +241,44 @@ def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint) -> None:
         )
 
 
-def _casing(checkpoint: Checkpoint) -> dict[str, bool]:
-    """Options of case and accents if ``tokenizer_config.json`` does not state them.
-
-    Transformers would lower-case, and decompose Hangul, against ``tokenizer.json``. With
-    ``vocab.txt`` alone ``config.json`` decides, then the vocabulary.
-    """
-    stated = checkpoint.side_json("tokenizer_config.json")
+def _casing(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
+    """Options of case and accents for ``vocab.txt`` alone: as stated, else by the vocabulary."""
     entries = checkpoint.folder / "vocab.txt"
-    if not checkpoint.family.wordpiece:
+    if not (checkpoint.has_wordpieces and entries.is_file()):
         return {}
-    if (checkpoint.folder / "tokenizer.json").is_file():
-        options = {} if "do_lower_case" in stated else _casing_of_normalizer(checkpoint, stated)
-        if options in ({}, {"do_lower_case": True}):
-            return options
-        why = "tokenizer.json states"
-    else:
-        options = {
-            key: bool(source[key])
-            for source in (checkpoint.config, stated)
-            for key in ("do_lower_case", "strip_accents")
-            if source.get(key) is not None
-        }
-        if not entries.is_file():
-            return {}
-        if "do_lower_case" in options:
-            return options
-        try:
-            text = entries.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise DamagedModelError(
-                f"{entries} is damaged: it cannot be read as UTF-8 ({first_line(error)})."
-            ) from error
+    options = {
+        key: bool(source[key])
+        for source in (checkpoint.config, stated)
+        for key in ("do_lower_case", "strip_accents")
+        if source.get(key) is not None
+    }
+    if "do_lower_case" not in options:
+        text = entries.read_text("utf-8", errors="replace")
         options = _casing_of_entries(text.split("\n")) | options
         why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
-    case = "lower-cases" if options["do_lower_case"] else "keeps case"
+        _note_case(checkpoint, why, lowers=options["do_lower_case"])
+    return options
+
+
+def _restore_case(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
+    """Normalize as ``tokenizer.json`` says; transformers would lower-case, and decompose Hangul."""
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import BertNormalizer
+
+    backend = tokenizer.backend_tokenizer
+    if type(backend.normalizer) is BertNormalizer:
+        own = Tokenizer.from_file(str(file)).normalizer
+        if str(own) != str(backend.normalizer):
+            backend.normalizer = own
+            lowers = own is not None and own.normalize_str("A") == "a"
+            _note_case(checkpoint, "tokenizer.json states", lowers=lowers)
+
+
+def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:
     logger.warning(
-        f"{checkpoint.name} does not state how its tokenizer treats case; it {case}, as {why}"
+        f"{checkpoint.name} does not state how its tokenizer treats case; it "
+        f"{'lower-cases' if lowers else 'keeps case'}, as {why}"
     )
-    return options
-
-
-def _casing_of_normalizer(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
-    kind = str(stated.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
-    if kind not in _WORDPIECE_TOKENIZERS:
-        return {}
-    within = checkpoint.side_json("tokenizer.json").get("normalizer")
-    if not isinstance(within, dict):
-        return {}
-    if within.get("type") != "BertNormalizer" or not isinstance(within.get("lowercase"), bool):
-        return {}
-    options = {"do_lower_case": within["lowercase"]}
-    if isinstance(within.get("strip_accents"), bool):
-        options["strip_accents"] = within["strip_accents"]
-    return options
 
 
 def _casing_of_entries(entries: list[str]) -> dict[str, bool]:
@@ -424,8 +393,8 @@ class _Side:
 class _Template:
     """Special tokens before, between and after one text or two, and the segment ids of all."""
 
-    special: tuple[Ints, ...]
-    special_types: tuple[Ints, ...]
+    special: tuple[list[int], ...]
+    special_types: tuple[list[int], ...]
     text_types: tuple[int, ...]
 
     @property
@@ -465,9 +434,9 @@ class TextTokenizer:
         self._no_limits()  # calling the tokenizer may have reset its limits
 
     @property
-    def special_ids(self) -> Ints:
+    def special_ids(self) -> list[int]:
         """Ids of special tokens without [UNK]; a text can also contain them literally."""
-        return _ints(sorted(i for i in self.hf.all_special_ids if i != self.unknown_id))
+        return sorted(i for i in self.hf.all_special_ids if i != self.unknown_id)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Vocabulary entries of ids."""
@@ -508,7 +477,7 @@ class TextTokenizer:
         if words is not None:
             lists = [(np.array(spans, np.int32).reshape(-1, 2),) for spans in words]
         index = [np.zeros(0, np.int32)]
-        for known, begin, end in zip(lists, built.ends[:-1], built.ends[1:], strict=True):
+        for known, (begin, end) in zip(lists, pairwise(built.ends), strict=True):
             index.append(word_index(built.segment[begin:end], built.spans[begin:end], known))
         return replace(built, word=np.concatenate(index), word_spans=tuple(lists))
 
@@ -538,12 +507,12 @@ class TextTokenizer:
             try:
                 with no_panic(Path(self.hf.name_or_path)):
                     rows = encode(cut, add_special_tokens=False)
-            except TypeError as error:  # whose message does not name the cause
-                raise _no_unicode(cut) or error from error
+            except TypeError:  # whose message does not name the cause
+                _check_unicode(cut)
+                raise
             lists, spans = (row.ids for row in rows), (row.offsets for row in rows)
         else:
-            if problem := _no_unicode(cut):
-                raise problem
+            _check_unicode(cut)
             rows, unknown = [self.hf.tokenize(text) for text in cut], self.hf.unk_token
             lists = map(self.hf.convert_tokens_to_ids, rows)
             spans = (align(row, text, unknown=unknown) for row, text in zip(rows, cut, strict=True))
@@ -636,8 +605,8 @@ class TextTokenizer:
             ends += [start, start + len(part)]
         gaps = [slice(*gap) for gap in zip(ends[::2], [*ends[1::2], len(ids)], strict=True)]
         return _Template(
-            special=tuple(_ints(ids[gap]) for gap in gaps),
-            special_types=tuple(_ints(types[gap]) for gap in gaps),
+            special=tuple(ids[gap] for gap in gaps),
+            special_types=tuple(types[gap] for gap in gaps),
             text_types=tuple(types[gap.stop] for gap in gaps[:-1]),
         )
 
@@ -668,8 +637,8 @@ def window_starts(length: int, size: int, stride: int) -> list[int]:
         raise UsageError(
             f"stride={stride}: must be smaller than the {size} tokens of text in a window."
         )
-    starts = list(range(0, max(length - size, 0), size - stride))
-    return [*starts, max(length - size, 0)]
+    last = max(length - size, 0)
+    return [*range(0, last, size - stride), last]
 
 
 def _kept(counts: Int64, room: int, *, fast: bool) -> Int64:
@@ -699,13 +668,10 @@ def _windows(
     seen, owned, per_text = [], [], []
     for number in count[:-1]:
         own = every[ends[number] : ends[number + 1]]
-        parts = [(own, np.ones(len(own), bool))]
+        parts = [(every[: len(own)], np.ones(len(own), bool))]
         if windowed[number]:
-            here = segment[own]
-            parts = [
-                (own[tokens], taken) for tokens, taken in _cut(here, kept[number], room, stride)
-            ]
-        seen += [tokens for tokens, _ in parts]
+            parts = list(_cut(segment[own], kept[number], room, stride))
+        seen += [own[tokens] for tokens, _ in parts]
         owned += [taken for _, taken in parts]
         per_text.append(len(parts))
     return {
@@ -737,20 +703,15 @@ def _cut(
         yield tokens, owner[tokens] == number
 
 
-def _no_unicode(texts: Sequence[str]) -> UsageError | None:
+def _check_unicode(texts: Sequence[str]) -> None:
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return UsageError(
+            raise UsageError(
                 f"a text holds {text[error.start]!a}, half of a character or a byte that is "
                 f"not UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
-            )
-    return None
-
-
-def _ints(values: Sequence[Any]) -> Ints:
-    return np.array(values, dtype=np.int32)
+            ) from None
 
 
 LIMIT = 0.2
@@ -770,15 +731,13 @@ def note_if_spelled_out(
 ) -> None:
     """Log a warning with the remedy if the vocabulary lacks the words of the texts."""
     fraction = spelled_out(tokenizer, texts)
-    if fraction is None or fraction < LIMIT:
-        return
-    remedy = "Use a checkpoint of their language"
-    if checkpoint.name != MULTILINGUAL:
-        remedy += f", or the multilingual one: model={MULTILINGUAL!r}"
-    logger.warning(
-        f"the vocabulary of {checkpoint.name} spells {fraction:.0%} of the words out letter by "
-        f"letter or does not know them; its vectors say little about such texts. {remedy}."
-    )
+    if fraction is not None and fraction >= LIMIT:
+        other = f", or the multilingual one: model={MULTILINGUAL!r}"
+        logger.warning(
+            f"the vocabulary of {checkpoint.name} spells {fraction:.0%} of the words out letter by "
+            "letter or does not know them; its vectors say little about such texts. Use a "
+            f"checkpoint of their language{'' if checkpoint.name == MULTILINGUAL else other}."
+        )
 
 
 def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | None:
@@ -789,11 +748,9 @@ def spelled_out(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | None:
     are unknown. ``None`` if there are fewer than 20 words.
     """
     chosen = list(texts[:: -(-len(texts) // _TEXTS) or 1])
-    settings = TokenizerSettings(max_length=512)
+    encoded = tokenizer.encode(chosen, settings=TokenizerSettings(max_length=512), offsets=True)
     flags = []
-    for text, tokens in zip(
-        chosen, tokenizer.encode(chosen, settings=settings, offsets=True), strict=True
-    ):
+    for text, tokens in zip(chosen, encoded, strict=True):
         assert tokens.spans is not None
         for number, (start, end) in enumerate(tokens.word_spans[0][0]):
             # Hangul syllables are decomposed into their two or three letters
@@ -833,7 +790,7 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
             continue
         cursor = at + len(surface)
         spans.append((at, cursor))
-    return [_original(span, origin, text) for span in _fill(spans, folded)]
+    return [_original(span, origin, text) for span in _filled(spans, folded)]
 
 
 def _folded(text: str) -> str:
@@ -841,27 +798,17 @@ def _folded(text: str) -> str:
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
 
-def _fill(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
-    """Assign gaps between spans to the runs of tokens without a span."""
-    index = cursor = 0
-    while index < len(spans):
-        if (span := spans[index]) is not None:
-            yield span
-            cursor, index = span[1], index + 1
-            continue
-        stop = next((i for i in range(index, len(spans)) if spans[i] is not None), len(spans))
-        following = spans[stop] if stop < len(spans) else None
-        limit = len(folded) if following is None else following[0]
-        yield from _divided(folded, cursor, limit, stop - index)
-        index = stop
-
-
-def _divided(folded: str, start: int, end: int, count: int) -> list[tuple[int, int]]:
-    """Split ``folded[start:end]`` into ``count`` spans: one word each, the rest in the last."""
-    words = [match.span() for match in _WORD.finditer(folded, start, end)]
-    rest = words[count - 1 :]
-    spans = [*words[: count - 1], *([(rest[0][0], rest[-1][1])] if rest else [])]
-    return spans + [(end, end)] * (count - len(spans))
+def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
+    """Divide the gaps between spans among the tokens without one: a word each, all to the last."""
+    cursor = 0
+    for index, span in enumerate(spans):
+        if span is None:
+            end = next((later[0] for later in spans[index:] if later), len(folded))
+            words = [match.span() for match in _WORD.finditer(folded, cursor, end)] or [(end, end)]
+            is_last = index + 1 == len(spans) or spans[index + 1] is not None
+            span = words[0][0], words[-1 if is_last else 0][1]
+        yield span
+        cursor = span[1]
 
 
 def _original(span: tuple[int, int], origin: Sequence[int], text: str) -> tuple[int, int]:

@@ -111,10 +111,8 @@ def parse_layers(
 def parse_view(name: str, *, n_layers: int) -> View:
     """Read a view name such as ``mean_-1``, ``cls_0``, ``max_sum_9to12`` or ``pooler``."""
     pooling, layer = split_view(name)
-    if pooling in set(Pooling) and not layer and not Pooling(pooling).has_layer:
-        return View(Pooling(pooling), LayerSpec((n_layers,)))
-    if pooling in set(Pooling) and layer and Pooling(pooling).has_layer:
-        specs = parse_layers(layer, n_layers=n_layers, view=name)
+    if pooling in set(Pooling) and Pooling(pooling).has_layer == bool(layer):
+        specs = parse_layers(layer or n_layers, n_layers=n_layers, view=name)
         if len(specs) == 1:
             return View(Pooling(pooling), specs[0])
     raise UsageError(
@@ -152,9 +150,7 @@ def view_ranges(views: Sequence[str]) -> str:
     runs: list[list[str]] = []
     for view in views:
         pooling, layer = split_view(view)
-        last = split_view(runs[-1][-1]) if runs else ("", "")
-        follows = layer.isdigit() and last[1].isdigit() and int(layer) == int(last[1]) + 1
-        if follows and pooling == last[0]:
+        if runs and layer.isdigit() and runs[-1][-1] == f"{pooling}_{int(layer) - 1}":
             runs[-1].append(view)
         else:
             runs.append([view])

@@ -340,7 +340,7 @@ class Searcher:
             settings = made.settings
             if self._prefix is not None:
                 settings = replace(settings, prefix=self._prefix)
-            if settings.on_long == "error":  # a long query is no error of the dataset's
+            if settings.on_long == "error":  # for the dataset's texts, not for queries
                 settings = replace(settings, on_long="truncate")
             self._encode = DatasetEncoder(made.encoder, settings, data.views)
         self._warn(self._encode, queries)

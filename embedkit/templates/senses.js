@@ -39,7 +39,7 @@
       const whose = beside ? `${shown(panel.model.name)}. ` : "";
       const section = panel.card(whose + { map: "Uses", word: "Same sense and other sense, this word", all: "Nearest other use has the same sense, all words" }[kind]);
       if (kind !== "map") section.append(make("p", "caption", kind === "word"
-        ? `Mean cosine of two uses${panel.model.centered ? ", after the mean of the layer is subtracted" : ""}.`
+        ? "Mean cosine of two uses, after the mean of the layer is subtracted."
         : `Of ${count(panel.model.scored)} uses of ${count(panel.model.n_words)} words; band: 95 % interval.`));
       panel[kind] = make("div");
       section.append(panel[kind]);
