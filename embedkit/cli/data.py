@@ -51,7 +51,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
 )
 @click.argument("corpus", nargs=-1, required=True)
 @options(
-    option("--out", type=FILE, help="Folder of the dataset to write. [CORPUS.vectors]"),
+    option("--out", type=FILE, help="Folder, or address (s3://), of the dataset. [CORPUS.vectors]"),
     "--model",
     option("--layers", default="-1", help=LAYERS),
     option(
