@@ -294,7 +294,7 @@ def pooler_layer(plain: PlainModel) -> nn.Linear | None:
 _WEIGHT_DECAY = 0.01
 
 
-def freeze(model: EncoderWithHead, layers: str | None) -> None:
+def freeze(model: EncoderWithHead, layers: str | int | None) -> None:
     """Exclude parameters from training; see ``freeze_layers`` of :class:`TrainingOptions`.
 
     Frozen layers have no dropout: their output for a text is the same in every step.

@@ -93,7 +93,7 @@ class TrainingOptions:
     accumulate: int = 1
     class_weight: str | None = None
     label_smoothing: float = 0.0
-    freeze_layers: str | None = None
+    freeze_layers: str | int | None = None
     lora: int | None = None
     warmup: float = 0.1
     precision: str = "auto"
@@ -128,7 +128,7 @@ class TrainingOptions:
         )
         check_seed(self.seed)
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
-        layers = self.freeze_layers or "all"
+        layers = "all" if self.freeze_layers is None else str(self.freeze_layers)
         layers_fit = layers in ("embeddings", "all") or layers.isdigit()
         checks = (
             ("learning_rate", 0 < self.learning_rate < math.inf, rate),
