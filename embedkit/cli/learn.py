@@ -89,7 +89,7 @@ def split(
 
     out = out or Path(f"{source.stem}.split.parquet")
     result = make(source, out=out, label=label, seed=seed, reading=reading, **settings)
-    sizes = {str(fold): int((result.folds[:, 0] == fold).sum()) for fold in range(result.n_folds)}
+    sizes = {str(fold): int((result.folds == fold).sum()) for fold in range(result.n_folds)}
     if result.n_folds == 1:
         sizes["train"] = len(result.in_folds) - sizes["0"]
     if len(result.test):
