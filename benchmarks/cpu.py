@@ -31,6 +31,7 @@ from unittest import mock
 import numpy as np
 
 import embedkit
+from benchmarks.made_up import made_up_texts, save_checkpoint
 from benchmarks.measure import (
     PACKAGES,
     describe,
@@ -53,6 +54,7 @@ from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import View, parse_view
 
 SHORT_TEXTS = 1_000
+FAMILIES = ("bert", "roberta", "electra", "albert", "mpnet", "modernbert", "nomic_bert", "qwen3")
 
 
 @dataclass
@@ -112,6 +114,27 @@ def base(options: argparse.Namespace, findings: Findings) -> None:
     findings.goal(
         "12 layers of width 768: share of the matrix rate", "93 %", f"{share:.0%}", share >= 0.93
     )
+
+
+def families(options: argparse.Namespace, findings: Findings) -> None:
+    """Two layers of width 768 of each family, beside padded batches of similar length."""
+    lengths = np.exp(np.random.default_rng(0).uniform(np.log(8), np.log(300), 60)).astype(int)
+    texts, rows = made_up_texts(lengths.tolist()), []
+    for kind in FAMILIES:
+        with tempfile.TemporaryDirectory() as scratch:
+            layers = {"num_hidden_layers": 2, "hidden_size": 768, "num_attention_heads": 12}
+            save_checkpoint(Path(scratch, kind), kind, layers)
+            runs = {}
+            for forward in ("auto", "transformers"):
+                encoder = Encoder.load(
+                    Path(scratch, kind), device="cpu", precision="fp32", forward=forward
+                )
+                runs[forward] = partial(encoder.encode, texts, pooling="mean")
+            seconds = in_turn(runs)
+        ratio = seconds["transformers"] / seconds["auto"]
+        rows.append((kind, f"{sum(lengths) / seconds['auto']:,.0f}", f"{ratio:.2f} ×"))
+        findings.goal(f"{kind}, against padded batches", "1.15 ×", f"{ratio:.2f} ×", ratio >= 1.15)
+    print("\n## Families\n\n" + table(("family", "tokens/s", "padded / packed"), rows), flush=True)
 
 
 def profile(options: argparse.Namespace, findings: Findings) -> None:
@@ -382,6 +405,7 @@ def process(options: argparse.Namespace, findings: Findings) -> None:
 
 SECTIONS: dict[str, Callable[[argparse.Namespace, Findings], None]] = {
     "base": base,
+    "families": families,
     "profile": profile,
     "avoided": avoided,
     "dump": dump,

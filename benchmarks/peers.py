@@ -1,20 +1,16 @@
-"""CPU: sentence vectors against every engine that users could take instead, in one run.
+"""CPU: sentence vectors against every engine that users could take instead.
 
-    python -m benchmarks.peers [--corpora FOLDER] [--model minilm,base] [--texts short,mixed,long]
-                               [--threads 2,1] [--rounds 5] [--chart FILE]
+    python -m benchmarks.peers [--corpora FOLDER] [--only mixed] [--rounds 3] [--chart FILE]
 
 Every engine turns the same texts, with the same truncation, into mean vectors of the last layer,
 from text to vectors. The engines run in turn, round after round, in one process: medians of wall
-time, once with all cores and once with one thread. Each engine that pads gets texts in order of
-length and the best of four batch sizes. Tokens are counted without padding. "Matrix products alone"
-is ``torch.mm`` on the four products of a layer, into memory that is there.
+time. Each engine that pads gets texts in order of length and the best of four batch sizes. Tokens
+are counted without padding. "Matrix products alone" is ``torch.mm`` on the four products of a
+layer, into memory that is there. :data:`TABLES` are measured with all instructions of the processor
+and then, in a second process, with :data:`AVX2`.
 
 Distances are those to the vectors of ``transformers`` in fp32; STS-B is Spearman's correlation
 (× 100) of cosines with the human scores of its test set, of a model whose weights mean something.
-
-``ONEDNN_MAX_CPU_ISA=AVX2``, ``ATEN_CPU_CAPABILITY=avx2``, ``MKL_ENABLE_INSTRUCTIONS=AVX2`` and
-``CT2_FORCE_CPU_ISA=AVX2`` force the instructions of an older processor on embedkit, transformers
-and CTranslate2. ONNX Runtime and OpenVINO have no such setting and keep all instructions.
 
 FOLDER holds ``nsmc/ratings_test.txt`` (Korean reviews) and ``stsb_en/{train,test}.tsv``; where it
 is absent, the reviews of ``data/`` stand in for both and STS-B is left out.
@@ -23,9 +19,12 @@ is absent, the reviews of ``data/`` stand in for both and STS-B is left out.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -47,6 +46,22 @@ Floats = NDArray[np.float32]
 Engine = Callable[[Sequence[str]], Floats]
 
 BATCHES = (16, 32, 64, 128)
+TABLES = {
+    "short": ("minilm", "short", os.cpu_count() or 1),
+    "mixed": ("minilm", "mixed", os.cpu_count() or 1),
+    "long": ("minilm", "long", os.cpu_count() or 1),
+    "core": ("minilm", "mixed", 1),
+    "base": ("base", "mixed", os.cpu_count() or 1),
+}
+"""Model, kind of texts and threads of each table."""
+AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+}
+"""Forces an older processor's instructions on all but ONNX Runtime, which has no such setting, and
+on OpenVINO perhaps in part; both may keep what the processor has."""
 FP32_ENGINES = ("transformers, sorted", "ONNX Runtime", "OpenVINO", "CTranslate2")
 """Whose vectors have to be those of transformers."""
 
@@ -224,6 +239,7 @@ def ctranslate2(type_: str) -> Callable[[Folder, int], Callable[[Sequence[str], 
 
 ENGINES: dict[str, Callable[[Folder, int], Any]] = {
     "embedkit": embedkit_engine("fp32"),
+    "embedkit, int8": embedkit_engine("int8"),
     "sentence-transformers, default": sentence_transformers,
     "transformers, sorted": transformers_sorted,
     "ONNX Runtime": onnx_runtime(int8=False),
@@ -269,11 +285,12 @@ def best_batch(run: Callable[[Sequence[str], int], Floats], sample: Sequence[str
 
 
 def lengths(kind: str, encoder: Encoder, corpora: Path) -> list[str]:
-    """Texts of a kind of length."""
+    """Texts of a kind of length, about 6,000 tokens of them."""
+    texts = texts_of(corpora, "stsb_en", 500)
     if kind == "short":
-        return texts_of(corpora, "stsb_en", 2_000)
+        return texts
     between = {"mixed": (10, 500), "long": (200, 500)}[kind]
-    return mixed_lengths(encoder, texts_of(corpora, "stsb_en", 2_000), 200, between)
+    return mixed_lengths(encoder, texts, {"mixed": 48, "long": 20}[kind], between)
 
 
 @contextmanager
@@ -295,27 +312,41 @@ def checkpoint(kind: str) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Print a table for each model, kind of texts and number of threads."""
+    """Print the tables, with all instructions and with AVX2."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, default=CORPORA)
-    parser.add_argument("--model", default="minilm,base")
-    parser.add_argument("--texts", default="short,mixed,long")
-    parser.add_argument("--threads", default=f"{os.cpu_count()},1")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(TABLES), help="names of tables")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")
+    parser.add_argument("--rates", type=Path, help=argparse.SUPPRESS)  # of the second process
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
+    bars = _tables(options)
+    if options.rates:
+        options.rates.write_text(json.dumps(bars))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        rates = Path(scratch, "rates.json")
+        command = [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--rates", str(rates)]
+        subprocess.run(command, env={**os.environ, **AVX2}, check=True)
+        bars |= json.loads(rates.read_text())
+    if options.chart:
+        draw(bars, options.chart)
+
+
+def _tables(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure the tables in this process: tokens per second by title and engine."""
     bars: dict[str, dict[str, float]] = {}
-    for model in options.model.split(","):
+    chosen = [TABLES[name] for name in options.only.split(",")]
+    for model in dict.fromkeys(model for model, _, _ in chosen):
         with checkpoint(model) as path, tempfile.TemporaryDirectory() as scratch:
             folder = Folder(path, 512, Path(scratch))
             quality = _quality(folder, options.corpora) if model == "minilm" else {}
-            for threads in map(int, options.threads.split(",")):
-                for kind in options.texts.split(","):
-                    title = f"{model}, {kind}, {threads} thread{'s' * (threads > 1)}"
-                    bars[title] = _measure(title, folder, kind, threads, quality, options)
-    if options.chart:
-        draw(bars, options.chart)
+            for _, kind, threads in [row for row in chosen if row[0] == model]:
+                title = f"{model}, {kind}, {threads} thread{'s' * (threads > 1)}"
+                title += ", AVX2" if options.rates else ""
+                bars[title] = _measure(title, folder, kind, threads, quality, options)
+    return bars
 
 
 def _quality(folder: Folder, corpora: Path) -> dict[str, float]:
@@ -346,7 +377,7 @@ def _measure(
     encoder = Encoder.load(str(folder.path), device="cpu", precision="fp32", max_length=512)
     texts = lengths(kind, encoder, options.corpora)
     if encoder.n_layers > 6:  # eight times the work of MiniLM for each text
-        texts = texts[::8]
+        texts = texts[::4]
     tokens, inner = count(encoder, texts), int(encoder.checkpoint.config["intermediate_size"])
     found = engines(folder, threads, texts[:: max(len(texts) // 200, 1)])
     exact = found["transformers, sorted"](texts)

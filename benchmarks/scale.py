@@ -5,10 +5,10 @@
 A model of one layer and width 32 with random weights encodes texts of 12 made-up words, so that
 everything else than the forward pass weighs as much as it can. Each row of the table is one corpus:
 seconds of the whole command, of the command that only plans (``--dry-run``), of the same command
-again on the finished dataset, of the rest after a kill at half of the shards, of ``embedkit.load``
-and of a search, of ``--append`` with one per cent more rows; and peak memory of the first. The
-exponent is the slope of log seconds over log
-rows, after the seconds of a corpus of 100 rows, which are start-up, are taken off.
+again on the finished dataset, of the rest after a kill at half of the shards, of ``embedkit.load``,
+of a search, and of ``--append`` with one per cent more rows; and peak memory of the first. The
+exponent is the slope of log seconds over log rows, after the seconds of a corpus of 100 rows, which
+are start-up, are taken off.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ def similar_pairs(corpora: Path) -> tuple[list[str], list[str], list[float]] | N
     path = corpora / "stsb_en/test.tsv"
     if not path.is_file():
         return None
-    reading = CorpusOptions(text="sentence1", text_pair="sentence2", label="score")
+    columns = {"text": "sentence1", "text_pair": "sentence2", "label": "score"}
+    reading = CorpusOptions(**columns, quoting="csv")
     plan = plan_corpus([InputFile.of(path)], reading)
     records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
     return (
@@ -42,7 +43,8 @@ def similar_pairs(corpora: Path) -> tuple[list[str], list[str], list[float]] | N
 
 
 def _read(files: Sequence[Path], limit: int, text: str | None) -> list[str]:
-    plan = plan_corpus([InputFile.of(f) for f in files], CorpusOptions(limit=limit, text=text))
+    reading = CorpusOptions(limit=limit, text=text, quoting="csv" if text else "auto")
+    plan = plan_corpus([InputFile.of(f) for f in files], reading)
     return [r.text for r in CorpusReader(plan) if isinstance(r, Record)]
 
 

@@ -86,6 +86,16 @@ def bytes_text(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_text(1, "label"), count_text(2_000, "class")
+    ('1 label', '2,000 classes')
+    """
+    end = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{end}"
+
+
 def duration_text(seconds: float) -> str:
     """``45 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 90:

@@ -43,7 +43,7 @@ def split_of(y: Any, *, row: Any = None, group: Any = None, folds: int = 5) -> S
     group = row if group is None else group
     strata = y if y.dtype == np.int64 else np.zeros(len(y), np.int64)
     settings = SplitSettings(source=SOURCE, folds=folds, seed=0, stratified=True)
-    return Split(row, group, assign_folds(strata, group, folds, seed=0)[:, None], settings)
+    return Split(row, group, assign_folds(strata, group, folds, seed=0), settings)
 
 
 def scores_of(

@@ -75,7 +75,7 @@ def test_suggested_commands_run_as_printed(
     for features in ("vectors", "tfidf"):
         out = ("--features", features, "--out", runs / features)
         assert not invoke("train", dataset, *how, *out).exception
-    for _ in range(3):
+    for _ in range(2):
         advice = recommend(compare(sorted(runs.iterdir())))
         suggested = [one.command for one in advice.decisions if one.command]
         for line in dict.fromkeys([*suggested, advice.next]):

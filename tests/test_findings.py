@@ -126,7 +126,6 @@ def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     assert (found.winner.name, found.winner.kind) == ("probe", "probe")
     assert best.method == found.winner
     assert "layer 1, mean" in best.title
-    assert "--view mean_1" in best.next
     assert (found.table.rows[0].name, best.gain) == ("probe", found.winner.to_baseline)
     assert found.chosen_blend("best").name in ("one", "two", "blend: mean")  # a probe has no model
     assert set(found.blends) == {"mean", "stacked"}

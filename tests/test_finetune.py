@@ -217,7 +217,7 @@ def write_folds(corpus: Path, folds: np.ndarray) -> None:
     """A split of a corpus, each record a group of its own."""
     index, source = np.arange(len(folds)), (storage.file_sha256(corpus),)
     settings = SplitSettings(source=source, folds=3, seed=0, stratified=False)
-    made = Split(index, index, folds.astype(np.int64)[:, None], settings)
+    made = Split(index, index, folds.astype(np.int64), settings)
     write_split(made, corpus.with_name("split.parquet"))
 
 

@@ -118,21 +118,6 @@ def test_the_tokenizer_normalizes_single_characters_as_the_table_says(tmp_path: 
     assert tokenizer.encode(unicodedata.normalize("NFD", "배를")).tokens[1:3] == ["▁배", "를"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: b"E6S1" + data[4:], "format"),
-        (lambda data: data[:-40], "numbers"),
-        (lambda data: data[:90], "cannot be read"),
-        (lambda data: data.replace(b"l1.fo.b", b"l1.zz.b"), r"l1\.fo\.b"),
-        (lambda data: data[:8] + struct.pack("<i", 64) + data[12:], "sizes"),
-    ],
-)
-def test_another_file_is_refused(change, message, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=message):
-        multilingual.write_checkpoint(change(package_file()[0]), tmp_path / "made")
-
-
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Neither network nor hub cache nor package; the folder of the caches."""

@@ -24,6 +24,8 @@ from embedkit.runs.predictions import (
     decide,
     read_predictions,
     reported_scores,
+    target_from,
+    target_like,
     write_predictions,
 )
 from embedkit.runs.run import KINDS, PredictionRun, TrainRun, as_json
@@ -137,3 +139,23 @@ def test_decisions() -> None:
     assert decide(proba).tolist() == [0, 0, 0]
     assert decide(proba, threshold=0.3).tolist() == [1, 0, 1]
     assert decide(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("classification", [0, -1, 1, -1]),
+        ("regression", [1, np.nan, 2, np.nan]),
+        ("multilabel", [[1, 0], [-1, -1], [0, 1], [0, 0]]),
+    ],
+)
+def test_records_without_a_label_have_no_target(
+    task: str, expected: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty label of sets is a set without classes."""
+    labels = ["1", None, "2", ""]
+    target = target_from(labels, rows=np.arange(4), name="c.tsv", task=task)
+    assert np.array_equal(target.y, expected, equal_nan=task == "regression")
+    assert f"{1 if task == 'multilabel' else 2} of 4 records" in caplog.text
+    with pytest.raises(UsageError, match="row 1"):
+        target_like(target, labels, rows=np.arange(4), name="c.tsv")

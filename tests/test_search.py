@@ -296,7 +296,7 @@ def test_warnings(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
         f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"
     ]
     searcher.texts(["good"], k=1_000)
-    assert told(caplog) == ["k=1000, but there are only 89 records to choose from"]
+    assert told(caplog) == ["k=1000, more than the 89 records to choose from"]
 
 
 @pytest.mark.parametrize("view", ["mean_2", "cls_1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # uses and numbers
 
 
-def test_uses_are_the_spans_of_the_corpus(folder: Path) -> None:
+def test_uses_are_the_spans_of_the_corpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
     found, words = uses_of_spans(folder / "data", SPAN)
+    assert "1 record without start and end" in caplog.text
     assert [use.row for use in found.uses] == list(range(9))
     assert words == ("배",) * 4 + ("bus",) * 5
     written = [use.text[use.start : use.end] for use in found.uses]
@@ -270,9 +275,8 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
                 assert f"At layer {layer}: mean cosine {same:.3f} of" in page.inner_text("#at")
                 assert f"{other:.3f} with other senses" in page.inner_text("#at")
                 cell = page.locator(f"tr[data-word={word}] td[data-layer='{k}']")
-                assert cell.inner_text() == f"{same - other:+.3f}".replace("-", "−").replace(
-                    "0.", "."
-                )
+                gap = f"{same - other:+.3f}".replace("-0.000", "+0.000")
+                assert cell.inner_text() == gap.replace("-", "−").replace("0.", ".")
                 score = report.layers[k].nearest
                 facts = page.inner_text("#facts").replace("\xa0", " ")
                 shown = [int(100 * v + 0.5) for v in (score.value, score.low, score.high)]

@@ -13,8 +13,8 @@ import click
 from embedkit.choices import ENGINES, ON_LONG, STORAGES
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
-from embedkit.cli.text import asked_for_all, count_text, ledger_text, number_text, table_text
-from embedkit.display import bytes_text, duration_text
+from embedkit.cli.text import asked_for_all, ledger_text, number_text, table_text
+from embedkit.display import bytes_text, count_text, duration_text
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.types import ProgressCallback
 
@@ -51,7 +51,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
 )
 @click.argument("corpus", nargs=-1, required=True)
 @options(
-    option("--out", type=FILE, help="Folder of the dataset to write. [CORPUS.vectors]"),
+    option("--out", type=FILE, help="Folder, or address (s3://), of the dataset. [CORPUS.vectors]"),
     "--model",
     option("--layers", default="-1", help=LAYERS),
     option(
@@ -181,7 +181,8 @@ def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
     from embedkit.encoding.views import view_ranges
 
     lines = [
-        f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
+        f"would write {plan.out}: {count_text(cost.accepted, 'row')} in "
+        f"{count_text(cost.shards, 'shard')}",
         f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
         f"{cost.truncated:.1%} of them longer than {plan.vectors.max_length})",
@@ -215,7 +216,7 @@ def _result_text(result: ExtractResult) -> str:
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
         resumed = result.resumed_shards
         first = (
-            f"wrote {result.out}: {totals.accepted:,} rows × "
+            f"wrote {result.out}: {count_text(totals.accepted, 'row')} × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
             f"{duration_text(seconds_so_far())} (encoding {speed:,.0f} tokens/s"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")

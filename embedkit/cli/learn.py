@@ -26,7 +26,6 @@ from embedkit.cli.options import (
 )
 from embedkit.cli.text import (
     asked_for_all,
-    count_text,
     fitted,
     metric_heading,
     number_text,
@@ -38,7 +37,7 @@ from embedkit.cli.text import (
     table_text,
     terminal_width,
 )
-from embedkit.display import bytes_text, json_line, shorten, visible
+from embedkit.display import bytes_text, count_text, json_line, shorten, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
 
@@ -100,7 +99,8 @@ def split(
     def text() -> str:
         names = [f"{'fold ' if n.isdigit() else ''}{n} {size:,}" for n, size in sizes.items()]
         return (
-            f"wrote {path_text(out)}: {records:,} records, {count_text(result.n_folds, 'fold')}\n"
+            f"wrote {path_text(out)}: {count_text(records, 'record')}, "
+            f"{count_text(result.n_folds, 'fold')}\n"
             f"  {', '.join(names)}\n"
             f"  never divided: {UNITS[result.settings.unit]} ({groups:,})"
         )
@@ -453,7 +453,7 @@ def compare(
 
         made = compared.chosen_blend(blend)
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        written.append(f"{path_text(write_blend)}: {count:,} records, {made.name}")
+        written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
     if report is not None:
         from embedkit.comparison.report import write_report
 
@@ -471,8 +471,7 @@ def _compare_text(
     """The answer, the methods, the decisions and what to do next; with ``--all`` all numbers."""
     from embedkit.comparison.recommendation import run_notices
 
-    name = f" ({advice.method.name})" if advice.useful else ""
-    first = [f"{advice.title}{name}", advice.reason]
+    first = [f"{advice.title} ({advice.method.name})", advice.reason]
     if asked_for_all():
         last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
     else:
@@ -550,7 +549,7 @@ def _blocks(table: Comparison) -> Iterator[str]:
     yield (
         f"Differences in {table.metric}{unit} to the baseline ({table.baseline}) and to the first "
         f"row ({table.best}), with 95 % intervals; p of a paired t-test of units, corrected for "
-        f"all {table.tests} pairs:"
+        f"{count_text(table.tests, 'pair')} of methods:"
     )
     rows = [(row.name, row.to_baseline, row.to_best) for row in table.rows]
     yield table_text([_difference_cells(table, *row) for row in rows])

@@ -15,14 +15,13 @@ from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
 from embedkit.cli.text import (
     asked_for_all,
-    count_text,
     interval_text,
     number_text,
     one_line,
     percent_text,
     table_text,
 )
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text
 
@@ -222,9 +221,9 @@ def _similarity_text(found: PairSimilarity) -> str:
     from embedkit.cli.run_text import agreement_finding
     from embedkit.encoding.views import split_view
 
-    count = f"{len(found.records):,} pairs"
-    count += f", {found.rejected:,} records rejected" if found.rejected else ""
-    count += f", {found.truncated:,} texts cut" if found.truncated else ""
+    count = count_text(len(found.records), "pair")
+    count += f", {count_text(found.rejected, 'record')} rejected" if found.rejected else ""
+    count += f", {count_text(found.truncated, 'text')} cut" if found.truncated else ""
     if not found.agreement:
         cosines = found.cosines.items()
         cells = [
@@ -497,10 +496,12 @@ def explore(
 
 def _text(found: Explored) -> str:
     first = next(one for one in found.views if one.view == found.shown)
-    count = f"{found.points:,} records"
+    count = count_text(found.points, "record")
     if found.points < found.records:
         count += f" of {found.records:,}"
-    lines = [f"{found.page}: {count}, {len(found.views)} views, {bytes_text(found.nbytes)}"]
+    lines = [
+        f"{found.page}: {count}, {count_text(len(found.views), 'view')}, {bytes_text(found.nbytes)}"
+    ]
     kept = f"the picture keeps {first.kept:.0%} of the ten nearest neighbours"
     if not math.isnan(first.same_label):
         best = max(found.views, key=lambda one: one.same_label)

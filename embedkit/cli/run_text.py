@@ -13,7 +13,6 @@ from embedkit import storage
 from embedkit.cli.command import Result
 from embedkit.cli.text import (
     asked_for_all,
-    count_text,
     interval_text,
     metric_heading,
     reasons_text,
@@ -21,7 +20,7 @@ from embedkit.cli.text import (
     table_text,
 )
 from embedkit.dataset.format import is_dataset, read_manifest
-from embedkit.display import bytes_text, duration_text
+from embedkit.display import bytes_text, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
@@ -190,7 +189,8 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         yield f"decision threshold for {content.classes[1]}: {content.threshold:.3g}"
     test, count = content.test_set, content.records["test"]
     if test and test.rejected:
-        yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
+        rejected = count_text(test.rejected, "record")
+        yield f"{rejected} of the test set rejected, {count:,} predicted"
     if test and test.seen_texts:
         yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
 

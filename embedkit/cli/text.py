@@ -207,11 +207,6 @@ def percent_text(fraction: float) -> str:
     return "–" if math.isnan(fraction) else f"{fraction * 100:.1f} %"
 
 
-def count_text(count: int, name: str) -> str:
-    """Return ``1 file`` or ``2,000 files``."""
-    return f"{count:,} {name}" + ("" if count == 1 else "s")
-
-
 def reasons_text(counts: Mapping[str, int]) -> str:
     """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
     return f" ({', '.join(f'{n} {count:,}' for n, count in counts.items())})" if counts else ""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
+from embedkit.display import count_text
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions
@@ -122,7 +123,7 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
             left_out += len(reduce(np.union1d, keys)) - len(common[tested])
     if not left_out:
         return runs
-    logger.warning("%s words are left out, since not all runs predict them", f"{left_out:,}")
+    logger.warning("%s left out, which not all runs predict", count_text(left_out, "word"))
 
     def some(p: Predictions) -> Predictions:
         kept = np.isin(p.keys, common[False]) & (p.fold != TEST)

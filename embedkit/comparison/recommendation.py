@@ -17,7 +17,7 @@ import numpy as np
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases, Texts
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
-from embedkit.display import TYPED_IN
+from embedkit.display import TYPED_IN, count_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.errors import EmbedkitError
 from embedkit.runs.intervals import Score
@@ -123,16 +123,6 @@ def _gain_text(gap: Difference, metric: str) -> str:
     points = " points" if is_percent(metric) else ""
     ends = interval_text(gap, metric, signed=True)
     return metric_text(gap.value, metric, signed=True) + points + (f" ({ends})" if ends else "")
-
-
-def count_of(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count_of(1, "label"), count_of(2_000, "class")
-    ('1 label', '2,000 classes')
-    """
-    end = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{end}"
 
 
 def p_text(p: float | None) -> str:
@@ -365,7 +355,9 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         return ""
     runs, dataset = compared.runs.runs, datasets[0]
     content, folder = runs[0].content, runs[0].path.parent
-    parts = ["embedkit", command, portable(dataset.path)]
+    parts, separated = ["embedkit", command, portable(dataset.path)], []
+    if content.task == "multilabel":
+        separated = ["--label-separator", content.settings["label_separator"]]
     split, before = _split_file(compared, dataset.path), ""
     if split is not None:
         parts += ["--split", portable(split)]
@@ -375,7 +367,8 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         again = [f"--{name}={own[name]}" for name in defaults if own[name] != defaults[name]]
         if again and (command == "probe" or own["test"]):
             made = ["--out", portable(_free(dataset.path.with_suffix(".split.parquet")))]
-            before = shlex.join(["embedkit", "split", portable(dataset.path), *again, *made])
+            again = [*separated, *again, *made]
+            before = shlex.join(["embedkit", "split", portable(dataset.path), *again])
             before, again = f"{before} && ", ["--split", made[1]]
         parts += again
     parts += options
@@ -384,8 +377,8 @@ def _command(compared: Compared, command: str, *options: str) -> str:
         parts += ["--model", model_text(model)]
     if content.level != "sentence":
         parts += ["--level", content.level]
-    if content.task == "regression":
-        parts += ["--task", "regression"]
+    if content.task != "classification":
+        parts += ["--task", content.task, *separated]
     return before + shlex.join([*parts, "--out", portable(_free(folder / command))])
 
 
@@ -457,7 +450,7 @@ def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
     """Yield what to look at before the recommendation is trusted."""
     yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
-        labels = count_of(count, "label")
+        labels = count_text(count, "label")
         sentence = f"{labels} that all methods and the nearest records contradict."
         yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
@@ -514,7 +507,7 @@ def _random_weights(compared: Compared) -> Iterator[Notice]:
                     same.append(view.name)
         if same:
             yield Notice(
-                f"{count_of(len(same), 'view')} as good untrained",
+                f"{count_text(len(same), 'view')} as good untrained",
                 f"{name}: encoders that were never trained are as good at {len(same)} of "
                 f"{len(content.random_weights)} views: {view_ranges(same)}.",
             )
@@ -544,7 +537,7 @@ def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
         labels.setdefault(texts.by_row[row], []).append(y)
     if twice := [values for values in labels.values() if len(values) > 1]:
         conflicts = sum(len(set(values)) > 1 for values in twice)
-        texts_twice = count_of(len(twice), "duplicate text")
+        texts_twice = count_text(len(twice), "duplicate text")
         yield Notice(texts_twice, f"{texts_twice}; {conflicts:,} with more than one label.")
 
 
@@ -555,4 +548,4 @@ def _small_classes(cases: Cases) -> Iterator[Notice]:
     if small:
         names = ", ".join(small[:5]) + (" …" if len(small) > 5 else "")
         sentence = f"{len(small)} of {len(classes)} classes have fewer than {_SMALL_CLASS} records"
-        yield Notice(count_of(len(small), "small class"), f"{sentence}: {names}.")
+        yield Notice(count_text(len(small), "small class"), f"{sentence}: {names}.")

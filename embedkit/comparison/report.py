@@ -41,7 +41,7 @@ from embedkit.comparison.recommendation import (
     score_text,
 )
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
-from embedkit.display import MINUS, bytes_text, shorten
+from embedkit.display import MINUS, bytes_text, count_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
@@ -151,6 +151,7 @@ def write_report(
         table=compared.table,
         differences=compared.differences,
         facts=_facts(compared),
+        pairs_text=count_text(compared.table.tests, "pair"),
         tiles=list(_tiles(compared, advice, bins)),
         notices=list(notices(compared, cases, found)),
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
@@ -227,8 +228,8 @@ def compare(
             ``majority``.
         metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
             all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
-            than 80 % of the records or classes were weighted; for numeric targets the root mean
-            squared error.
+            than 80 % of the records or classes were weighted; with ``multilabel`` micro-F1; for
+            numeric targets the root mean squared error.
         min_difference: smallest difference that matters, in points of metrics in per cent, else in
             the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
             1 % of the baseline's.
@@ -256,8 +257,8 @@ def _facts(compared: Compared) -> str:
     inputs = inputs or [Path(name).name for d in datasets for name in d.names.inputs]
     what = "words" if table.level == "word" else "records"
     counts = f"{table.records['folds']:,} {what}"
-    labels = [f"{len(runs.records.classes)} labels"] if runs.records.classes else []
-    folds = f"{runs.runs[0].content.split.folds} folds"
+    labels = [count_text(len(runs.records.classes), "label")] if runs.records.classes else []
+    folds = count_text(runs.runs[0].content.split.folds, "fold")
     models = dict.fromkeys(Path(d.names.model).name for d in datasets)
     parts = [
         ", ".join(dict.fromkeys(inputs)),

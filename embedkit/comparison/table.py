@@ -223,6 +223,8 @@ class Compared:
         Raises:
             UsageError: there is one run only, or the kind is unknown.
         """
+        if self.runs.records.of_sets:
+            raise UsageError("runs with task='multilabel' cannot be blended.")
         if kind == BEST_BLEND:
             name = self.selection.with_model
             if found := next((one for one in self.blends.values() if one.name == name), None):
@@ -234,7 +236,7 @@ class Compared:
             return alone(name, run.predictions, index, len(models), run.content.threshold)
         check_choice(BLENDS, blend=kind)
         if not self.blends:
-            raise UsageError("one run, or task='multilabel', cannot be blended.")
+            raise UsageError("one run cannot be blended. Give two or more.")
         return self.blends[kind]
 
 

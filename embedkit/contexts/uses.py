@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embedkit.choices import MATCHES, check_choice
 from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
-from embedkit.display import Shown
+from embedkit.display import Shown, count_text
 from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
@@ -149,7 +149,8 @@ def uses_of_spans(
             f"{' and '.join(span)}."
         )
     if word is None and len(found) < len(data):
-        logger.warning("%d records have no %s", len(data) - len(found), " and ".join(span))
+        without = count_text(len(data) - len(found), "record")
+        logger.warning("%s without %s", without, " and ".join(span))
     made = _with_vectors(data, found, "spans are")
     return made, tuple(words[use] for use in made.uses)
 

@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import re
 import shutil
 import stat
 import sys
@@ -30,11 +29,10 @@ import pyarrow.parquet as pq
 
 from embedkit.corpus.readers import format_of_name, is_bytes, is_string, without_dictionary
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
-from embedkit.storage import storage_errors
+from embedkit.storage import address_of, storage_errors
 
 logger = logging.getLogger(__name__)
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _ROW_GROUP = 16_384
 _CHECKED = 1_000
 _EXPECTED = (
@@ -133,20 +131,17 @@ def input_files(corpus: CorpusLike) -> Iterator[list[InputFile]]:
 
 def _described(path: Path, folder: Path) -> InputFile:
     """The description of a file; of standard input or a URL that of a copy in ``folder``."""
-    url = _URL.fullmatch(str(path))  # of which pathlib has removed a slash
-    if str(path) != "-" and url is None:
+    name = address_of(path)
+    if str(path) != "-" and not name:
         return InputFile.of(path)
-    name, copy = "-", folder / "stdin"
-    if url is not None:
-        name = f"{url[1]}:{'///' if url[1] == 'file' else '//'}{url[2]}"
-        copy = folder / PurePosixPath(url[2].partition("?")[0]).name
+    copy = folder / (PurePosixPath(name.partition("?")[0]).name or "stdin")
     folder.mkdir()
     with storage_errors(copy), copy.open("wb") as target:
-        if url is None:
+        if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
         else:
             _fetch(name, target)
-    return InputFile.of(copy, name=name)
+    return InputFile.of(copy, name=name or "-")
 
 
 def _fetch(url: str, target: BinaryIO) -> None:

@@ -26,6 +26,7 @@ from embedkit.corpus.sources import (
     check_encoding,
     has_surrogate,
 )
+from embedkit.display import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,9 @@ class ReadCounts:
                 "look CSV-quoted (\"like this\"). The quotes were kept; quoting='csv' removes them"
             )
         if self.repeated_ids:
-            repeat = f"{self.repeated_ids:,} records repeat an earlier id"
-            notices.append(f"ids are not unique: {repeat}")
+            verb = "repeats" if self.repeated_ids == 1 else "repeat"
+            repeated = count_text(self.repeated_ids, "record")
+            notices.append(f"ids are not unique: {repeated} {verb} an earlier id")
         return notices
 
 

@@ -41,6 +41,7 @@ from embedkit.dataset.fold_models import (
 )
 from embedkit.dataset.format import (
     FORMAT_VERSION,
+    MANIFEST,
     RESERVED,
     ExtractSettings,
     InputSettings,
@@ -55,6 +56,7 @@ from embedkit.dataset.format import (
     Totals,
     VectorChoices,
     VectorOptions,
+    local_dataset,
     read_manifest,
     tokenizer_settings,
 )
@@ -149,8 +151,9 @@ def extract(
 
     Args:
         corpus: what to encode, see above.
-        out: folder to make; by default ``corpus.tsv`` → ``corpus.vectors`` in the current folder.
-            A corpus in memory has the name of its type, as ``dataframe.vectors``.
+        out: folder to make, or its address in an object store, such as ``s3://bucket/vectors``; by
+            default ``corpus.tsv`` → ``corpus.vectors`` in the current folder. A corpus in memory
+            has the name of its type, as ``dataframe.vectors``.
         overwrite: replace an existing dataset, or start an unfinished one over.
         append: the corpus is the one that an existing dataset was made of, with further records or
             files at its end. Only they are encoded, into new shards. An error names old records
@@ -214,6 +217,36 @@ def run_plan(
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
+    result = _make(
+        plan,
+        overwrite=overwrite,
+        append=append,
+        update=update,
+        allow_env_change=allow_env_change,
+        progress=progress,
+    )
+    if plan.address:
+        storage.upload(
+            result.out,
+            plan.address,
+            first="_embedkit/job.json",
+            last=MANIFEST,
+            replace=overwrite or append or update,
+        )
+        logger.info(f"copied to {plan.address}")
+    return result
+
+
+def _make(
+    plan: ExtractPlan,
+    *,
+    overwrite: bool,
+    append: bool,
+    update: bool,
+    allow_env_change: bool,
+    progress: ProgressCallback,
+) -> ExtractResult:
+    """The dataset in its folder, or parts of it."""
     started = time.monotonic()
     options = plan.options
     growth = existing_dataset(
@@ -510,6 +543,14 @@ def plan_extract(
         raise UsageError(
             f"word_label={reading.word_label!r} is stored with word vectors. Pass words='mean' too."
         )
+    address = "" if out is None else storage.address_of(out)
+    if address and (settings.num_shards is not None or settings.engine != "local"):
+        raise UsageError(
+            f"out={address!r}: several machines share a folder. Pass one on a file system that all "
+            "of them see."
+        )
+    if address:
+        out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
     with input_files(corpus) as files:
@@ -519,11 +560,13 @@ def plan_extract(
             logger.info(notice)
         if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
             raise CorpusError(f"{files[0].name} has no records, only a header or nothing at all.")
-        yield _with_model(plan, target, settings)
+        yield replace(_with_model(plan, target, settings), address=address)
 
 
 def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> ExtractPlan:
     """The plan, with the model loaded and its layers resolved."""
+    from embedkit.encoding.encoder import note_faster_precision  # which loads torch
+
     if settings.pooling is not None:
         parse_poolings(settings.pooling)  # before the model is loaded
     precision = settings.precision
@@ -544,6 +587,8 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> 
     with nullcontext() if settings.n_workers == 1 else threads_limited(threads):
         encoder = load_encoder(**load)
         environment = environment_of(encoder)
+    if settings.precision is None:
+        note_faster_precision(encoder.device)
     load["precision"] = encoder.precision
     checkpoint = encoder.checkpoint
     specs = parse_layers(settings.layers, n_layers=encoder.n_layers)

@@ -34,7 +34,16 @@ from embedkit.corpus.plan import CorpusSettings
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
 from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
-from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
+from embedkit.storage import (
+    Count,
+    Positive,
+    check_files,
+    decode,
+    incomplete,
+    local_folder,
+    one_of,
+    read_json,
+)
 from embedkit.types import Float32
 
 FORMAT_VERSION = 1
@@ -52,6 +61,7 @@ RESERVED = frozenset(
 )
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
+MANIFEST = "_embedkit/manifest.json"
 _ADVICE = "Run the extract command that made it again."
 _PART = re.compile(r"part-\d{8}\.parquet")
 _DICTIONARY = ("label", "token")
@@ -492,6 +502,11 @@ def _layer_order(name: str) -> tuple[int, int, str]:
     return max(numbers, default=0), len(numbers), name
 
 
+def local_dataset(path: str | Path, *, new: bool = False) -> Path:
+    """The folder of a dataset; of one in an object store a local copy of its present state."""
+    return local_folder(path, last=MANIFEST, new=new)
+
+
 def is_dataset(path: Path) -> bool:
     """Whether the folder is a complete dataset."""
     return Layout(path).manifest.is_file()
@@ -506,7 +521,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = Layout(path).manifest
     if file.is_file():
-        check_files(path, ["_embedkit/manifest.json"], advice=_ADVICE)
+        check_files(path, [MANIFEST], advice=_ADVICE)
         return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
     unfinished, parent = incomplete(path), path.parent
     if Layout(path).job.is_file() and path.name.endswith(".incomplete"):

@@ -27,6 +27,7 @@ from embedkit.dataset.format import (
     FileEntry,
     Layout,
     Manifest,
+    local_dataset,
     matrix_of,
     read_manifest,
     whole_text,
@@ -440,7 +441,7 @@ def load(
         (12, 384)
     """
     check_choice(LEVELS, level=level)
-    folder = Path(path)
+    folder = local_dataset(path)
     manifest = read_manifest(folder)
     known = list(manifest.columns_of(_TABLE_OF[level]))
     if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):

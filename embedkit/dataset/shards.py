@@ -108,6 +108,7 @@ class ExtractPlan:
     threads: int
     seen: SeenRecords | None = None
     any_environment: bool = False
+    address: str = ""  # in an object store, of which ``out`` is the local copy
 
     def of_worker(self, number: int) -> ExtractPlan:
         """The plan as a worker gets it: without the encoder, its own device, absolute paths."""

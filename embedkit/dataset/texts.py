@@ -22,7 +22,7 @@ from embedkit.corpus import (
 )
 from embedkit.corpus.conllu import Words
 from embedkit.dataset.fold_models import keys_of_texts
-from embedkit.dataset.format import is_dataset
+from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import by_record, load, source_of, word_spans_of
 from embedkit.encoding.tokenizer import Ints, word_spans
 from embedkit.errors import CorpusError, UsageError
@@ -222,7 +222,7 @@ def dataset_of(
 ) -> Path:
     """Return the folder of a dataset; a corpus is extracted first, with default settings."""
     if isinstance(source, str | os.PathLike) and not Path(source).is_file() and str(source) != "-":
-        return Path(source)
+        return local_dataset(Path(source))
     from embedkit.dataset.extract import extract
 
     options = {name: getattr(reading, name) for name in (reading.given if reading else ())}

@@ -11,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.dataset.format import TABLES, Layout, Manifest, is_dataset, matrix_of, read_manifest
+from embedkit.dataset.format import (
+    TABLES,
+    Layout,
+    Manifest,
+    is_dataset,
+    local_dataset,
+    matrix_of,
+    read_manifest,
+)
 from embedkit.dataset.read import by_record
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.errors import DamagedError, UsageError
@@ -76,7 +84,7 @@ def verify(
         >>> checked.ok, checked.rows, checked.recomputed_rows  # 12 texts and their 72 words
         (True, 12, 84)
     """
-    folder, found = Path(path), Verification()
+    folder, found = local_dataset(path), Verification()
     if folder.is_file():  # whose pages carry checksums
         if folder.suffix != ".parquet":
             raise UsageError(

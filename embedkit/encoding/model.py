@@ -112,11 +112,6 @@ class Link:
         """Working time of the device between two reached marks."""
         return 0.0 if first is None or last is None else float(first.elapsed_time(last)) / 1e3
 
-    def release(self) -> None:
-        """Return reserved but unused memory to the device."""
-        if not self._here:
-            torch.cuda.empty_cache()
-
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)

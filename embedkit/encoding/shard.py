@@ -58,7 +58,6 @@ class PendingShard:
     def __init__(
         self,
         model: PlainModel | PackedModel,
-        link: Link,
         texts: TokenizedTexts,
         *,
         views: Sequence[View],
@@ -69,7 +68,7 @@ class PendingShard:
         on_tokens: Callable[[int], None] = lambda _: None,
     ) -> None:
         began = time.perf_counter()
-        self._model, self._link, self._on_tokens = model, link, on_tokens
+        self._model, self._link, self._on_tokens = model, Link(model.device), on_tokens
         self._request = request = _Request(views, token_layers, poolers)
         self._texts = texts
         counted = texts.owned if special_tokens else texts.owned & ~texts.special[texts.seen]
@@ -82,10 +81,10 @@ class PendingShard:
         widths = {s.name: s.width(model.width) for s in request.token_layers}
         self._tokens = _block(len(texts.ids), widths, model.device)
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
-        self._began = link.mark()
+        self._began = self._link.mark()
         if request.layers:
             self._run_all(cut_batches(self._lengths, batch_tokens, padded=model.pads))
-        self._launched = link.mark()
+        self._launched = self._link.mark()
         self._host_seconds = time.perf_counter() - began
 
     def _send(self, counted: Bool) -> None:
@@ -141,7 +140,7 @@ class PendingShard:
                     f"memory does not suffice for one sequence of {self._lengths[start]} "
                     "tokens. Use a smaller max_length, or another device."
                 ) from error
-        self._link.release()
+        torch.cuda.empty_cache()  # elsewhere it does nothing
         middle = (start + stop) // 2
         return 1 + self._run(start, middle) + self._run(middle, stop)
 

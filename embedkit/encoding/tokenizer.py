@@ -103,7 +103,18 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                 trust_remote_code=False,
                 **casing,
             )
-            _check_vocabulary(tokenizer, checkpoint, file)
+            vocabulary, rows = tokenizer.get_vocab(), checkpoint.config.get("vocab_size")
+            if set(vocabulary) <= set(tokenizer.all_special_tokens):
+                raise DamagedModelError(
+                    f"{checkpoint.name}: transformers finds no vocabulary for a "
+                    f"{checkpoint.model_type} model in {file}. Give a folder with tokenizer.json "
+                    "or vocab.txt."
+                )
+            if rows and (largest := max(vocabulary.values())) >= rows:
+                raise DamagedModelError(
+                    f"{checkpoint.name}: {file}: the tokenizer has ids up to {largest}, but the "
+                    f"model has only {rows} embeddings. They do not belong together."
+                )
             if whole and "do_lower_case" not in stated:
                 _restore_case(tokenizer, checkpoint, file)
             pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
@@ -223,22 +234,6 @@ def tokenize(
         "text": [sources[s][a:b] for s, a, b in zip(tokens.segment, starts, ends, strict=True)],
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _check_vocabulary(tokenizer: Any, checkpoint: Checkpoint, file: Path) -> None:
-    """Raise a :class:`DamagedModelError` if the tokenizer does not belong to the model."""
-    vocabulary = tokenizer.get_vocab()
-    if set(vocabulary) <= set(tokenizer.all_special_tokens):
-        raise DamagedModelError(
-            f"{checkpoint.name}: transformers finds no vocabulary for a {checkpoint.model_type} "
-            f"model in {file}. Give a folder with tokenizer.json or vocab.txt."
-        )
-    rows, largest = checkpoint.config.get("vocab_size"), max(vocabulary.values())
-    if rows and largest >= rows:
-        raise DamagedModelError(
-            f"{checkpoint.name}: {file}: the tokenizer has ids up to {largest}, but "
-            f"the model has only {rows} embeddings. They do not belong together."
-        )
 
 
 def _casing(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:

@@ -29,7 +29,7 @@ import numpy as np
 from embedkit import storage
 from embedkit.corpus.conllu import Words
 from embedkit.corpus.readers import READERS
-from embedkit.dataset.format import whole_text
+from embedkit.dataset.format import local_dataset, whole_text
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData, source_of
@@ -289,7 +289,7 @@ def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
         >>> embedkit.info("vectors").manifest.totals.accepted
         12
     """
-    path = Path(what)
+    path = local_dataset(what)
     if path.is_file():
         raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
     if is_run(path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +68,23 @@ def target_from(
     separator: str = SEPARATOR,
 ) -> Target:
     """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
-    if task == "multilabel":
-        classes = {part for label in labels for part in parts_of(label, separator)}
-        if len(classes) < 2:
-            raise UsageError(f"{name}: task='multilabel' needs 2 classes or more: {classes}.")
-        return _sets(labels, tuple(sorted(classes)), separator)
-    known = [label for label in labels if has_label(label)]
-    names = np.unique(np.array(known, np.str_))
+    sets = task == "multilabel"
+    if not separator:
+        raise UsageError(f"label_separator={separator!r}: expected a text.")
+    known = [label for label in labels if (label is not None if sets else has_label(label))]
+    each = [parts_of(label, separator) for label in known] if sets else [known]
+    names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
     if not len(names):
         raise UsageError(f"{name} has no labelled records.")
     if len(names) == 1:
         raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
-    missing = len(labels) - len(known)
-    if task == "regression":
+    if sets:
+        target = _sets(labels, tuple(names.tolist()), separator)
+    elif task == "regression":
         target = Target(_values(labels, rows, name), ())
     else:
         target = _numbered(labels, _classes(names, name))
-    if missing:
+    if missing := len(labels) - len(known):
         logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
     return target
 
@@ -186,8 +187,9 @@ def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     values = np.array([_number(str(label)) for label in labels])
-    if not np.isfinite(values).all():
-        i = int(np.argmin(np.isfinite(values)))
+    wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
+    if wrong.any():
+        i = int(np.argmax(wrong))
         raise UsageError(
             f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, "
             "as task='regression' needs."

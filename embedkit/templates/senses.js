@@ -19,7 +19,7 @@
   const layerOf = (model) => (first.layers.length < 2 ? model.layers.length - 1
     : Math.round((state.layer / (first.layers.length - 1)) * (model.layers.length - 1)));
   const named = (layer) => (/^\d+$/.test(layer) ? `layer ${layer}` : layer);
-  const signed = (value) => `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(3)}`;
+  const signed = (value) => `${value <= -0.0005 ? "\u2212" : "+"}${Math.abs(value).toFixed(3)}`;
   const known = (...values) => values.every((value) => value !== null && value !== undefined);
 
   // one column of panels for each model
