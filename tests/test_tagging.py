@@ -19,7 +19,7 @@ from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
 from embedkit.finetuning.model import build_model, padded, predict_logits, read_model
-from embedkit.finetuning.options import WORDS
+from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.predict import Predictor
 from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
@@ -70,6 +70,7 @@ def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
     assert table.level == "word"
     score = finetuned(made / "tuned").scores["cross_validation"]["accuracy"]
     assert score.value > 0.8 > score.majority  # the tag follows from the word
+    assert TrainingOptions(level="word").head_rate == 1e-3 > TrainingOptions().head_rate
 
 
 def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Path) -> None:

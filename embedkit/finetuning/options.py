@@ -52,7 +52,7 @@ class TrainingOptions:
         epochs: maximum number of passes over the training records.
         learning_rate: peak learning rate; it decays linearly to 0.
         head_learning_rate: peak learning rate of the head; by default ``learning_rate``, at least
-            1e-3 for ``cnn``, ``lstm`` and own classes, whose many weights are new.
+            1e-3 for ``cnn``, ``lstm``, own classes and words, whose many weights are new.
         batch_size: texts per forward pass.
         accumulate: batches per step of the optimizer.
         class_weight: ``balanced`` gives every class the same weight in the loss.
@@ -176,7 +176,7 @@ class TrainingOptions:
         """Peak learning rate of the head."""
         if self.head_learning_rate is not None:
             return self.head_learning_rate
-        few = self.head in ("cls", "pooler", "mean")
+        few = self.head_name in ("cls", "pooler", "mean")
         return max(self.learning_rate, 0.0 if few else 1e-3)
 
     @property
