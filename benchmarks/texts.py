@@ -31,8 +31,7 @@ def similar_pairs(corpora: Path) -> tuple[list[str], list[str], list[float]] | N
     path = corpora / "stsb_en/test.tsv"
     if not path.is_file():
         return None
-    columns = {"text": "sentence1", "text_pair": "sentence2", "label": "score"}
-    reading = CorpusOptions(**columns, quoting="csv")
+    reading = CorpusOptions(text="sentence1", text_pair="sentence2", label="score", quoting="csv")
     plan = plan_corpus([InputFile.of(path)], reading)
     records = [r for r in CorpusReader(plan) if isinstance(r, Record)]
     return (
