@@ -61,7 +61,8 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --no-compile --no-cache-dir \
 	    -c constraints-oldest.txt -e . \
-	    datasets fugashi hypothesis pandas peft polars pytest pytest-xdist unidic-lite
+	    datasets fugashi hypothesis odfpy openpyxl pandas peft polars pytest pytest-xdist \
+	    python-calamine unidic-lite
 	touch $@
 
 test-oldest: $(OLDEST)/.installed

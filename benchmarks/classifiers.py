@@ -122,8 +122,7 @@ def scores(data: Any, seed: int) -> list[tuple[float, float, float]]:
 def out_of_fold(X: Any, y: Any, split: Any, make: Callable[[], Any]) -> Any:
     """Probabilities of every record by a model fitted on the other folds and one on all of them."""
     proba = np.zeros((len(y), y.max() + 1))
-    for fold in range(split.n_folds):
-        train, test = split.fold(0, fold)
+    for train, test in split.subsets():
         model = make().fit(X[train], y[train])
         proba[np.ix_(test, model.classes_)] = model.predict_proba(X[test])
     make().fit(X, y)  # as cross_validate does for the model that is kept

@@ -49,7 +49,7 @@ def fitting(corpus: Path, scratch: Path) -> None:
     made = embedkit.split(scratch / "data", out=scratch / "split.parquet")
     data = embedkit.load(scratch / "data")
     X, y = data.X, np.asarray(data.y)
-    folds = made.folds[:, 0]
+    folds = made.folds
     parts = [(np.flatnonzero(folds != f), np.flatnonzero(folds == f)) for f in range(5)]
 
     def learner() -> Any:

@@ -5,9 +5,10 @@
 A model of one layer and width 32 with random weights encodes texts of 12 made-up words, so that
 everything else than the forward pass weighs as much as it can. Each row of the table is one corpus:
 seconds of the whole command, of the command that only plans (``--dry-run``), of the same command
-again on the finished dataset, of the rest after a kill at half of the shards, of ``embedkit.load``
-and of a search; and peak memory of the first. The exponent is the slope of log seconds over log
-rows, after the seconds of a corpus of 100 rows, which are start-up, are taken off.
+again on the finished dataset, of the rest after a kill at half of the shards, of ``embedkit.load``,
+of a search, and of ``--append`` with one per cent more rows; and peak memory of the first. The
+exponent is the slope of log seconds over log rows, after the seconds of a corpus of 100 rows, which
+are start-up, are taken off.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ def measure(rows: int, workers: int, folder: Path) -> tuple[float, list[str]]:
     corpus, out = folder / f"{rows}.tsv", folder / f"{rows}-{workers}"
     if not corpus.is_file():
         write_corpus(corpus, rows)
-    command = ["-m", "embedkit", "extract", str(corpus), "--model", str(folder / "tiny"), "-q"]
-    command += ["--workers", str(workers)] if workers > 1 else []
+    options = ["--model", str(folder / "tiny"), "-q"]
+    options += ["--workers", str(workers)] if workers > 1 else []
+    command = ["-m", "embedkit", "extract", str(corpus), *options]
     dry = seconds_of([*command, "--out", str(out), "--dry-run"])
     peak, whole = peak_of([*command, "--out", str(out)])
     shards = len([*out.rglob("part-*.parquet")])
@@ -79,7 +81,10 @@ def measure(rows: int, workers: int, folder: Path) -> tuple[float, list[str]]:
     search = seconds_of(["-m", "embedkit", "search", str(out), "--like", "3", "--json"])
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     half = killed_at_half([*command, "--out", f"{out}-killed"], Path(f"{out}-killed"), shards)
-    seconds = (whole, dry, again, half, load, search)
+    write_corpus(folder / "grown.tsv", rows + rows // 100)
+    grown = ["-m", "embedkit", "extract", str(folder / "grown.tsv"), *options, "--append"]
+    appended = seconds_of([*grown, "--out", str(out)])
+    seconds = (whole, dry, again, half, load, search, appended)
     row = [f"{rows:,}", str(workers), str(shards), f"{whole / rows * 1e6:,.0f}"]
     return whole, [
         *row,
@@ -98,7 +103,7 @@ def main() -> None:
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     header = ["rows", "workers", "shards", "µs a row", "extract s", "dry run s", "again s"]
-    header += ["rest after a kill s", "load s", "search s", "peak MB", "on disk MB"]
+    header += ["rest after a kill s", "load s", "search s", "append s", "peak MB", "on disk MB"]
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         save_checkpoint(folder / "tiny", "bert", TINY)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from embedkit.runs.intervals import Metric, difference_interval, influences, interval, paired_tests
-from embedkit.runs.metrics import LOWER_IS_BETTER, classification_metrics, regression_metrics
+from embedkit.runs.metrics import LOWER_IS_BETTER, metrics_for
 from embedkit.types import Float64, Int64
 
 METRICS = {
@@ -90,9 +90,9 @@ class World:
             cut = 0.5 if self.positives > 0.2 else 0.2
             proba = np.stack([1 - predicted, predicted], axis=1)
             decided = (predicted >= cut).astype(np.int64)
-            metrics = classification_metrics(y.astype(np.int64), proba, decided, beta=2)
+            metrics = metrics_for(y.astype(np.int64), proba, decided, beta=2)
         else:
-            metrics = regression_metrics(y, predicted)
+            metrics = metrics_for(y, predicted)
         return {name: metrics[name] for name in METRICS[self.positives > 0]}
 
 

@@ -45,10 +45,10 @@ POOLINGS = tuple(Pooling)
 SUBTOKENS = ("first", "last", "first_last", "mean")
 ON_LONG = ("truncate", "window", "error")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8")
-STORAGES = ("float32", "float16", "compact")
+STORAGES = ("float32", "float16", "compact", "int8")
 ENGINES = ("local", "ray")
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "multilabel")
 FEATURES = ("vectors", "tfidf")
 ESTIMATORS = ("logreg", "ridge", "knn", "lightgbm")
 """Beside them, ``module:Class`` of scikit-learn or LightGBM."""

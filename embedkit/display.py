@@ -12,11 +12,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
+
 MINUS = "\N{MINUS SIGN}"
 TYPED_IN = "EMBEDKIT_TYPED_IN"
 """Environment variable of stages: the folder in which ``embedkit run`` was typed."""
 
 _CELL, _HTML_ROWS = 100, 100
+
+columns = cell_len
+"""Width of a text in columns; East Asian characters take two."""
 
 HARMLESS = "\n\t\u200c\u200d"
 """Control characters that are printed: line ends, tabs, joiners of emoji and words."""
@@ -49,14 +54,6 @@ def _without_controls(text: str, keep: str, escape: Callable[[str], str]) -> str
     )
 
 
-def columns(text: str) -> int:
-    """Width of a text in columns; East Asian characters take two."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
 def shorten(text: str, limit: float) -> str:
     """Shorten a text to at most ``limit`` columns, its middle replaced by ``…``.
 
@@ -66,16 +63,8 @@ def shorten(text: str, limit: float) -> str:
     if columns(text) <= limit:
         return text
     room = max(int(limit) - 1, 2)
-    head, tail = "", ""
-    while columns(head + tail) < room:
-        rest = text[len(head) : len(text) - len(tail)]
-        if not rest:
-            break
-        added = rest[0] if len(head) <= len(tail) else rest[-1]
-        if columns(head + tail + added) > room:
-            break
-        head, tail = (head + added, tail) if len(head) <= len(tail) else (head, added + tail)
-    return f"{head}…{tail}"
+    head, tail = set_cell_size(text, (room + 1) // 2), set_cell_size(text[::-1], room // 2)
+    return f"{head.rstrip()}…{tail[::-1].lstrip()}"
 
 
 def path_from(path: str | Path, folder: str | Path) -> str:
@@ -95,6 +84,16 @@ def bytes_text(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_text(1, "label"), count_text(2_000, "class")
+    ('1 label', '2,000 classes')
+    """
+    end = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{end}"
 
 
 def duration_text(seconds: float) -> str:

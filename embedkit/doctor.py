@@ -71,21 +71,20 @@ def diagnose() -> Diagnosis:
             models.append(model)
     if MULTILINGUAL not in models:
         notes.append(f"the model {MULTILINGUAL!r} is not here: it needs the network the first time")
-    versions = _versions("")
+    versions: dict[str, str | None] = {"embedkit": __version__}
+    versions |= {"python": platform.python_version(), "system": platform.platform()}
     missing: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):  # run from a source tree
+        versions |= (needed := _versions(""))
         for extra in metadata("embedkit").get_all("Provides-Extra") or []:
             missing[extra] = [name for name, known in _versions(extra).items() if known is None]
-    if lacking := [name for name, known in versions.items() if known is None]:
-        notes.append(f"required, but not installed: {', '.join(lacking)}")
-    about_system = {"python": platform.python_version(), "system": platform.platform()}
+        if lacking := [name for name, known in needed.items() if known is None]:
+            notes.append(f"required, but not installed: {', '.join(lacking)}")
     free = {"disk": storage.free_bytes(Path.cwd())}
     if Path("/proc/meminfo").is_file():
         available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
         free |= {"memory": 1024 * int(available[1])} if available else {}
-    versions = {"embedkit": __version__, **about_system, **versions}
-    works = not problems
-    return Diagnosis(works, code, problems, notes, versions, devices, models, missing, free)
+    return Diagnosis(not problems, code, problems, notes, versions, devices, models, missing, free)
 
 
 def _extract(device: str) -> dict[str, Any]:
@@ -124,11 +123,6 @@ def _versions(extra: str) -> dict[str, str | None]:
     """Packages that embedkit, or one of its extras, needs on this system."""
     from packaging.requirements import Requirement
 
-    found: dict[str, str | None] = {}
-    with suppress(PackageNotFoundError):
-        for needed in map(Requirement, requires("embedkit") or ()):
-            if needed.marker.evaluate({"extra": extra}) if needed.marker else not extra:
-                found[needed.name] = next(
-                    (d.version for d in distributions(name=needed.name)), None
-                )
-    return found
+    needs = map(Requirement, requires("embedkit") or ())
+    here = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
+    return {n.name: next((d.version for d in distributions(name=n.name)), None) for n in here}

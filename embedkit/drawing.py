@@ -35,7 +35,7 @@ COLOURS = {
 }
 """Colour by name; ``m0`` is the chosen method, ``m1`` the baseline."""
 
-WIDTH = 460.0  # of a chart in half a page
+WIDTH = 400.0  # of a chart in half a page
 _SHARED = 6  # colours of the methods other than the chosen one and the baseline
 
 _FONTS = (

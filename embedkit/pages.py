@@ -11,12 +11,13 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from embedkit.display import HARMLESS, visible, without_nan
-from embedkit.errors import UsageError
+from embedkit.errors import OutputExistsError, UsageError
 
 _LONGEST_TEXT = 2_000
 _SCRIPTS = {
@@ -48,6 +49,16 @@ def render_page(
     )
 
 
+def page_file(file: str | Path, *, overwrite: bool, name: str = "out") -> Path:
+    """Return the path of a page to write; an error unless it ends in .html and is free."""
+    path = Path(file)
+    if path.suffix not in (".html", ".htm"):
+        raise UsageError(f"{name}={str(path)!r}: expected a name ending in .html.")
+    if path.exists() and not overwrite:
+        raise OutputExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
+    return path
+
+
 def packed(content: bytes) -> str:
     """Return base64 of the compressed content; the same content gives the same text."""
     return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
@@ -71,6 +82,17 @@ def cut_texts(texts: Sequence[str | None], *, most_bytes: int) -> list[str | Non
         text if text is None or len(text) <= limit else f"{text[:limit]} … (+{len(text) - limit:,})"
         for text in texts
     ]
+
+
+def in_context(text: str, start: int, end: int, *, around: int) -> tuple[str, str, str]:
+    """Return a part of a text, with what stands before it and after it.
+
+    >>> in_context("He robbed the bank yesterday", 14, 18, around=4)
+    ('…the ', 'bank', ' yes…')
+    """
+    first, last = max(start - around, 0), end + around
+    before, after = "…" * (first > 0) + text[first:start], text[end:last] + "…" * (last < len(text))
+    return before, text[start:end], after
 
 
 def with_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:

@@ -39,7 +39,6 @@ from embedkit.machine import __version__
 OUTPUTS = ("out", "report", "write-blend", "makes")
 """Options that name an output; every other value that is the name of a file is an input."""
 
-_UP_TO_DATE = "up to date"
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
 _HEADER = re.compile(r"^[ \t]*\[([\w.-]+)\]", re.MULTILINE)
 
@@ -109,9 +108,8 @@ def read_recipe(
         fail("extract", "is missing, as is every other stage.")
     tables = {n: tables[n] for n in sorted(tables, key=lambda name: lines.get(name, 1))}
     used = {name.partition(".")[0] for name in tables}
-    known_options = used.union(
-        *({n.lstrip("-") for n in p.opts} for c in used for p in commands[c].params)
-    )
+    of = {c: {n.lstrip("-"): p for p in commands[c].params for n in p.opts} for c in used}
+    known_options = used.union(*of.values())
     for name in defaults.keys() - known_options:
         near = did_you_mean(name, known_options)
         fail("defaults", f"no stage has an option {name!r}.{near}")
@@ -123,13 +121,12 @@ def read_recipe(
     stages = []
     for name, table in tables.items():
         command, _, word = name.partition(".")
-        parameters = {n.lstrip("-"): p for p in commands[command].params for n in p.opts}
         of_command = defaults.get(command)
-        options = {n: v for n, v in defaults.items() if n in parameters and not isinstance(v, dict)}
+        options = {n: v for n, v in defaults.items() if n in of[command] and type(v) is not dict}
         options |= (of_command if isinstance(of_command, dict) else {}) | table
         places = {"stage": word or command, **known}
         options = {n: _filled(v, places, partial(fail, name)) for n, v in options.items()}
-        stages.append(_stage(name, options, path.resolve().parent, parameters))
+        stages.append(_stage(name, options, path.resolve().parent, of[command]))
         words = list(stages[-1].line[1:])
         if "\0" in "".join(words):
             fail(name, "contains a NUL character.")
@@ -181,28 +178,25 @@ def _stage(
     """Options as the words of a command line."""
     arguments: list[str] = []
     words: list[str] = []
-    inputs: list[str] = []
-    outputs: list[str] = []
+    files: dict[bool, list[str]] = {True: [], False: []}
     for option, value in options.items():
         items = [str(item) for item in (value if isinstance(value, list) else [value])]
         if items in ([""], []):
             continue
-        (outputs if option in OUTPUTS else inputs).extend(items)
-        parameter, dashed = (
-            parameters.get(option),
-            f"--{option}" if len(option) > 1 else f"-{option}",
-        )
+        files[option in OUTPUTS] += items
+        parameter = parameters.get(option)
+        dashed = f"--{option}" if len(option) > 1 else f"-{option}"
         if isinstance(parameter, click.Argument):
             arguments += items
-        elif value is True or (value is False and parameter is None):  # click names the unknown
+        elif value is True:
             words.append(dashed)
-        elif value is not False and option != "makes":
+        elif option != "makes" and (value is not False or parameter is None):  # click names these
             several = parameter is not None and parameter.multiple
             for text in items if several else [",".join(items)]:
                 words += [dashed, text] if len(option) == 1 else [f"{dashed}={text}"]
     can_overwrite = "overwrite" in parameters and "--overwrite" not in words
     line = (name.partition(".")[0], *arguments, *words)
-    return Stage(name, line, folder, tuple(inputs), tuple(outputs), can_overwrite)
+    return Stage(name, line, folder, tuple(files[False]), tuple(files[True]), can_overwrite)
 
 
 def run_recipe(
@@ -219,18 +213,35 @@ def run_recipe(
     results: list[StageResult] = []
     for number, stage in enumerate(stages, 1):
         about = f"[{number}/{len(stages)}] {stage.name}"
-        state, before, reason, overwrite = _plan(stage)
-        progress(f"{about} … {reason}".rstrip())
-        started = time.monotonic()
-        if reason == _UP_TO_DATE:
-            code, status = int(before["exit_code"]), reason
+        names = {part for value in stage.inputs for part in (value, *value.split(","))}
+        state = {
+            "settings": list(stage.line),
+            "inputs": _hashes(stage, sorted(names)),
+            "version": __version__,
+        }
+        before, there = _read_state(stage), _hashes(stage, stage.outputs)
+        changed = [name for name in state if before and before[name] != state[name]]
+        status = ""
+        if "exit_code" not in before:
+            status = "was not finished" if before else ""
+        elif changed:
+            status = f"its {changed[0]} changed"
         else:
-            if not before and not _outputs(stage):  # outputs of other origin are not claimed
+            same = before["outputs"] == there
+            status = "up to date" if same else "its output is missing or was changed"
+        progress(f"{about} … {status}".rstrip())
+        started, code = time.monotonic(), before.get("exit_code", 0)
+        if status != "up to date":
+            if not before and not there:  # outputs of other origin are not claimed
                 _write_state(stage, state)
+            # it replaces what it wrote itself; what is unfinished is resumed if nothing changed
+            replaces = before and (there or {"settings", "inputs"}.intersection(changed))
+            overwrite = ["--overwrite"] if replaces and stage.can_overwrite else []
             code = _call([*stage.line, *overwrite], stage.folder, quiet)
             status = "done" if code in (0, EXIT_REJECTS) else "failed"
             if status == "done":
-                _write_state(stage, {**state, "outputs": _outputs(stage), "exit_code": code})
+                there = _hashes(stage, stage.outputs)
+                _write_state(stage, {**state, "outputs": there, "exit_code": code})
         seconds = time.monotonic() - started
         shown = tuple(path_from(stage.folder / name, "") for name in stage.outputs)
         results.append(StageResult(stage.name, status, code, seconds, shown))
@@ -253,35 +264,10 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _outputs(stage: Stage) -> dict[str, str]:
-    return {n: content_hash(p) for n in stage.outputs if (p := stage.folder / n).exists()}
-
-
-def _plan(stage: Stage) -> tuple[dict[str, Any], dict[str, Any], str, list[str]]:
-    """The state of a stage now and when it ran, why it runs again, and ``--overwrite``.
-
-    It replaces outputs that it wrote itself; an unfinished one is resumed if nothing changed.
-    """
-    names = [part for value in stage.inputs for part in (value, *value.split(",")) if part]
-    there = [n for n in names if os.path.exists(stage.folder / n)]  # noqa: PTH110 - of any text
-    state = {
-        "settings": list(stage.line),
-        "inputs": {name: content_hash(stage.folder / name) for name in there},
-        "version": __version__,
-    }
-    before, outputs = _read_state(stage), _outputs(stage)
-    changed = [name for name in state if before and before[name] != state[name]]
-    if not before:
-        reason = ""
-    elif "exit_code" not in before:
-        reason = "was not finished"
-    elif changed:
-        reason = f"its {changed[0]} changed"
-    else:
-        same = before["outputs"] == outputs
-        reason = _UP_TO_DATE if same else "its output is missing or was changed"
-    replaces = before and (outputs or changed not in ([], ["version"]))
-    return state, before, reason, ["--overwrite"] if replaces and stage.can_overwrite else []
+def _hashes(stage: Stage, names: Sequence[str]) -> dict[str, str]:
+    """Hashes of the names that are files or folders; options are any text."""
+    there = [n for n in names if n and os.path.exists(stage.folder / n)]  # noqa: PTH110
+    return {name: content_hash(stage.folder / name) for name in there}
 
 
 def _call(words: list[str], folder: Path, quiet: bool) -> int:

@@ -12,9 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder, encode_as
@@ -37,7 +37,7 @@ from embedkit.runs.folder import (
     read_run,
     words_of_texts,
 )
-from embedkit.runs.predictions import decide
+from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
@@ -119,8 +119,8 @@ class Predictor:
         content = read_run(self.run)
         if not isinstance(content, TrainRun | FinetuneRun):
             raise UsageError(
-                f"{self.run} is a {content.kind} run, which holds no model. "
-                "Give a run of embedkit train or finetune."
+                f"{self.run} is a {content.kind} run, which holds no model. Give one of train or "
+                "finetune."
             )
         self.content, self.names = content, _readable(content.classes, names)
         self._model = _MODELS[content.kind](self.run, content, device=device, model=model)
@@ -263,18 +263,26 @@ class Predictor:
 
     def _predictions(self, values: Any) -> list[Prediction]:
         proba = self._checked(values)
-        threshold = None if self.content is None else self.content.threshold
-        return list(predictions_of(proba, decide(proba, threshold=threshold), self.names))
+        content, threshold, separator = self.content, None, ""
+        if content is not None:
+            threshold, separator = content.threshold, content.settings.get("label_separator", "")
+        sets = content is not None and content.task == "multilabel"
+        y_pred = decide(proba, threshold=threshold, sets=sets)
+        return list(predictions_of(proba, y_pred, self.names, separator=separator))
 
 
 def predictions_of(
-    proba: Float64, y_pred: NDArray[Any], names: Sequence[str]
+    proba: Float64, y_pred: NDArray[Any], names: Sequence[str], *, separator: str = ""
 ) -> Iterator[Prediction]:
-    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``."""
+    """Yield predictions for probabilities ``(n, classes)`` and decisions, or values ``(n,)``.
+
+    The ``separator`` stands between the names of a set of classes.
+    """
     for row, decided in zip(proba, y_pred, strict=True):
         if names:
             by_name = dict(zip(names, row.tolist(), strict=True))
-            yield Prediction(names[decided], by_name)
+            chosen = [int(decided)] if y_pred.ndim == 1 else decided.nonzero()[0].tolist()
+            yield Prediction(separator.join(names[i] for i in chosen), by_name)
         else:
             yield Prediction(f"{row:.6g}", {}, float(row))
 
@@ -294,22 +302,13 @@ class _Trained:
             )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
-        if self._encoder is None:
-            return self.predict_vectors(joined_pairs(texts, pairs))
-        return self.predict_vectors(self._encoder(texts, pairs))
+        return self.predict_vectors((self._encoder or joined_pairs)(texts, pairs))
 
     def predict_words(
         self, texts: Sequence[str], spans: Spans
     ) -> tuple[list[tuple[int, int, int, int]], Any]:
         """Places of words (number of the text, of the word, start, end), and their predictions."""
-        if self._encoder is None:
-            record, word, words = words_of_texts(texts, spans)
-            ends = np.concatenate([np.empty((0, 2), int), *map(np.asarray, spans)])
-            features: Any = words
-        else:
-            vectors = self._encoder.words(texts, spans=spans)
-            record, word, features = vectors.row, vectors.word.astype(np.int64), vectors.X
-            ends = np.stack([vectors.start, vectors.end], axis=1)
+        record, word, ends, features = words_of_texts(texts, spans, self._encoder)
         columns = (values.tolist() for values in (record, word, ends[:, 0], ends[:, 1]))
         places = list(zip(*columns, strict=True))
         return places, self.predict_vectors(features) if places else self._nothing
@@ -370,21 +369,13 @@ def parse_label_names(text: str | None) -> dict[str, str]:
 
 
 _ROUNDING = 1e-6
-_OF_WORDS = {"word": "int64", "text": "string"}
+_COLUMNS = {"word": "int64", "text": "string", "fold": "string"}
 _FORMATS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedRecord:
-    """A row of a prediction file: a record, or a word (its number and text) of a record."""
-
-    row: int
-    id: str
-    prediction: Prediction
-    fold: str | None = None
-    word: int | None = None
-    text: str | None = None
-
+PredictedRecord = tuple[dict[str, Any], Prediction]
+"""A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
+folds ``fold``; and the prediction."""
 
 Submission = tuple[str, str]
 """Names of the two columns of a submission: of the id, and of the label or value."""
@@ -396,28 +387,25 @@ def write_prediction_file(
     out: Path | None,
     *,
     as_json: bool = False,
-    folds: bool = False,
-    words: Sequence[str] = (),
+    more: Sequence[str] = (),
     submission: Submission | None = None,
 ) -> int:
     """Write predictions to a file, which appears when it is complete; return their number.
 
     The ending of the file decides the format; without a file TSV, or JSON lines, is printed.
-    ``names`` are those of the classes, ``words`` the columns of words: ``word`` and ``text``. A
+    ``names`` are those of the classes, ``more`` of the columns ``word``, ``text`` and ``fold``. A
     submission has the columns of id and answer alone.
     """
     kind = "jsonl" if as_json else "tsv"
     if out is not None:
         kind = file_format(out)
         storage.make_folder(out.parent)
-    columns = {"row": "int64", "id": "string"} | {name: _OF_WORDS[name] for name in words}
-    columns |= {"fold": "string"} if folds else {}
-    columns |= {"label": "string"} if names else {"value": "float64"}
-    columns |= {f"proba_{name}": "float64" for name in names}
-    rows = (_fields(record, flat=kind != "jsonl") for record in records)
+    answer, of_answer = ("label", "string") if names else ("value", "float64")
+    columns = {"row": "int64", "id": "string"} | {name: _COLUMNS[name] for name in more}
+    columns |= {answer: of_answer} | {f"proba_{name}": "float64" for name in names}
+    rows = (_fields(*record, flat=kind != "jsonl") for record in records)
     if submission is not None:
-        answer = "label" if names else "value"
-        columns = {submission[0]: "string", submission[1]: columns[answer]}
+        columns = {submission[0]: "string", submission[1]: of_answer}
         rows = (dict(zip(columns, (f["id"], f[answer]), strict=True)) for f in rows)
     if out is not None and kind == "parquet":
         import pyarrow as pa
@@ -477,39 +465,43 @@ def predict_file(
         if out.exists() and corpus.exists() and out.samefile(corpus):
             raise OutputExistsError(f"out={str(out)!r} is the corpus itself. Choose another file.")
         storage.check_place(out)
-    reader: CorpusReader | None = None
-    records: Iterator[PredictedRecord]
-    if not is_dataset(corpus):
-        plan = plan_corpus([InputFile.of(corpus)], reading or CorpusOptions())
-        for notice in plan.notices:
-            if not notice.startswith("label column:"):  # the label is what is predicted
-                logger.info("%s", notice)
-        reader = CorpusReader(plan)
-    predictor = Predictor(run, label_names=label_names, device=device)
-    of_words = predictor.labels_words
-    if of_words and columns is not None:
-        raise UsageError(f"submission= is for runs that label records; {run} labels words.")
-    if reader is None:
-        data, predictions = predictor.predict_stored(corpus, progress=progress)
-        words = data.word.tolist() if of_words else repeat(None)
-        texts = data.text if of_words else repeat(None)
-        stored = zip(data.row.tolist(), map(str, data.ids), predictions, words, texts, strict=False)
-        records = (PredictedRecord(r, i, p, word=w, text=text) for r, i, p, w, text in stored)
-    else:
-        records = _predicted(predictor, reader, progress)
-    count = write_prediction_file(
-        records,
-        predictor.names,
-        out,
-        as_json=as_json,
-        submission=columns,
-        words=("word", "text") if of_words else (),
-    )
-    if reader is None:
-        return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
-    for notice in reader.counts.notices:
-        logger.warning("%s", notice)
-    return PredictedFile(count, of_words, reader.counts.rejected)
+    with ExitStack() as held:
+        reader: CorpusReader | None = None
+        records: Iterator[PredictedRecord]
+        if not is_dataset(corpus):
+            files = held.enter_context(input_files(corpus))
+            plan = plan_corpus(files, reading or CorpusOptions())
+            for notice in plan.notices:
+                if not notice.startswith("label column:"):  # the label is what is predicted
+                    logger.info("%s", notice)
+            reader = CorpusReader(plan)
+        predictor = Predictor(run, label_names=label_names, device=device)
+        of_words = predictor.labels_words
+        if of_words and columns is not None:
+            raise UsageError(f"submission= is for runs that label records; {run} labels words.")
+        if reader is None:
+            data, predictions = predictor.predict_stored(corpus, progress=progress)
+            given = {"row": data.row.tolist(), "id": map(str, data.ids)}
+            if of_words:
+                given |= {"word": data.word.tolist(), "text": data.text}
+            columns_of = zip(*given.values(), strict=True)
+            rows = (dict(zip(given, values, strict=True)) for values in columns_of)
+            records = zip(rows, predictions, strict=True)
+        else:
+            records = _predicted(predictor, reader, progress)
+        count = write_prediction_file(
+            records,
+            predictor.names,
+            out,
+            as_json=as_json,
+            submission=columns,
+            more=("word", "text") if of_words else (),
+        )
+        if reader is None:
+            return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
+        for notice in reader.counts.notices:
+            logger.warning("%s", notice)
+        return PredictedFile(count, of_words, reader.counts.rejected)
 
 
 def _predicted(
@@ -522,13 +514,12 @@ def _predicted(
         if predictor.labels_words:
             by_text = predictor.predict_words(texts, spans=marked_spans([r.words for r in chunk]))
             for record, words in zip(chunk, by_text, strict=True):
-                for w in words:
-                    of = (record.row, record.id, w.prediction)
-                    yield PredictedRecord(*of, word=w.word, text=w.text)
+                at = {"row": record.row, "id": record.id}
+                yield from ((at | {"word": w.word, "text": w.text}, w.prediction) for w in words)
         else:
             pairs = [str(r.text_pair) for r in chunk] if reader.plan.text_pair else None
             for record, prediction in zip(chunk, predictor.predict(texts, pairs), strict=True):
-                yield PredictedRecord(record.row, record.id, prediction)
+                yield {"row": record.row, "id": record.id}, prediction
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
 
 
@@ -572,14 +563,11 @@ def read_prediction_files(
         missing = [name for name in columns if name not in table.column_names]
         if missing:
             raise UsageError(
-                f"{path} has no column {missing[0]!r}; expected what embedkit predict writes to a "
-                ".tsv, .csv or .parquet file, without label_names and submission."
+                f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
+                "writes without label_names and submission."
             )
         if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
-            raise MismatchError(
-                f"{path} and {paths[0]} contain different records. Predict the same corpus by "
-                "every run."
-            )
+            raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         proba.append(_probabilities(path, table, columns[2:]))
     return tables[0]["row"].to_pylist(), tables[0]["id"].to_pylist(), proba
 
@@ -587,24 +575,17 @@ def read_prediction_files(
 def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
     """Return ``(n, classes)`` probabilities, whose rows sum to 1 within their six decimals."""
     proba = np.stack([table[name].to_numpy() for name in columns], axis=1)
+    problem = f"a column of {', '.join(columns):.80} does not hold numbers"
     if proba.dtype.kind in "fi":
-        valid = ((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN is neither
-        valid &= np.abs(proba.sum(axis=1) - 1) <= len(columns) * _ROUNDING
-        if valid.all():
-            return proba.astype(np.float64)
-        row = table["row"][int(valid.argmin())]
-        problem = f"row {row} has invalid probabilities: {proba[valid.argmin()]}"
-    else:
-        problem = f"a column of {', '.join(columns):.80} does not hold numbers"
-    raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+        tolerance = len(columns) * _ROUNDING
+        problem = invalid_proba(table["row"].to_numpy(), proba, tolerance=tolerance)
+    if problem:
+        raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
+    return proba.astype(np.float64)
 
 
-def _fields(record: PredictedRecord, *, flat: bool) -> dict[str, Any]:
+def _fields(fields: dict[str, Any], prediction: Prediction, *, flat: bool) -> dict[str, Any]:
     """Fields of a record; ``flat`` with a column for each probability, as in tables."""
-    fields: dict[str, Any] = {"row": record.row, "id": record.id}
-    more = {"word": record.word, "text": record.text, "fold": record.fold}
-    fields |= {name: value for name, value in more.items() if value is not None}
-    prediction = record.prediction
     if prediction.value is not None:
         return fields | {"value": prediction.value}
     proba: dict[str, Any] = {"proba": prediction.proba}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -231,9 +230,8 @@ def _stored(
     dataset: str, view: str | tuple[str, ...] | None, by: str, _fingerprint: str
 ) -> tuple[VectorData, dict[Any, int]]:
     data = load(dataset, list(view) if isinstance(view, tuple) else view)
-    keys: Iterable[Any] = data.ids.tolist() if by == "id" else data.row.tolist()
     index_of: dict[Any, int] = {}
-    for i, key in enumerate(keys):
+    for i, key in enumerate((data.ids if by == "id" else data.row).tolist()):
         index_of[key] = -1 if key in index_of else i
     return data, index_of
 
@@ -255,12 +253,11 @@ def _cache(file: Path) -> Iterator[sqlite3.Connection]:
 def _row(value: Any) -> int:
     """A row number, which pandas may have made a float."""
     try:
-        number = float(value)
+        if (number := float(value)).is_integer():
+            return int(number)
     except (TypeError, ValueError):
-        number = math.nan
-    if not number.is_integer():
-        raise ValueError(f"X holds {value!r}; expected row numbers, as by='row' says")
-    return int(number)
+        pass
+    raise ValueError(f"X holds {value!r}; expected row numbers, as by='row' says")
 
 
 def _text(value: Any, i: int) -> str:
@@ -271,11 +268,7 @@ def _text(value: Any, i: int) -> str:
 
 def _column(X: Any) -> list[Any]:
     """A list, array, series or frame of one column as a list."""
-    if hasattr(X, "to_numpy"):
-        X = X.to_numpy()
     values = np.asarray(X, dtype=object)
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1:
+    if values.ndim > 2 or values.shape[1:] not in ((), (1,)):
         raise ValueError(f"X has shape {values.shape}; expected one column.")
-    return list(values)
+    return list(values.ravel())

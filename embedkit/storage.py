@@ -40,6 +40,7 @@ from embedkit.errors import (
     LockedError,
     OutputExistsError,
     StorageError,
+    UsageError,
     first_line,
 )
 from embedkit.machine import usable_cores
@@ -57,6 +58,7 @@ Positive = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
 _MAKING = threading.RLock()
 _SUMS = "SHA256SUMS"
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _REPLACED = "replaced"
 _ADVICE = "Make it again."
@@ -129,6 +131,27 @@ def publish_file(source: Path, target: Path) -> None:
         _sync_path(source)
         os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
         _sync_path(target.parent)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name; a copy where the file system has no links."""
+    with storage_errors(target):
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+            _sync_path(target)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Link all files of a folder, if there is one, into another one."""
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            make_folder((target / file.relative_to(source)).parent)
+            link_file(file, target / file.relative_to(source))
+    if target.is_dir():
+        sync_tree(target)
 
 
 def make_folder(path: Path) -> None:
@@ -246,6 +269,12 @@ def _sync(descriptor: int) -> None:
         else:
             return
     os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    with storage_errors(path):
+        _sync_path(path)
 
 
 def _sync_path(path: Path) -> None:
@@ -390,6 +419,108 @@ def finish_swap(out: Path, is_ours: Callable[[Path], bool], *, private: str = UN
 
 def _is_filled(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
+
+
+def address_of(path: str | Path) -> str:
+    """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
+    found = _ADDRESS.fullmatch(str(path))  # of which pathlib has removed a slash
+    return "" if found is None else f"{found[1]}:{'///' if found[1] == 'file' else '//'}{found[2]}"
+
+
+def copy_of(address: str) -> Path:
+    """The folder for the local copy of a folder in an object store."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
+    return Path(caches).expanduser() / "embedkit" / digest / address.rstrip("/").split("/")[-1]
+
+
+def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
+    """A folder; of one in an object store a local copy of its present state.
+
+    It must be complete there, that is, have the file ``last``, unless it may be ``new``.
+    """
+    address = address_of(path)
+    if not address:
+        return Path(path)
+    copy = copy_of(address)
+    with _store_of(address) as (store, root):
+        if not store.exists(f"{root}/{last}"):
+            if not new:
+                raise UsageError(f"{address} is not a dataset: it has no {last}.")
+            return copy
+        made, here = store.cat_file(f"{root}/{last}"), copy / last
+        if here.is_file() and here.read_bytes() == made:
+            return copy
+        with new_folder(copy, sealed=False) as work:
+            store.get_file(f"{root}/{_SUMS}", str(work / _SUMS))
+            for name in file_sums(work):
+                make_folder((work / name).parent)
+                store.get_file(f"{root}/{name}", str(work / name))
+            check_files(work, advice=f"Make {address} again.")
+            sync_tree(work)
+    return copy
+
+
+def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) -> None:
+    """Copy a sealed folder to an object store, where it is complete when it has the file ``last``.
+
+    The file ``first`` tells that the files there are of this folder, so that an interrupted upload
+    is continued. Both are written only where there are none, unless they may be replaced.
+    """
+    sums = file_sums(folder)
+    sizes = {name: (folder / name).stat().st_size for name in [*sums, _SUMS]}
+    with _store_of(address) as (store, root):
+
+        def create(name: str) -> bytes | None:
+            """Write a file where there is none; else return the one that is there."""
+            content, place = (folder / name).read_bytes(), f"{root}/{name}"
+            try:
+                store.pipe_file(place, content, mode="create")
+            except FileExistsError:
+                found = bytes(store.cat_file(place))
+                if found != content and not replace:
+                    raise OutputExistsError(
+                        f"{address} holds another dataset, or a part of it. Pass another out=, or "
+                        "replace it with overwrite=True."
+                    ) from None
+                return found
+            return None
+
+        there = {n[len(root) + 1 :]: d["size"] for n, d in store.find(root, detail=True).items()}
+        before: dict[str, str] = {}  # what is known of the files that are there
+        found = create(first)
+        if found == (folder / first).read_bytes():
+            before = {name: sums[name] for name in there if name in sums}
+        elif found is not None and _SUMS in there:
+            matches = map(_LINE.fullmatch, store.cat_file(f"{root}/{_SUMS}").decode().splitlines())
+            before = {match[2]: match[1] for match in matches if match is not None}
+        todo = [n for n in sums if (before.get(n), there.get(n)) != (sums[n], sizes[n])]
+        if last in there and any(name in there for name in todo if name not in (first, last)):
+            store.rm_file(f"{root}/{last}")
+        for name in [*(n for n in todo if n != last), _SUMS]:
+            store.put_file(str(folder / name), f"{root}/{name}")
+        if create(last) is not None:
+            store.put_file(str(folder / last), f"{root}/{last}")
+        for name in there.keys() - sizes.keys():
+            store.rm_file(f"{root}/{name}")
+
+
+@contextmanager
+def _store_of(address: str) -> Iterator[tuple[Any, str]]:
+    """The file system of an address, and the path in it."""
+    import fsspec
+
+    try:
+        store, root = fsspec.url_to_fs(address)
+        store.invalidate_cache()
+        yield store, root.rstrip("/")
+    except ImportError as error:  # its message says what to install
+        raise StorageError(f"{address}: {first_line(error)}.") from error
+    except EmbedkitError:
+        raise
+    except Exception as error:  # every file system has errors of its own
+        reason = first_line(error) or type(error).__name__
+        raise StorageError(f"{address} cannot be reached: {reason}.") from error
 
 
 def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) -> None:

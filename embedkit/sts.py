@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
 from embedkit.runs.intervals import scored
-from embedkit.runs.metrics import regression_metrics
+from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import target_from
 from embedkit.runs.run import Agreement, Cost, SimilarityRun
 from embedkit.search.exact import unit_rows
@@ -139,54 +139,39 @@ def similarity(
     )
     prefix = encoder.checkpoint.prefix_or_own(prefix)
     cosines, truncated = _cosines(records, encoder, views, prefix, progress)
+    agreement = []
+    if gold is not None:
+        for view, values in cosines.items():
+            metrics = metrics_for(gold, values)
+            both = {name: metrics[name] for name in ("spearman", "pearson")}
+            agreement.append(Agreement(view, **scored(both, np.arange(len(gold)))))
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,
         gold=gold,
-        agreement=() if gold is None else agreement(cosines, gold),
+        agreement=tuple(agreement),
         rejected=reader.counts.n_rejected,
         truncated=truncated,
         model=encoder.checkpoint.name,
         seconds=time.perf_counter() - started,
     )
     if out is not None:
-        settings = {
-            "prefix": prefix,
-            "special_tokens": True,
-            "max_length": encoder.max_length,
-            "precision": encoder.precision,
-        }
+        counts = {"pairs": len(records), "rejected": pairs.rejected, "truncated": truncated}
+        settings = {"prefix": prefix, "special_tokens": True, "max_length": encoder.max_length}
+        content = SimilarityRun(
+            corpus=tuple(f.sha256 for f in plan.files),
+            model=pairs.model,
+            model_sha256=encoder.checkpoint.sha256,
+            settings=settings | {"precision": encoder.precision},
+            records=counts,
+            agreement=pairs.agreement,
+            cost=Cost(seconds=pairs.seconds),
+            versions=versions(),
+        )
         with new_run(Path(out), overwrite=overwrite) as folder:
             _write(folder, pairs)
-            write_run(
-                folder,
-                SimilarityRun(
-                    corpus=tuple(f.sha256 for f in plan.files),
-                    model=pairs.model,
-                    model_sha256=encoder.checkpoint.sha256,
-                    settings=settings,
-                    records={
-                        "pairs": len(records),
-                        "rejected": pairs.rejected,
-                        "truncated": truncated,
-                    },
-                    agreement=pairs.agreement,
-                    cost=Cost(seconds=pairs.seconds),
-                    versions=versions(),
-                ),
-            )
+            write_run(folder, content)
     return pairs
-
-
-def agreement(cosines: Mapping[str, Float64], gold: Float64) -> tuple[Agreement, ...]:
-    """Return the correlations of every view's cosines ``(n,)`` with the gold scores ``(n,)``."""
-    pair = np.arange(len(gold))
-    agreements = []
-    for view, values in cosines.items():
-        metrics = regression_metrics(gold, values)
-        scores = scored({name: metrics[name] for name in ("spearman", "pearson")}, pair)
-        agreements.append(Agreement(view, scores["spearman"], scores["pearson"]))
-    return tuple(agreements)
 
 
 def _cosines(
@@ -220,7 +205,7 @@ def _write(folder: Path, pairs: PairSimilarity) -> None:
     import pyarrow as pa
 
     from embedkit import storage
-    from embedkit.runs.figures import draw_similarity
+    from embedkit.runs.figures import heat_map, save
 
     columns: dict[str, Any] = {
         "row": pa.array([r.row for r in pairs.records], pa.int64()),
@@ -231,4 +216,5 @@ def _write(folder: Path, pairs: PairSimilarity) -> None:
     columns |= {f"cosine_{name}": values for name, values in pairs.cosines.items()}
     storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
     if pairs.agreement:
-        draw_similarity(folder, pairs.agreement)
+        scores = {one.view: one.spearman for one in pairs.agreement}
+        save(folder, layers=lambda: heat_map("spearman", scores))

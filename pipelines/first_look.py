@@ -15,6 +15,7 @@ from pathlib import Path
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
+from embedkit.comparison.table import compare
 from embedkit.display import path_from
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.errors import EmbedkitError, ModelError
@@ -73,23 +74,23 @@ def summary(outputs: Path, model: str) -> Iterator[str]:
     """The findings, where the page is, and three commands to try next."""
     runs, both = outputs / "quickstart" / "runs", outputs / "two_languages" / "runs"
     tuned = read_run(runs / "finetuned")
+    compared = compare([runs / name for name in ("tfidf", "frozen", "finetuned", "layers")])
+    winner = compared.winner.name
     methods = {
         "tfidf": "TF-IDF",
         "frozen": "vectors + logistic regression",
         "finetuned": f"fine-tuned, {tuned.settings['epochs']:g} epochs",
     }
-    scores = {name: read_run(runs / name).scores for name in methods}
-    accuracy = {name: score["cross_validation"]["accuracy"] for name, score in scores.items()}
-    best = max(accuracy, key=lambda name: accuracy[name].value)
+    methods.setdefault(winner, "the best layer" if winner == "layers" else winner)
     languages = ", half English, half Korean" if model == MULTILINGUAL else ""
     yield (
         f"{tuned.records['folds']} support requests, {len(tuned.classes)} intents{languages}; "
         f"{tuned.split.folds}-fold accuracy"
     )
     for name, title in methods.items():
-        one = accuracy[name]
+        one = compared.row(name).scores["accuracy"]
         interval = f"({100 * one.low:.0f}-{100 * one.high:.0f})"
-        yield f"  {title:31} {one.value:4.0%}  {interval}{'   <- take this' * (name == best)}"
+        yield f"  {title:31} {one.value:4.0%}  {interval}{'   <- take this' * (name == winner)}"
     if model == MULTILINGUAL:
         test = {n: read_run(both / n).scores["test"]["accuracy"] for n in ("frozen", "tfidf")}
         yield (

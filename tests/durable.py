@@ -295,11 +295,13 @@ def _index(folder: Path) -> Any:
 
 
 EXTRACT = "extract corpus.tsv --model {model} --out"
+APPEND = (f"{EXTRACT} out --words", f"{EXTRACT} out --words --append more.tsv")
 OVERWRITE = (f"{EXTRACT} out --layers 0", f"{EXTRACT} out --overwrite")
 FINETUNE = "finetune corpus.tsv --out out --model {model} --head pooler --epochs 1 --folds 2"
 SCENARIOS: dict[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
     "extract": ((f"{EXTRACT} out --words --tokens",), "corpus.tsv", _dataset),
     "extract --overwrite": (OVERWRITE, "corpus.tsv", _dataset),
+    "extract --append": (APPEND, "corpus.tsv more.tsv", _dataset),
     "train": (("train data --out out --folds 2",), "data", _run),
     "finetune": ((f"{FINETUNE} --max-length 12 --limit 12",), "corpus.tsv", _run),
     "index": (("index data --kind flat --whitening center",), "data", _index),
@@ -365,6 +367,7 @@ def prepare(folder: Path) -> None:
     folder.mkdir()
     lines = ["id\tdocument\tlabel", *("\t".join(row) for row in ROWS), "99\t\t1"]
     (folder / "corpus.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    (folder / "more.tsv").write_text("\n".join([*lines[:9], "100\t\t1"]) + "\n", "utf-8")
     assert in_child(partial(_call, f"{EXTRACT} data", folder))()["code"] == 3
     gc.freeze()  # a collection would copy all pages for every child
     gc.disable()
@@ -383,8 +386,9 @@ class Harness:
         self.done, self.wrong = Counter[str](), list[str]()
         self._start = folder / "start"
         self._start.mkdir(parents=True)
-        copy = shutil.copytree if (source / needs).is_dir() else shutil.copy
-        copy(source / needs, self._start / needs)
+        for need in needs.split():
+            copy = shutil.copytree if (source / need).is_dir() else shutil.copy
+            copy(source / need, self._start / need)
         self._answers: list[Any] = []
         for line in lines:
             work = self._workspace()

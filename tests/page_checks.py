@@ -85,6 +85,21 @@ def findings_of_axe(page: Any) -> list[Any]:
     return list(page.evaluate(f"axe.run().then(result => {named})"))
 
 
+def check_fit(page: Any, width: int, scheme: str) -> None:
+    """Nothing is wider than the screen, the scheme is the reader's, and axe finds nothing."""
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert (int(ink[4:].split(",")[0]) > 128) == (scheme == "dark")
+    assert findings_of_axe(page) == []
+
+
+def copied(page: Any) -> list[list[str]]:
+    """Cells of the lines that the page copies as TSV."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy")
+    return [line.split("\t") for line in pasted(page).rstrip("\n").split("\n")]
+
+
 def pasted(page: Any) -> str:
     """What was copied last."""
     page.evaluate("""() => { const area = document.createElement("textarea"); area.id = "paste";

@@ -16,7 +16,7 @@ from embedkit.classifiers.train import train as train_tuned
 from embedkit.dataset.format import ModelSettings, Names
 from embedkit.runs.folder import RunResult, write_run
 from embedkit.runs.intervals import Score, scored
-from embedkit.runs.metrics import classification_metrics, regression_metrics
+from embedkit.runs.metrics import metrics_for
 from embedkit.runs.run import (
     Cost,
     DatasetContent,
@@ -26,7 +26,7 @@ from embedkit.runs.run import (
     TrainRun,
     ViewScore,
 )
-from embedkit.runs.split import SplitSettings
+from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
 
 SOURCE = ("ab" * 32,)
@@ -37,15 +37,21 @@ def train(dataset: Path, *, tune: bool = False, **options: Any) -> RunResult[Tra
     return train_tuned(dataset, tune=tune, **options)
 
 
+def split_of(y: Any, *, row: Any = None, group: Any = None, folds: int = 5) -> Split:
+    """Folds of so many records, the classes spread evenly; those of a group share one."""
+    row = np.arange(len(y)) if row is None else row
+    group = row if group is None else group
+    strata = y if y.dtype == np.int64 else np.zeros(len(y), np.int64)
+    settings = SplitSettings(source=SOURCE, folds=folds, seed=0, stratified=True)
+    return Split(row, group, assign_folds(strata, group, folds, seed=0), settings)
+
+
 def scores_of(
     y: Any, proba: Any, predicted: Any = None, *, unit: Any = None, beta: float | None = None
 ) -> dict[str, Score]:
     """Scores of probabilities, or of values if nothing is predicted from them."""
-    if predicted is None:
-        metrics = regression_metrics(y, proba)
-    else:
-        metrics = classification_metrics(y, proba, predicted, beta=beta)
-    return scored(metrics, np.arange(len(y)) if unit is None else unit)
+    unit = np.arange(len(y)) if unit is None else unit
+    return scored(metrics_for(y, proba, predicted, beta=beta), unit)
 
 
 def write_fake_run(
@@ -56,7 +62,6 @@ def write_fake_run(
     *,
     classes: Sequence[str] = ("0", "1"),
     decided: Sequence[str] | None = None,
-    repeat: Sequence[int] | None = None,
     row: Sequence[int] | None = None,
     group: Sequence[int] | None = None,
     inner: np.ndarray | None = None,
@@ -77,7 +82,6 @@ def write_fake_run(
         "row": rows.astype(np.int64),
         "id": [f"id{r}" for r in rows],
         "group": np.array(rows if group is None else group, np.int64),
-        "repeat": np.array(repeat if repeat is not None else [0] * n, np.int16),
         "fold": ["test" if f < 0 else str(f) for f in folds],
     }
     if classes:
@@ -119,12 +123,7 @@ def write_fake_run(
             names=Names(inputs=(), model="m", model_source="folder", revision=None),
         ),
         "split": SplitSettings(
-            fingerprint=split,
-            source=SOURCE,
-            folds=int(max(folds)) + 1,
-            repeats=1,
-            seed=0,
-            stratified=True,
+            fingerprint=split, source=SOURCE, folds=int(max(folds)) + 1, seed=0, stratified=True
         ),
         "cost": Cost(fit_seconds=2.0, predict_seconds=0.5, peak_memory_bytes=10**8, parameters=17),
         "versions": {"embedkit": "0"},

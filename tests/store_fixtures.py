@@ -123,7 +123,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Encoder, "load", load_quickly)
 
 
-def run(corpus: Any, out: Path, **settings: Any) -> ExtractResult:
+def run(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
     """``extract`` on the tiny model in shards of three rows, unless the settings say otherwise."""
     defaults = {"model": str(tiny_model()), "shard_rows": 3}
     return extract(corpus, out=out, **{**defaults, **settings})

@@ -26,18 +26,10 @@ from embedkit.classifiers.train import CrossValidation, cross_validate
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
 from embedkit.runs.predictions import Target
-from embedkit.runs.split import Split, SplitSettings, assign_folds, inner_folds
+from embedkit.runs.split import inner_folds
+from tests.run_fixtures import split_of
 
 LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
-
-
-def split_of(y: Any, *, group: Any = None, folds: int = 5) -> Split:
-    """Folds of so many records; those of a group share one."""
-    n = len(y)
-    group = np.arange(n) if group is None else group
-    strata = y if y.dtype == np.int64 else np.zeros(n, np.int64)
-    settings = SplitSettings(source=("s",), folds=folds, repeats=1, seed=0, stratified=True)
-    return Split(np.arange(n), group, assign_folds(strata, group, folds, seed=0)[:, None], settings)
 
 
 def two_classes(
@@ -171,10 +163,9 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     y = np.arange(60) % 2
     made = split_of(y)
     texts = [
-        f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}"
-        for i, fold in enumerate(made.folds[:, 0])
+        f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}" for i, fold in enumerate(made.folds)
     ]
-    train, _ = made.fold(0, 2)
+    train, _ = made.subsets()[2]
     settings = EstimatorSettings(features="tfidf")
     fitted = fit(texts, Target(y, ("0", "1")), made, train, settings, tune=True)
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
@@ -210,8 +201,7 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
     X, target = two_classes(1_500, positives=0.05, strength=0.8)
     made = split_of(target.y)
     wanted = np.empty(1_500, np.int64)
-    for fold in range(5):
-        train, test = made.fold(0, fold)
+    for train, test in made.subsets():
         centred = X - X[train].mean(0)
         wanted[test] = plain.fit(centred[train], target.y[train]).predict(centred[test])
     found = {
@@ -223,6 +213,26 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
     assert recall["balanced"] > 0.8 * recall_score(target.y, wanted)
     ours, theirs = (balanced_accuracy_score(target.y, p) for p in (found["balanced"], wanted))
     assert ours > theirs - 0.04
+
+
+@pytest.mark.parametrize("name", ["logreg", LINEAR_SVC])
+def test_probabilities_are_calibrated_without_dividing_groups(name: str) -> None:
+    """Groups of similar records with one random label each: nothing can be known of new ones."""
+    random = np.random.default_rng(0)
+    group = np.repeat(np.arange(100), 5)
+    X = random.normal(size=(100, 60))[group] + 0.3 * random.normal(size=(500, 60))
+    target = Target(random.integers(2, size=100)[group], ("0", "1"))
+    found = run(X.astype(np.float32), target, name, split=split_of(target.y, group=group))
+    assert log_loss(found.predictions.y, found.predictions.proba) < 0.75
+
+
+@pytest.mark.parametrize("width", [40, 150])
+def test_noise_is_no_worse_than_guessing(width: int) -> None:
+    """Also where there are as many columns as training records."""
+    y = np.arange(200) % 2
+    X = np.random.default_rng(0).normal(size=(200, width)).astype(np.float32)
+    tuned, plain = (run(X, Target(y, ("0", "1")), tune=tune).predictions for tune in (True, False))
+    assert log_loss(tuned.y, tuned.proba) < np.log(2) + 0.02 < log_loss(plain.y, plain.proba)
 
 
 @pytest.mark.parametrize("name", [*TABLE["regression"], "sklearn.svm:SVR"])

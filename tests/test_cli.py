@@ -16,7 +16,6 @@ import pytest
 
 from embedkit import storage
 from embedkit.cli.main import cli
-from embedkit.cli.text import table_text
 from embedkit.dataset.extract import estimate, plan_extract, run_plan
 from embedkit.dataset.format import ExtractSettings
 from embedkit.encoding.encoder import Encoder
@@ -114,14 +113,6 @@ def test_mistakes_are_one_line_and_change_nothing(
     assert tree(here) == before
 
 
-def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:
-    write_tsv(tmp_path / "corpus.tsv")
-    done = fresh("extract", "corpus.tsv", "--model", "./none", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "./none" in message_of(done)
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_done_and_done_with_rejects(embedkit_: Call) -> None:
     model = ["--model", str(tiny_model())]
     assert embedkit_("extract", "clean.tsv", *model).returncode == 0
@@ -189,35 +180,13 @@ def test_quiet_prints_only_results_and_errors(embedkit_: Call) -> None:
     assert message_of(embedkit_(*extract("--out", "clean.tsv", "-q")))
 
 
-@pytest.mark.parametrize("corpus", ["clean.tsv", "corpus.tsv"])
-def test_json_is_json_and_nothing_else(embedkit_: Call, corpus: str) -> None:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not valid JSON")
-
-    model = str(tiny_model())
-    for arguments in (
-        ["extract", corpus, "--model", model, "--dry-run"],
-        ["extract", corpus, "--model", model, "--out", "out"],
-        ["info", "out"],
-        ["info", model],
-        ["verify", "out"],
-        ["verify", "out", "--recompute", "1"],
-        ["tokenize", "배를 타고", "--model", model],
-        ["tokenize", "--vocab", "3:6", "--model", model],
-    ):
-        done = embedkit_(*arguments, "--json")
-        assert done.returncode in (0, 3)
-        assert json.loads(done.stdout, parse_constant=refuse)
-
-
 def test_tokenize(embedkit_: Call) -> None:
     model = ["--model", str(tiny_model())]
-    lines = embedkit_("tokenize", "배를 타고", "--pair", "a bus", *model).stdout.splitlines()
+    lines = embedkit_("tokenize", "배를 타고", *model).stdout.splitlines()
     columns = dict(
         zip(lines[0].split(), zip(*map(str.split, lines[1:]), strict=False), strict=False)
     )
-    assert " ".join(columns["token"]) == "[CLS] 배 ##를 타 ##고 [SEP] a bus [SEP]"
-    assert columns["segment"] == ("0",) * 6 + ("1",) * 3
+    assert " ".join(columns["token"]) == "[CLS] 배 ##를 타 ##고 [SEP]"
     assert embedkit_("tokenize", "--vocab", "0:99999", *model).returncode == 2
 
 
@@ -256,13 +225,6 @@ def test_dry_run_estimates_the_bytes(
         estimated = estimate(plan).bytes_total
         files = run_plan(plan).manifest.files
     assert estimated == pytest.approx(sum(f.bytes for f in files.values()), rel=0.15)
-
-
-def test_joined_letters_take_no_column_of_a_table() -> None:
-    first, second = table_text([{"a": "배", "b": "x"}, {"a": "##ᅢ", "b": "y"}]).splitlines()[1:]
-    assert (first, second) == ("  배  x", "  ##ᅢ  y")
-    accent = table_text([{"a": "e\u0301", "b": "x"}]).splitlines()[1]
-    assert accent == "  e\u0301  x"
 
 
 # Input

@@ -17,7 +17,6 @@ from embedkit.cli.learn import comparison_text
 from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
-from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.table import Comparison, Difference, Scale, compare, judge
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.runs.metrics import Threshold, best_threshold
@@ -479,10 +478,6 @@ def test_the_answer_comes_first_in_few_lines(
     assert any(line.startswith(f"  → {data['method']['name']} ") for line in lines)
     every = invoke("compare", *paths, "--all").output
     assert all(f"  {path.name} " in every for path in paths)
-    # no such file was made, so that none is named; of a run that has one it is
-    assert "--split" not in data["next"]
-    (paths[0] / "split.parquet").write_bytes(b"")
-    assert "run0/split.parquet" in recommend(compare(paths)).next
 
 
 def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:

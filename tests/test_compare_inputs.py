@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,12 @@ import pytest
 
 import embedkit
 from embedkit.cli.learn import comparison_text
+from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
 from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
+from tests.processes import command, invoke
 from tests.run_fixtures import train
 from tests.store_fixtures import tiny_model
 
@@ -54,6 +59,32 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
     page = (tmp_path / "report.html").read_text("utf-8").replace("<wbr>", "")
     for text in (page, comparison_text(found.table)):
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["split file", "own split"])
+def test_suggested_commands_run_as_printed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    """In the folder where they are printed; what they make can be compared with the others."""
+    at, runs = tmp_path / "at", tmp_path / "runs"
+    at.mkdir()
+    monkeypatch.chdir(at)
+    dataset = shutil.copytree(folder / "data", tmp_path / "data")
+    split = shutil.copy(folder / "split.parquet", tmp_path / "s.parquet")
+    how = ("--split", os.path.relpath(split)) if made else ("--folds", 2)
+    for features in ("vectors", "tfidf"):
+        out = ("--features", features, "--out", runs / features)
+        assert not invoke("train", dataset, *how, *out).exception
+    for _ in range(2):
+        advice = recommend(compare(sorted(runs.iterdir())))
+        suggested = [one.command for one in advice.decisions if one.command]
+        for line in dict.fromkeys([*suggested, advice.next]):
+            assert str(tmp_path) not in line
+            for part in line.split(" && "):
+                name, *arguments = shlex.split(part)
+                done = command(*arguments, cwd=at)
+                assert (name, done.returncode) == ("embedkit", 0), (line, done.stderr)
+    assert {"probe", "finetune"} <= {run.name for run in runs.iterdir()}
 
 
 def test_special_tokens_differ_too(folder: Path) -> None:

@@ -20,11 +20,6 @@ def test_ids_and_labels_keep_their_literal_form(folder: Folder, number: str) -> 
     assert (record.id, record.label, record.kept) == (number, number, (number,))
 
 
-def test_without_ids_the_row_number_serves_and_counts_rejects(folder: Folder) -> None:
-    got = folder.read("text\tlabel\na\t1\n\t1\nb\t0\n")
-    assert [(r.row, r.id) for r in got.records] == [(0, "0"), (2, "2")]
-
-
 def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
     for rows in (1, 40_000):  # more than is buffered
         with pytest.raises(CorpusError, match="carriage return"):
@@ -32,26 +27,20 @@ def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
 
 
 def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:
-    got = folder.read("text\tother\na\tb\n\tb\na\t \n", text_pair="other")
-    assert [(r.text, r.text_pair) for r in got.records] == [("a", "b")]
+    """Without a column of ids the row number is the id, rejects counted."""
+    got = folder.read("text\tother\na\tb\n\tb\na\t \nc\td\n", text_pair="other")
+    assert [(r.id, r.text, r.text_pair) for r in got.records] == [("0", "a", "b"), ("3", "c", "d")]
     assert got.reasons == [(3, "empty_text"), (4, "empty_text_pair")]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason", "detail"),
-    [
-        ("2\tb", "too_few_cells", "expected 3 cells, got 2"),
-        ("2\tb\t0\t", "too_many_cells", "expected 3 cells, got 4"),
-    ],
-)
 @pytest.mark.parametrize("quoting", ["none", "csv"])
-def test_a_row_is_never_padded_or_cut(
-    folder: Folder, line: str, reason: str, detail: str, quoting: str
-) -> None:
-    got = folder.read(f"id\ttext\tlabel\n1\ta\t1\n{line}\n3\tc\t1\n", quoting=quoting)
-    assert [(r.row, r.text) for r in got.records] == [(0, "a"), (2, "c")]
-    (reject,) = got.rejects
-    assert (reject.row, reject.line, reject.reason, reject.detail) == (1, 3, reason, detail)
+def test_a_row_is_never_padded_or_cut(folder: Folder, quoting: str) -> None:
+    got = folder.read("id\ttext\tx\n1\ta\t1\n2\tb\n3\tb\t0\t\n4\tc\t1\n", quoting=quoting)
+    assert [(r.row, r.text) for r in got.records] == [(0, "a"), (3, "c")]
+    assert [(r.row, r.line, r.reason, r.detail) for r in got.rejects] == [
+        (1, 3, "too_few_cells", "expected 3 cells, got 2"),
+        (2, 4, "too_many_cells", "expected 3 cells, got 4"),
+    ]
 
 
 def test_a_reject_says_where_it_stands(folder: Folder) -> None:
@@ -79,9 +68,6 @@ def test_tsv_takes_quotes_literally_and_counts_them(folder: Folder) -> None:
     counts = got.reader.counts
     assert (counts.fields_with_quotes, counts.fields_csv_quoted) == (4, 2)
     assert "quoting='csv'" in counts.notices[0]
-
-
-def test_tsv_with_csv_quoting(folder: Folder) -> None:
     got = folder.read('id\ttext\n1\t"a"\n2\t"f ""g"" ""\th"\n', quoting="csv")
     assert got.texts == ["a", 'f "g" "\th']
     assert got.reader.counts.notices == []

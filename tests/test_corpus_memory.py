@@ -124,11 +124,14 @@ def test_records_give_what_the_equal_json_lines_give(
 
 
 @pytest.mark.parametrize("make", [list, tuple, iter, np.array, pd.Series, pl.Series], ids=str)
-def test_texts(tmp_path: Path, make: Callable[[Any], Any]) -> None:
+def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     texts = ["the movie was good", " ", "배를\n타고", 'a "b"\tc', "\ufeffbus\r"]
     result = run(make(texts), tmp_path / "out")
     assert embedkit.load(result.out).text == [text for text in texts if text.strip()]
     assert result.manifest.totals.rejected_by_reason == {"empty_text": 1}
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_values_beside_the_text_keep_their_form(tmp_path: Path) -> None:
@@ -263,18 +266,8 @@ def test_row_groups_do_not_depend_on_batches(tmp_path: Path) -> None:
 def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(corpus, tmp_path / "out", text="text" if isinstance(corpus, pa.Table) else None)
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_what_needs_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="encoding='cp949'"):
         run(["a"], tmp_path / "out", encoding="cp949")
     with pytest.raises(TypeError, match="keep='a'"):
         run(["a"], tmp_path / "out", keep="a")
-
-
-def test_nothing_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    (tmp_path / "scratch").mkdir()
-    run(RECORDS, tmp_path / "out")
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list(tmp_path.glob("out*"))

@@ -15,20 +15,20 @@ from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, plan_files, read_files
 
 
-def test_a_missing_file_names_its_neighbour(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
+        ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
+        ("", "is a folder"),
+        ("pipe", "is a pipe"),
+    ],
+)
+def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
     folder.write("text\na\n", "ratings_train.txt")
-    with pytest.raises(CorpusError, match=r"ratings_train\.txt"):
-        InputFile.of(folder.path / "rating_train.txt")
-    with pytest.raises(CorpusError, match=r"The folder .*nowhere does not exist\."):
-        InputFile.of(folder.path / "nowhere" / "corpus.tsv")
-
-
-def test_a_folder_or_a_pipe_is_no_file(folder: Folder) -> None:
-    with pytest.raises(CorpusError, match="is a folder"):
-        InputFile.of(folder.path)
     os.mkfifo(folder.path / "pipe")
-    with pytest.raises(CorpusError, match="is a pipe"):
-        InputFile.of(folder.path / "pipe")
+    with pytest.raises(CorpusError, match=message):
+        InputFile.of(folder.path / name)
 
 
 def test_a_change_is_noticed(folder: Folder) -> None:
@@ -159,12 +159,6 @@ def test_txt_is_one_text_per_line_unless_it_has_tabs(
     )
 
 
-def test_short_texts_are_left_out_and_counted(folder: Folder) -> None:
-    got = folder.read("text\na\n배배\n\nabc\n👍👍\n", min_chars=2)
-    assert [(r.row, r.text) for r in got.records] == [(1, "배배"), (2, "abc"), (3, "👍👍")]
-    assert got.reader.counts.left_out == {"min_chars": 1}
-
-
 ROWS = "text\tother\n" + "".join(f"text {i}\tx\n\tempty {i}\n" for i in range(200))
 
 
@@ -178,7 +172,9 @@ def test_a_sample_is_reproducible_by_its_seed(folder: Folder) -> None:
         assert all(r.text == f"text {r.row // 2}" for r in got.records)
         assert len(got.rejects) == 200  # a reject is told whether or not it is drawn
         assert got.reader.counts.left_out == {"sample": 180}
-    got = read_files(path, sample=5, limit=20, min_chars=6, seed=1)
+    got = folder.read("text\na\n배배\nabc\n👍👍\n", min_chars=2)
+    assert [r.row for r in got.records] == [1, 2, 3]
+    got = read_files(folder.write(ROWS), sample=5, limit=20, min_chars=6, seed=1)
     assert len(got.records) == 5
     assert max(r.row for r in got.records) < 20
     assert got.reader.counts.left_out == {"sample": 5, "limit": 380}

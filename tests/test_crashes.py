@@ -18,7 +18,9 @@ from tests.processes import ROOT, environment
     ("scenarios", "sample"),
     [
         (("extract", "train", "index"), 197),
-        pytest.param(("extract --overwrite", "finetune"), 41, marks=pytest.mark.slow),
+        pytest.param(
+            ("extract --overwrite", "extract --append", "finetune"), 41, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_sample_of_faults_and_power_cuts(scenarios: tuple[str, ...], sample: int) -> None:

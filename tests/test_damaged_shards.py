@@ -154,7 +154,7 @@ def test_the_index_of_a_repaired_dataset_is_kept(made: Path, out: Path) -> None:
 def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> None:
     cut(out / PART)
     before = tree(out)
-    out.with_name("out.incomplete").mkdir()
+    (out.with_name("out.incomplete") / "mine").mkdir(parents=True)
     with pytest.raises(OutputExistsError, match=r"out\.incomplete"):
         again(made, out)
     with pytest.raises(OutputExistsError, match=r"vectors\.views"):

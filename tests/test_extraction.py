@@ -14,6 +14,7 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -288,6 +289,31 @@ def test_half_precision_is_the_rounded_float32(corpus: Path, tmp_path: Path, sto
     X = embedkit.load(half).X
     assert X.dtype == np.float32
     np.testing.assert_array_equal(X, embedkit.load(exact).X.astype(np.float16))
+
+
+def test_int8_is_scaled_by_shard_and_says_what_it_costs(corpus: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tokens": True, "words": "mean", "shard_rows": 6}
+    exact = run(corpus, tmp_path / "exact", **given).out
+    result = run(corpus, tmp_path / "small", storage="int8", **given)
+    for folder, name in (("sentences", "mean_2"), ("tokens", "layer_2"), ("words", "layer_2")):
+        parts = []
+        for part in sorted((exact / folder).glob("*.parquet")):
+            values = matrix(pq.read_table(part), name)
+            small = pq.read_table(result.out / folder / part.name)
+            scale = np.array(json.loads(small.schema.field(name).metadata[b"embedkit.scale"]))
+            np.testing.assert_allclose(scale * 127, np.abs(values).max(0), rtol=1e-6)
+            parts.append(matrix(small, name) * scale)
+            assert (np.abs(parts[-1] - values) <= scale * 0.501).all()
+        level, view = folder.removesuffix("s"), name.removeprefix("layer_")
+        data = embedkit.load(result.out, view, level=level)
+        assert data.X.dtype == np.float32
+        np.testing.assert_allclose(data.X, np.concatenate(parts), rtol=1e-6)
+    files = result.out / "sentences/*.parquet"
+    kinds = duckdb.execute(f"select typeof(mean_2), len(mean_2) from '{files}'").fetchall()
+    assert set(kinds) == {("TINYINT[]", 16)}
+    ledger = result.manifest.totals.ledger
+    assert ledger["neighbours"] >= ledger["neighbours_int8"] > 0
+    assert embedkit.verify(result.out, recompute=2, device="cpu").ok
 
 
 # Inputs and names

@@ -19,6 +19,7 @@ from embedkit.comparison.cases import (
     Texts,
     by_class,
     cases_of,
+    confidence_of,
     confused_pairs,
     label_suspicions,
 )
@@ -45,7 +46,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 
 def held_out(compared: Compared, name: str) -> Predictions:
     p = compared.predictions[name]
-    return p.take(p.first_repeat)
+    return p.take(p.out_of_fold)
 
 
 def predicting(folder: Path, accuracy: dict[str, float], *, n: int = 400) -> list[Path]:
@@ -125,7 +126,6 @@ def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     assert (found.winner.name, found.winner.kind) == ("probe", "probe")
     assert best.method == found.winner
     assert "layer 1, mean" in best.title
-    assert "--view mean_1" in best.next
     assert (found.table.rows[0].name, best.gain) == ("probe", found.winner.to_baseline)
     assert found.chosen_blend("best").name in ("one", "two", "blend: mean")  # a probe has no model
     assert set(found.blends) == {"mean", "stacked"}
@@ -136,24 +136,9 @@ def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     assert close.differences["close", "two"].p_corrected is not None
 
 
-def test_a_probe_is_compared_on_the_first_repeat(tmp_path: Path) -> None:
+def test_a_probe_is_compared_with_runs_on_the_same_records(tmp_path: Path) -> None:
     (path,) = predicting(tmp_path, {"one": 0.7}, n=200)
-    y, order = np.arange(100) % 2, np.random.default_rng(0).random(100)
-    proba = np.where(np.eye(2)[np.where(order < 0.7, y, 1 - y)] > 0, 0.8, 0.2)
-    twice = write_fake_run(
-        tmp_path / "twice",
-        [*map(str, y)] * 2,
-        np.concatenate([proba, proba]),
-        [i % 5 for i in range(100)] * 2,
-        repeat=[0] * 100 + [1] * 100,
-        row=[*range(100)] * 2,
-    )
-    found = compare([probed(tmp_path / "probe", 0.9, n=100), twice])
-    assert [run.name for run in found.runs.runs] == ["twice", "probe"]
-    assert found.row("probe").scores["accuracy"].value == pytest.approx(0.9)
-    gap = found.differences["probe", "twice"]
-    assert gap.value == pytest.approx(0.9 - (proba.argmax(1) == y).mean())
-    alone = compare([tmp_path / "probe"])
+    alone = compare([probed(tmp_path / "probe", 0.9, n=100)])
     assert alone.winner.name == "probe"
     with pytest.raises(UsageError, match="probe"):
         alone.chosen_blend("best")
@@ -311,9 +296,10 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
     advice = recommend(compared)
     answers = {one.question: one for one in advice.decisions}
     assert list(answers) == ["Layer", "Blend", "Fine-tuning", "More labels"]
-    for question in ("Layer", "Fine-tuning", "More labels"):
-        assert answers[question].command.startswith("embedkit ")
-    assert advice.next == answers["Layer"].command
+    for question in ("Layer", "Fine-tuning", "More labels"):  # the runs have no dataset
+        assert (answers[question].answer, answers[question].command) == ("not tried", "")
+        assert "embedkit extract" in answers[question].sentence
+    assert advice.next.startswith("embedkit predict ")
     paths = predicting(tmp_path, {"one": 0.7})
     with_probe = recommend(compare([*paths, probed(tmp_path / "probe", 0.6)]))
     assert with_probe.decisions[0].why == "chosen in 4 of 5 folds"
@@ -348,7 +334,7 @@ def test_suspicions_are_few_and_certain() -> None:
         proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
         zeros = np.zeros(n, np.int64)
         ids, said = tuple(map(str, range(n))), proba.argmax(1)
-        where = np.arange(n), ids, np.arange(n), zeros, zeros
+        where = np.arange(n), ids, np.arange(n), zeros
         methods.append(Predictions(*where, y, proba, said, ("0", "1"), zeros - 1))
     suspicious = label_suspicions(methods)
     assert set(np.flatnonzero(suspicious)) == set(planted.tolist())
@@ -375,9 +361,9 @@ def test_lists_are_what_the_predictions_say(compared: Compared) -> None:
     for name, mask in expected.items():
         assert lists.get(name, set()) == set(np.flatnonzero(mask).tolist()), name
     assert len(cases.lists.get("relabel", ())) <= MOST_SUSPICIONS
-    assert cases.methods[:2] == ("c", "a")
+    assert list(cases.methods)[:2] == ["c", "a"]
     wrong = cases.lists["wrong"]
-    assert (np.diff(cases.confidence[0][wrong]) <= 1e-12).all()  # the surest first
+    assert (np.diff(confidence_of(cases.records)[wrong]) <= 1e-12).all()  # the surest first
 
 
 def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:

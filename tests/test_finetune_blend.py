@@ -58,7 +58,7 @@ def test_inner_predictions_are_of_records_that_their_model_was_not_fitted_on(
     texts = [line.split("\t")[0] for line in corpus.read_text("utf-8").splitlines()[1:]]
     for number, fold in enumerate(folds):
         here = inner[inner["fold"] == str(number)]
-        rows, held_out = set(here["row"]), set(made.fold(0, number)[1])
+        rows, held_out = set(here["row"]), set(made.subsets()[number][1])
         trained, valid = set(fold.train), set(fold.valid)
         assert valid <= rows
         assert (rows == valid) == (threshold is None)
@@ -132,7 +132,7 @@ def told(run: Predictions, made: Split) -> Predictions:
 
     parts = []
     for fold in range(FOLDS):
-        train, test = (np.searchsorted(run.row, made.row[i]) for i in made.fold(0, fold))
+        train, test = (np.searchsorted(run.row, made.row[i]) for i in made.subsets()[fold])
         inner = leaning(run.take(train), fold=np.full(len(train), fold))
         parts.append(leaning(run.take(test), inner=inner))
     return Predictions.joined(parts)

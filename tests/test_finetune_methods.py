@@ -117,13 +117,23 @@ def test_windows_mean_what_they_mean_in_extract(tmp_path: Path, head: str, view:
 # epochs
 
 
-def test_the_epoch_may_be_chosen_by_a_metric(corpus: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"epochs": 6, "validation": 0.4, "learning_rate": 1e-2}
-    content = on_split(corpus, tmp_path / "run", select_by="macro_f1", patience=3, **given)
+@pytest.mark.parametrize(
+    ("select_by", "patience", "most", "given"),
+    [
+        ("macro_f1", 3, 6, {"validation": 0.4, "learning_rate": 1e-2}),
+        ("loss", 2, 14, {"learning_rate": 5e-2}),
+    ],
+)
+def test_the_best_epoch_is_kept(
+    corpus: Path, tmp_path: Path, select_by: str, patience: int, most: int, given: dict[str, Any]
+) -> None:
+    given |= {"epochs": most, "patience": patience, "select_by": select_by}
+    content = on_split(corpus, tmp_path / "run", **given)
     for number, epochs in enumerate(content.history.values()):
-        scores = [epoch.valid_score for epoch in epochs]
-        assert content.epochs[number] == 1 + int(np.argmax(scores))
-        assert len(scores) == 6 or len(scores) - 1 - int(np.argmax(scores)) == 3
+        losses = [e.valid_loss if select_by == "loss" else -e.valid_score for e in epochs]
+        assert content.epochs[number] == 1 + int(np.argmin(losses))
+        assert len(losses) == most or len(losses) - 1 - int(np.argmin(losses)) == patience
+        assert select_by != "loss" or len(losses) < most
     # the kept model is that of this epoch
     inner = pd.read_parquet(tmp_path / "run/inner_predictions.parquet")
     for number, epochs in enumerate(content.history.values()):
@@ -206,16 +216,13 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
 # frozen layers
 
 
-@pytest.mark.parametrize("freeze_layers", ["2", "all"])
-def test_frozen_layers_have_no_dropout(freeze_layers: str) -> None:
+def test_frozen_layers_have_no_dropout() -> None:
     checkpoint = find_checkpoint(str(tiny_model()))
     tokenizer = load_tokenizer(checkpoint)
     model = build_model(plain_of(checkpoint), seed=3, head="cls", dropout=0.0)
-    freeze(model, freeze_layers)
-    model.train()
     batch = padded(tokenizer.encode(["good movie", "bad"], settings=WINDOWS), tokenizer.pad_id)
-    logits = [model(**batch).logits for _ in range(2)]
-    assert torch.equal(*logits)
-    freeze(model, "1")
-    model.train()
-    assert not torch.equal(*[model(**batch).logits for _ in range(2)])
+    for freeze_layers in ("2", "all", "1"):
+        freeze(model, freeze_layers)
+        model.train()
+        same = torch.equal(*[model(**batch).logits for _ in range(2)])
+        assert same == (freeze_layers != "1")

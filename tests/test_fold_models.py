@@ -65,13 +65,13 @@ def test_each_record_has_the_vectors_of_the_model_that_has_not_seen_it(shared: P
     data = embedkit.load(shared / "data", list(VIEWS))
     made = read_split(shared / "split.parquet")
     folds = np.array(data.column("fold"))
-    assert (folds == made.folds[:, 0]).all()
+    assert (folds == made.folds).all()
     assert {*folds} == {ALL_FOLDS, 0, 1, 2}
     found = by_fold(shared / "run", data.text)
     assert np.abs(found[0] - found[1]).max() > 1e-3  # the models differ
     assert np.allclose(data.X, expected(found, folds), atol=1e-5)
     for number in range(3):  # what trained a model is not encoded by it
-        train, _ = made.fold(0, number)
+        train, _ = made.subsets()[number]
         assert not np.allclose(data.X[train], found[number][train], atol=1e-4)
     job = data.manifest.job
     assert job.folds is not None
@@ -148,11 +148,9 @@ def test_training_uses_the_split_of_the_run(shared: Path, tmp_path: Path) -> Non
 def test_another_split_is_refused(shared: Path, tmp_path: Path) -> None:
     """Under it, vectors of training records would know the labels of the held-out ones."""
     split(shared / "data", out=tmp_path / "other.parquet", folds=3, seed=5)
-    split(shared / "data", out=tmp_path / "twice.parquet", folds=3, test=0.2, repeats=2)
-    for name in ("other", "twice"):
-        for make in (train, probe):
-            with pytest.raises(MismatchError, match="in another fold"):
-                make(shared / "data", out=tmp_path / "no", split=tmp_path / f"{name}.parquet")
+    for make in (train, probe):
+        with pytest.raises(MismatchError, match="in another fold"):
+            make(shared / "data", out=tmp_path / "no", split=tmp_path / "other.parquet")
     head, *lines = (shared / "corpus.tsv").read_text().splitlines()
     body = [f"{line}\t{'ab'[i % 2]}" for i, line in enumerate(lines)]
     corpus = write_lines(tmp_path / "parts.tsv", f"{head}\tpart", *body)
@@ -187,42 +185,34 @@ def test_other_texts_of_the_same_records_are_refused(tmp_path: Path) -> None:
     assert len(embedkit.load(few)) == 9
 
 
-def test_one_model_is_refused_for_what_it_was_trained_on(shared: Path, tmp_path: Path) -> None:
-    data = embedkit.load(shared / "data")
-    folds, model = np.array(data.column("fold")), shared / "run/model/fold-1"
-    for fold, fine in ((0, False), (1, True), (2, False), (ALL_FOLDS, True)):
-        texts = [data.text[i] for i in np.flatnonzero(folds == fold)]
-        if fine:
-            vectors(texts, tmp_path / f"fold{fold}", model)
-            continue
-        with pytest.raises(UsageError, match=f"trained on {len(texts)} "):
-            vectors(texts, tmp_path / "no", model)
-    assert not (tmp_path / "no.incomplete").exists()
-
-
 def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv")  # some texts stand there twice
     split(corpus, out=tmp_path / "split.parquet", folds=3, allow_duplicates=True)
     tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", epochs=1)
     with pytest.raises(UsageError, match="several folds"):
         vectors(corpus, tmp_path / "no", tmp_path / "run")
-    split(corpus, out=tmp_path / "twice.parquet", folds=2, repeats=2)
-    tuned(corpus, tmp_path / "again", split=tmp_path / "twice.parquet", epochs=1)
-    with pytest.raises(UsageError, match="2 repeats"):
-        vectors(corpus, tmp_path / "no", tmp_path / "again")
 
 
-def test_the_model_of_one_fold_is_refused_for_its_training_records(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path / "c.tsv", count=40)
+def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: Path) -> None:
+    data, model = embedkit.load(shared / "data"), shared / "run/model/fold-1"
+    for fold in (0, 1, 2, ALL_FOLDS):
+        texts = [t for t, of in zip(data.text, data.column("fold"), strict=True) if of == fold]
+        if fold in (1, ALL_FOLDS):
+            vectors(texts, tmp_path / f"fold{fold}", model)
+            continue
+        with pytest.raises(UsageError, match=f"trained on {len(texts)} "):
+            vectors(texts, tmp_path / "no", model)
+    corpus = corpus_of(tmp_path / "c.tsv", count=40)  # all in one fold
     tuned(corpus, tmp_path / "run", folds=1, epochs=1)
     made = read_split(tmp_path / "run/split.parquet")
-    trained = np.flatnonzero(made.folds[:, 0] < ALL_FOLDS)
+    trained = np.flatnonzero(made.folds < ALL_FOLDS)
     assert len(trained) > 20
-    for model in ("run", "run/model/fold-0"):
+    for name in ("run", "run/model/fold-0"):
         with pytest.raises(UsageError, match=r"trained on \d+ of these"):
-            vectors(corpus, tmp_path / "no", tmp_path / model)
-    texts = pd.read_csv(corpus, sep="\t")["text"]
-    unseen = [*texts[made.folds[:, 0] == 0], "a bus home home home"]
+            vectors(corpus, tmp_path / "no", tmp_path / name)
+    assert not (tmp_path / "no.incomplete").exists()
+    column = pd.read_csv(corpus, sep="\t")["text"]
+    unseen = [*column[made.folds == 0], "a bus home home home"]
     vectors(unseen, tmp_path / "unseen", tmp_path / "run")
     encoder = embedkit.Encoder.load(tmp_path / "run/model/fold-0", device="cpu")
     assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-6)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -130,6 +131,23 @@ def test_records_without_a_label_are_left_out(
         partly.with_suffix(".csv"), out=tmp_path / "again", model=str(tmp_path / "c")
     )
     assert len(embedkit.load(again.out)) == 40
+
+
+def test_what_may_be_left_out(partly: Path, tmp_path: Path) -> None:
+    """The name of a run, the download of a file, and the method that loads an encoder."""
+    done = command("train", partly, "--folds", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with fsspec.open("memory://bucket/new.tsv", "w") as target:
+        target.write('text\na bus\n"home"\n')
+    done = command("predict", "runs/partly-logreg", "memory://bucket/new.tsv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["row", "0", "1"]
+    done = command("split", partly.with_suffix(".csv"), "--out", "s.parquet", cwd=tmp_path)
+    assert "note: id column: id\n" in done.stderr  # there is no option --id
+    encoder = Encoder(str(tiny_model()), device="cpu")
+    assert np.array_equal(encoder.encode(TEXTS), Encoder.load(tiny_model()).encode(TEXTS))
+    with pytest.raises(UsageError, match="nothere"):
+        Encoder("models/nothere", offline=True)
 
 
 @pytest.mark.parametrize("to", EXPORTS)

@@ -127,15 +127,6 @@ def test_a_failed_stage_leaves_the_earlier_ones_done(
     assert reasons(tmp_path) == ["up to date", "was not finished"]
 
 
-def test_a_mistyped_setting_undoes_nothing(tmp_path: Path, calls: list[list[str]]) -> None:
-    corpus_of(tmp_path / "corpus.tsv")
-    run_recipe(stages_of(tmp_path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_call", lambda *_: 2)
-        assert statuses(run_recipe(stages_of(tmp_path, "corpus=corpse.tsv"))) == ["failed"]
-    assert reasons(tmp_path) == ["up to date", "up to date"]
-
-
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path, calls: list[list[str]]) -> None:
     from embedkit.errors import OutputExistsError
 
@@ -270,7 +261,8 @@ def test_fetch(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     assert fetch(f"{address}/corpus.tsv", sha256=right.upper(), out=out)
     assert out.read_bytes() == CONTENT
     assert not fetch(f"{address}/corpus.tsv", sha256=right, out=out)
-    assert asked == ["/corpus.tsv"]
+    assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "a/x")
+    assert asked == ["/corpus.tsv", "/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
     with pytest.raises(MismatchError, match=r"corpus\.tsv"):
         fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
     with pytest.raises(StorageError, match="90,005 of 180,011"):
@@ -290,25 +282,17 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
     for url in ("file:///etc/hostname", "example.org/x", "https:///x", "http://[x/y"):
         with pytest.raises(UsageError, match="https://"):
             fetch(url, sha256="0" * 64, out=tmp_path / "x")
+    with pytest.raises(UsageError, match="out="):
+        fetch("https://example.org/x", sha256="0" * 64, out=tmp_path)
     with pytest.raises(StorageError, match="refused"):
         fetch("http://127.0.0.1:9/x", sha256="0" * 64, out=tmp_path / "x")
-
-
-def test_fetch_takes_addresses_and_names_as_people_write_them(
-    tmp_path: Path, server: tuple[str, list[str]]
-) -> None:
-    address, asked = server
-    right = hashlib.sha256(CONTENT).hexdigest()
-    assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "x")
-    assert asked == ["/%EC%98%81%ED%99%94%20%ED%8F%89.tsv?a=b%20c"]
-    with pytest.raises(UsageError, match="out="):
-        fetch(f"{address}/x", sha256=right, out=tmp_path)
 
 
 # the recipes of the project
 
 PRINTING = ("search", "words")  # leave no file, run every time
 RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
+LONG = ("medical_papers", "nsmc_finetuning", "nsmc_layers", "reviews")
 
 
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
@@ -363,7 +347,13 @@ NSMC = "\n".join(
 ).encode()
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+        for path in RECIPES
+    ],
+)
 def test_every_recipe_runs_on_a_stand_in(
     recipe: Path,
     tmp_path: Path,

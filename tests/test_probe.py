@@ -58,7 +58,7 @@ def test_every_fit_is_on_training_records(
     monkeypatch.setattr(probing, "fit", recording)
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, threads=1, learning_curve=True)
     split = split_for(embedkit.load(data), None, folds=3, seed=0)
-    folds = [set(split.fold(0, fold)[0].tolist()) for fold in range(3)]
+    folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
     assert len(fitted) == 3 * 5
     for number, records in enumerate(fitted):
         assert records <= folds[number // 5]  # one fold after the other, in one thread
@@ -86,7 +86,7 @@ def test_the_majority_is_that_of_the_training_records(data: Path, tmp_path: Path
     folds = np.where(np.random.default_rng(0).random(len(y)) < 0.25, ~y, y).astype(np.int64)
     settings = made.settings
     group = np.arange(len(y))
-    write_split(Split(made.row, group, folds[:, None], settings), tmp_path / "s.parquet")
+    write_split(Split(made.row, group, folds, settings), tmp_path / "s.parquet")
     content = probe(data, out=tmp_path / "p", view="mean_2", split=tmp_path / "s.parquet").content
     expected = []
     for fold in (0, 1):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
+import tempfile
+from typing import Any
 
 import pytest
 
@@ -65,6 +68,29 @@ def test_python_runs(workplace, monkeypatch):
         exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
+CELLS = json.loads((ROOT / "docs/notebook.ipynb").read_text("utf-8"))["cells"]
+CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path / "docs")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in CODE:
+        exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+    (report,) = tmp_path.glob("*/report.html")
+    assert names["result"].winner.name in report.read_text("utf-8")
+
+
+def test_the_notebook_holds_the_outputs_of_one_execution():
+    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
+    kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
+    assert kinds == {"execute_result"}
+
+
 def test_every_command_and_exit_code_is_documented():
     from embedkit.cli.main import cli
     from embedkit.errors import EXIT_REJECTS, EmbedkitError
@@ -79,14 +105,3 @@ def test_every_command_and_exit_code_is_documented():
         int(c) for row in re.findall(r"^\| ([\d, ]+) \|", RELIABILITY, re.M) for c in row.split(",")
     }
     assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented
-
-
-def test_options_that_are_named_exist():
-    from embedkit.cli.main import cli
-
-    known = {
-        o for c in cli.commands.values() for p in c.params for o in (*p.opts, *p.secondary_opts)
-    }
-    commands = re.sub(r"`python -m [^`]*`", "", README)
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", commands)) - {"--help"}
-    assert named <= known

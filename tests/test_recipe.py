@@ -103,21 +103,6 @@ def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message:
     assert caught.value.exit_code == 5
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("corpuss=x", r"corpuss=x.*Did you mean 'corpus'"),
-        ("folds", "KEY=VALUE"),
-        ("train.c.tune=true", r"train\.c\.tune.*extract, train.b, split"),
-        ("train.a.tunne=true", "--tunne"),
-        ("train.a.folds=x", "--folds"),
-    ],
-)
-def test_mistakes_on_the_command_line(tmp_path: Path, setting: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        read(tmp_path, GOOD, setting)
-
-
 def test_files_that_are_not_recipes(tmp_path: Path) -> None:
     for text in ("title = 'x'\n", "split = 3\n", "set = 3\n[split]\n", "[split]\nx = 1\n"):
         with pytest.raises(UsageError, match=r"recipe\.toml"):
@@ -171,14 +156,21 @@ def test_defaults_of_all_stages_and_of_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("recipe", "settings", "message"),
     [
-        ("seed = 3", "sed = 3", r"\[defaults\] .*'sed'"),
-        ("defaults.train", "defaults.trian", r"\[defaults\] .*'trian'"),
-        ("seed = 4", "ssed = 4", r"\[train.a\] .*--ssed"),
-        ("{stage}", "{stag}", r"\{stag\}.*Did you mean 'stage'"),
+        (DEFAULTS.replace("seed = 3", "sed = 3"), (), r"\[defaults\] .*'sed'"),
+        (DEFAULTS.replace("defaults.train", "defaults.trian"), (), r"\[defaults\] .*'trian'"),
+        (DEFAULTS.replace("seed = 4", "ssed = 4"), (), r"\[train.a\] .*--ssed"),
+        (DEFAULTS.replace("{stage}", "{stag}"), (), r"\{stag\}.*Did you mean 'stage'"),
+        (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
+        (GOOD, ("folds",), "KEY=VALUE"),
+        (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
+        (GOOD, ("train.a.tunne=true",), "--tunne"),
+        (GOOD, ("train.a.folds=x",), "--folds"),
     ],
 )
-def test_mistakes_in_defaults(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_mistakes_in_defaults_and_on_the_command_line(
+    tmp_path: Path, recipe: str, settings: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        read(tmp_path, DEFAULTS.replace(old, new))
+        read(tmp_path, recipe, *settings)

@@ -128,8 +128,11 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
     assert 'id="picture-training-1"' in html
 
 
-def test_no_page_names_a_folder_of_this_machine(shared: Path, tmp_path: Path) -> None:
+def test_no_page_names_a_folder_of_this_machine(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands, datasets and models of runs were given by absolute paths."""
+    monkeypatch.chdir(tmp_path)
     runs = [shutil.copytree(p, tmp_path / "runs" / p.name) for p in runs_of(shared)]
     for run in runs:
         edit_run(
@@ -149,7 +152,7 @@ def test_the_records_are_all_there(shared: Path) -> None:
     compared = compare(runs_of(shared))
     data = payload(shared / "report.html")
     records = compared.runs.records
-    index = records.first_repeat
+    index = records.out_of_fold
     assert data["rows"] == records.row[index].tolist()
     assert data["y"] == records.y[index].tolist()
     assert data["texts"] == [embedkit.load(shared / "data").text[row] for row in data["rows"]]

@@ -16,7 +16,7 @@ from embedkit.runs.intervals import (
     interval,
     paired_tests,
 )
-from embedkit.runs.metrics import METRICS, classification_metrics, metric_text, regression_metrics
+from embedkit.runs.metrics import METRICS, metric_text, metrics_for
 from tests.run_fixtures import scores_of
 
 # units
@@ -51,7 +51,7 @@ def test_the_error_of_a_roc_auc_is_delongs() -> None:
     proba = np.stack([1 - positive, positive], axis=1)
     won = positive[y == 1][:, None] > positive[y == 0]
     wanted = sum(won.mean(axis).var(ddof=1) / won.shape[1 - axis] for axis in (0, 1))
-    found = error_of(classification_metrics(y, proba, y)["roc_auc"], np.arange(150))
+    found = error_of(metrics_for(y, proba, y)["roc_auc"], np.arange(150))
     assert found == pytest.approx(np.sqrt(wanted), rel=0.02)
 
 
@@ -59,7 +59,7 @@ def test_the_error_of_a_roc_auc_is_delongs() -> None:
 def test_the_error_is_that_of_a_bootstrap(name: str) -> None:
     random = np.random.default_rng(0)
     y = random.normal(size=150)
-    metric = regression_metrics(y, y + random.normal(size=150))[name]
+    metric = metrics_for(y, y + random.normal(size=150))[name]
     drawn = metric(random.multinomial(150, np.full(150, 1 / 150), size=3_000).astype(float))
     assert error_of(metric, np.arange(150)) == pytest.approx(drawn.std(), rel=0.06)
 
@@ -118,7 +118,7 @@ def test_of_few_positives_a_perfect_score_says_little() -> None:
     for name, count in (("recall", 6), ("roc_auc", 6), ("accuracy", 60)):
         wilson = stats.binomtest(count, count).proportion_ci(method="wilson")
         assert scores[name].low == pytest.approx(wilson.low), name
-    pairs = classification_metrics(y, np.eye(2)[y], y)["roc_auc"]
+    pairs = metrics_for(y, np.eye(2)[y], y)["roc_auc"]
     assert pairs.units(np.arange(60) // 2) == 3
 
 
@@ -197,9 +197,7 @@ def p_of(name: str, y: np.ndarray, *outputs: np.ndarray) -> float:
 
 
 def compared(name: str, y: np.ndarray, *outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    metrics = {
-        k: classification_metrics(y, p, p.argmax(1), beta=2)[name] for k, p in enumerate(outputs)
-    }
+    metrics = {k: metrics_for(y, p, p.argmax(1), beta=2)[name] for k, p in enumerate(outputs)}
     moved = influences(metrics, np.arange(len(y)))
     values = np.array([metric.value(len(y)) for metric in metrics.values()])
     return values, np.stack([moved[k] for k in metrics], axis=1)
@@ -250,8 +248,8 @@ def test_undefined_scores_are_not_tested() -> None:
 
 def test_every_metric_has_a_complete_row() -> None:
     y, proba = np.arange(40) % 2, np.random.default_rng(0).dirichlet([1, 1], size=40)
-    metrics = classification_metrics(y, proba, proba.argmax(1))
-    metrics |= regression_metrics(proba[:, 0], proba[:, 1])
+    metrics = metrics_for(y, proba, proba.argmax(1))
+    metrics |= metrics_for(proba[:, 0], proba[:, 1])
     assert list(metrics) == [name for name in METRICS if name != "entity_f1"]  # of words only
     for name, metric in metrics.items():
         best = 0.0 if METRICS[name].lower else 1.0

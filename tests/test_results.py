@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import astuple, replace
@@ -32,11 +31,18 @@ from embedkit.cli.run_text import run_info_text
 from embedkit.dataset.format import text_key
 from embedkit.dataset.settings import DatasetEncoder
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
-from embedkit.predict import PredictedRecord, Prediction, Predictor, _Trained, write_prediction_file
+from embedkit.predict import (
+    PredictedRecord,
+    Prediction,
+    Predictor,
+    _Trained,
+    predict_file,
+    write_prediction_file,
+)
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import ClassScore, ReportedScore, TrainRun
-from embedkit.runs.split import Split, split, split_for, write_split
+from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
 from tests.processes import command
 from tests.run_fixtures import train
@@ -102,7 +108,7 @@ def test_every_record_is_held_out_once(shared: Path) -> None:
 def test_predictions_are_those_of_plain_scikit_learn(shared: Path, tmp_path: Path) -> None:
     data = embedkit.load(shared / "data")
     train(shared / "data", out=tmp_path / "run", split=shared / "split.parquet")
-    folds = split_for(data, shared / "split.parquet", folds=0, seed=0).folds[:, 0]
+    folds = split_for(data, shared / "split.parquet", folds=0, seed=0).folds
     X, y = data.X[folds >= 0], data.y[folds >= 0]
     model = LogisticRegression(max_iter=1_000, tol=1e-8)
     plain = make_pipeline(Normalizer(), CommonScaler(), model)
@@ -123,16 +129,6 @@ def test_the_same_run_twice_is_the_same_file(shared: Path, tmp_path: Path) -> No
     assert first["fold"].tolist() != other["fold"].tolist()
     files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]
-
-
-def test_costs_add_up_to_less_than_the_command(shared: Path, tmp_path: Path) -> None:
-    """Fits at the same time in four threads count once."""
-    started = time.perf_counter()
-    content = train(shared / "data", out=tmp_path / "run", threads=4).content
-    probed = probe(shared / "data", out=tmp_path / "probe", threads=4).content
-    elapsed = time.perf_counter() - started
-    seconds = [(c.cost.fit_seconds, c.cost.predict_seconds) for c in (content, probed)]
-    assert 0 < sum(one or 0.0 for pair in seconds for one in pair) < elapsed
 
 
 def test_a_verdict_in_words(shared: Path) -> None:
@@ -171,7 +167,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
     threshold = options.pop("threshold", None)
     made = split_for(data, shared / "split.parquet", folds=0, seed=0)
     tune = options.pop("tune", True)
-    held = np.flatnonzero(made.folds[:, 0] == 2)
+    held = np.flatnonzero(made.folds == 2)
     changed = data.X.copy()
     changed[held[::2]] = 50 * np.random.default_rng(0).normal(size=changed[held[::2]].shape)
     outputs = []
@@ -474,7 +470,6 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert "--out c.tsv" in refused("c.tsv", "--out", "c.tsv", code=8)
     assert corpus.read_bytes() == before
     assert "--out" in refused("-", "--out", "a.tsv")
-    assert "--pair" in refused("c.tsv", "--pair", "b")
     assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
@@ -487,7 +482,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
 
 def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def answers() -> Iterator[PredictedRecord]:
-        yield PredictedRecord(0, "a", Prediction("1", {"0": 0.25, "1": 0.75}))
+        yield {"row": 0, "id": "a"}, Prediction("1", {"0": 0.25, "1": 0.75})
         raise RuntimeError("in the middle")
 
     for name in ("a.tsv", "a.jsonl", "a.parquet"):
@@ -520,7 +515,7 @@ def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
     """Records of a part of the corpus that the split was made of."""
     corpus_of(tmp_path / "c.tsv")
     made = split(tmp_path / "c.tsv", folds=3)
-    folds = np.where(np.arange(N) < 40, made.folds[:, 0] // 2 * 2, 1)[:, None]
+    folds = np.where(np.arange(N) < 40, made.folds // 2 * 2, 1)
     write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
     vectors_of(tmp_path / "c.tsv", tmp_path / "data", limit=40)
     for make in (train, probe):
@@ -605,25 +600,18 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
 # the command line
 
 
-def test_from_a_corpus_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A split of a corpus is that of its dataset, and answers are the same in all formats."""
-    monkeypatch.chdir(tmp_path)
-    corpus_of(tmp_path / "c.tsv")
-
-    def run(*arguments: str) -> None:
-        done = command(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-
-    run("extract", "c.tsv", "--model", str(tiny_model()), "--layers", "all", "--out", "v", "-q")
-    run("split", "v", "--folds", "3", "--out", "s.parquet")
-    run("split", "c.tsv", "--folds", "3", "--out", "t.parquet", "--text", "text")
-    assert pd.read_parquet("t.parquet").equals(pd.read_parquet("s.parquet"))
-    run("train", "v", "--split", "s.parquet", "--view", "mean_0, mean_2", "--out", "r")
+def test_answers_are_the_same_in_all_formats(shared: Path, tmp_path: Path) -> None:
+    """And a split of a corpus is that of its dataset."""
+    made = split(shared / "corpus.tsv", folds=4, test=0.2)
+    assert made.fingerprint == read_split(shared / "split.parquet").fingerprint
+    options = ("--folds", "4", "--test", "0.2", "--out", "s.parquet")
+    assert command("split", shared / "data", *options, cwd=tmp_path).returncode == 0
+    assert made.fingerprint == read_split(tmp_path / "s.parquet").fingerprint
     for name in ("a.tsv", "a.parquet", "a.jsonl"):
-        run("predict", "r", "c.tsv", "--out", name, "-q")
-    table = pd.read_csv("a.tsv", sep="\t", dtype=str)
+        predict_file(shared / "run", shared / "corpus.tsv", out=tmp_path / name, device="cpu")
+    table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype=str)
     assert list(table.columns) == ["row", "id", "label", "proba_0", "proba_1"]
-    shares = pd.read_parquet("a.parquet")
+    shares = pd.read_parquet(tmp_path / "a.parquet")
     assert np.allclose(shares["proba_1"], table["proba_1"].astype(float), atol=1e-6)
-    objects = [json.loads(line) for line in Path("a.jsonl").read_text("utf-8").splitlines()]
+    objects = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()]
     assert [o["label"] for o in objects] == table["label"].tolist() == shares["label"].tolist()

@@ -132,7 +132,7 @@ def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -
     assert tree(out) == before
     run(corpus, out, overwrite=True)
     assert list(manifest_of(out)["job"]["vectors"]["views"]) == ["mean_2"]
-    assert not (out / "_embedkit/replacing").exists()
+    assert not (out / "_embedkit/scratch").exists()
 
 
 # What changed between two runs

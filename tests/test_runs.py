@@ -24,12 +24,14 @@ from embedkit.runs.predictions import (
     decide,
     read_predictions,
     reported_scores,
+    target_from,
+    target_like,
     write_predictions,
 )
 from embedkit.runs.run import KINDS, PredictionRun, TrainRun, as_json
 from embedkit.runs.split import TEST
 from embedkit.storage import seal
-from tests.run_fixtures import edit_run, random_runs
+from tests.run_fixtures import edit_run, random_runs, split_of
 
 
 def test_tables_have_the_kinds_that_options_offer() -> None:
@@ -99,15 +101,15 @@ def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
     random = np.random.default_rng(0)
     y = random.integers(2, size=12) if classes else random.normal(size=12)
-    row = np.arange(12) * 3
+    records, ids = split_of(np.zeros(12, int), row=np.arange(12) * 3), [f"id{i}" for i in range(12)]
     subsets = []
     for fold in (1, 0, TEST):
         index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
         proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
         target = Target(y if fold != TEST or labelled else y[:0], classes)
         given: dict[str, Any] = {"target": target, "threshold": 0.3 if classes else None}
-        ids = [f"id{i}" for i in range(12)]
-        subsets.append(Predictions.of_fold(index, proba, row=row, ids=ids, fold=fold, **given))
+        given |= {"records": records, "ids": ids, "fold": fold}
+        subsets.append(Predictions.of_fold(index, proba, **given))
     return Predictions.joined(subsets)
 
 
@@ -128,7 +130,7 @@ def test_predictions_are_read_as_they_were_written(
 
 def test_the_baseline_knows_the_training_labels_alone() -> None:
     made = some_predictions(("no", "yes"), labelled=True)
-    for train, test in [*made.folds(), (made.first_repeat, made.test)]:
+    for train, test in [*made.folds(), (made.out_of_fold, made.test)]:
         assert np.allclose(made.majority().proba[test, 1], made.y[train].mean())
 
 
@@ -137,3 +139,23 @@ def test_decisions() -> None:
     assert decide(proba).tolist() == [0, 0, 0]
     assert decide(proba, threshold=0.3).tolist() == [1, 0, 1]
     assert decide(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("classification", [0, -1, 1, -1]),
+        ("regression", [1, np.nan, 2, np.nan]),
+        ("multilabel", [[1, 0], [-1, -1], [0, 1], [0, 0]]),
+    ],
+)
+def test_records_without_a_label_have_no_target(
+    task: str, expected: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty label of sets is a set without classes."""
+    labels = ["1", None, "2", ""]
+    target = target_from(labels, rows=np.arange(4), name="c.tsv", task=task)
+    assert np.array_equal(target.y, expected, equal_nan=task == "regression")
+    assert f"{1 if task == 'multilabel' else 2} of 4 records" in caplog.text
+    with pytest.raises(UsageError, match="row 1"):
+        target_like(target, labels, rows=np.arange(4), name="c.tsv")

@@ -7,15 +7,19 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import embedkit
 from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.dataset import extract
@@ -23,10 +27,10 @@ from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import JobFolder, ShardRange, ShardReader
 from embedkit.dataset.shards import ExtractPlan, run_shard
-from embedkit.errors import EncodeError, LockedError, UsageError
+from embedkit.errors import EncodeError, LockedError, OutputExistsError, StorageError, UsageError
 from embedkit.scale import run_locally
 from embedkit.types import Progress, no_progress
-from tests.processes import ROOT
+from tests.processes import ROOT, invoke
 from tests.store_fixtures import (
     load_quickly,
     quick,  # noqa: F401 - a fixture
@@ -145,7 +149,8 @@ def made(golden: Path, out: Path, **settings: Any) -> ExtractResult:
     return run(corpus, out, words="mean", tokens=True, **settings)
 
 
-@pytest.mark.parametrize("function", [run_shard, pytest.param(killed_once, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [run_shard, killed_once])
 def test_two_workers_make_the_same_bytes(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any
 ) -> None:
@@ -214,3 +219,117 @@ def test_texts_are_shared_by_processes() -> None:
     assert {name: v.tobytes() for name, v in shared.items()} == {
         name: v.tobytes() for name, v in alone.items()
     }
+
+
+# Object stores
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket of an S3 server in this process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fsspec.filesystem("s3").clear_instance_cache()
+    bucket = fsspec.filesystem("s3")
+    if bucket.exists("bucket"):  # the server's memory outlives it
+        bucket.rm("bucket", recursive=True)
+    bucket.mkdir("bucket")
+    yield bucket
+    server.stop()
+
+
+OUT = "s3://bucket/some/c.vectors"
+
+
+def stored(bucket: Any) -> dict[str, bytes]:
+    bucket.invalidate_cache()
+    root = OUT.removeprefix("s3://")
+    return {name[len(root) + 1 :]: bucket.cat_file(name) for name in bucket.find(root)}
+
+
+def without_copy(tmp_path: Path) -> None:
+    """As on another machine."""
+    shutil.rmtree(tmp_path / "cache")
+
+
+def test_an_object_store_holds_the_same_bytes(golden: Path, tmp_path: Path, store: Any) -> None:
+    """Made, read, and refused to others; the manifest makes it exist."""
+    corpus = golden.with_name("c.tsv")
+    store.put_file(str(corpus), "bucket/c.tsv")
+    settings: dict[str, Any] = {"words": "mean", "tokens": True}
+    run("s3://bucket/c.tsv", OUT, **settings)
+    expected = tree(golden)
+    found = stored(store)
+    assert found.keys() == expected.keys()
+    assert {n: found[n] for n in found if "part-" in n} == {
+        n: expected[n] for n in expected if "part-" in n
+    }
+    assert run(corpus, OUT, **settings).was_complete
+    without_copy(tmp_path)
+    assert run(corpus, OUT, **settings).was_complete
+    np.testing.assert_array_equal(embedkit.load(OUT).X, embedkit.load(golden).X)
+    assert embedkit.verify(OUT).ok
+    assert invoke("info", OUT).exit_code == 0
+    assert invoke("search", OUT, "--like", 3, "-k", 1).exit_code == 0
+    embedkit.train(OUT, out=tmp_path / "run", folds=2)
+    with pytest.raises(OutputExistsError, match="different settings"):
+        run(corpus, OUT, layers="0")
+    without_copy(tmp_path)
+    store.rm(OUT + "/_embedkit/manifest.json")
+    with pytest.raises(UsageError, match=r"c\.vectors is not a dataset"):
+        embedkit.load(OUT)
+    with pytest.raises(OutputExistsError, match="holds another dataset, or a part of it"):
+        run(corpus, OUT, layers="0")
+    with pytest.raises(UsageError, match="out='s3"):
+        run(corpus, OUT, shard_index=0, num_shards=2)
+
+
+def test_an_interrupted_upload_is_continued(
+    golden: Path, tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, kind = golden.with_name("c.tsv"), type(store)
+    put, names = kind._put_file, list[str]()
+
+    async def failing(self: Any, local: str, remote: str, **more: Any) -> None:
+        names.append(remote)
+        if len(names) == 4:
+            raise ConnectionError("the network is down")
+        await put(self, local, remote, **more)
+
+    monkeypatch.setattr(kind, "_put_file", failing)
+    store.clear_instance_cache()
+    with pytest.raises(StorageError, match="the network is down"):
+        run(corpus, OUT)
+    with pytest.raises(UsageError, match="is not a dataset"):
+        embedkit.load(OUT)
+    done = names[:3]
+    run(corpus, OUT)
+    assert not set(done) & set(names[4:])
+    without_copy(tmp_path)
+    assert embedkit.verify(OUT).ok
+
+
+def test_a_dataset_in_an_object_store_grows(golden: Path, tmp_path: Path, store: Any) -> None:
+    corpus, more = golden.with_name("c.tsv"), write_tsv(tmp_path / "more.tsv")
+    run(corpus, OUT)
+    before = stored(store)
+    without_copy(tmp_path)
+    run([corpus, more], OUT, append=True)
+    after = stored(store)
+    assert {n: after[n] for n in before if "part-" in n} == {
+        n: before[n] for n in before if "part-" in n
+    }
+    run([corpus, more], tmp_path / "whole")
+    without_copy(tmp_path)
+    np.testing.assert_array_equal(embedkit.load(OUT).X, embedkit.load(tmp_path / "whole").X)
+    run(corpus, OUT, overwrite=True)
+    without_copy(tmp_path)
+    assert stored(store).keys() == before.keys()
+    assert embedkit.verify(OUT).ok

@@ -16,12 +16,11 @@ from embedkit.runs.metrics import (
     best_threshold,
     beta_of,
     check_metric,
-    classification_metrics,
     is_percent,
-    regression_metrics,
+    metrics_for,
 )
 from embedkit.runs.predictions import Predictions, Target, class_scores, reported_scores
-from tests.run_fixtures import scores_of
+from tests.run_fixtures import scores_of, split_of
 
 
 def problem(count: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
@@ -97,16 +96,16 @@ def test_metrics_of_weighted_records_are_those_of_copies() -> None:
         y, shares = problem(60, classes)
         shares[:20] = shares[20:40]
         said = shares.argmax(1)
-        found = classification_metrics(y, shares, said, beta=2)
+        found = metrics_for(y, shares, said, beta=2)
         for row, one in enumerate(weights.astype(int)):
             y1, shares1, said1 = (np.repeat(v, one, axis=0) for v in (y, shares, said))
-            copies = classification_metrics(y1, shares1, said1, beta=2)
+            copies = metrics_for(y1, shares1, said1, beta=2)
             for name, metric in found.items():
                 assert metric(weights)[row] == pytest.approx(copies[name].value(len(y1))), name
     y, said = random.normal(size=(2, 60)).round(1)
-    found = regression_metrics(y, said)
+    found = metrics_for(y, said)
     for row, one in enumerate(weights.astype(int)):
-        copies = regression_metrics(np.repeat(y, one), np.repeat(said, one))
+        copies = metrics_for(np.repeat(y, one), np.repeat(said, one))
         for name, metric in found.items():
             assert metric(weights)[row] == pytest.approx(copies[name].value(one.sum())), name
 
@@ -127,7 +126,7 @@ def test_the_unit_and_zero_of_values_change_nothing(unit: float) -> None:
 def folds_of(target: Target, proba: Any, *, first: int = 0) -> Predictions:
     """Predictions of three folds, of which fold -1 is the test set."""
     row = np.arange(len(proba))
-    about: dict[str, Any] = {"row": row, "ids": row.astype(str), "target": target}
+    about: dict[str, Any] = {"records": split_of(target.y), "ids": row, "target": target}
     parts = (row[row % 3 == i] for i in range(3))
     return Predictions.joined(
         [

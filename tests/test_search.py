@@ -296,7 +296,7 @@ def test_warnings(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
         f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"
     ]
     searcher.texts(["good"], k=1_000)
-    assert told(caplog) == ["k=1000, but there are only 89 records to choose from"]
+    assert told(caplog) == ["k=1000, more than the 89 records to choose from"]
 
 
 @pytest.mark.parametrize("view", ["mean_2", "cls_1"])
@@ -400,21 +400,12 @@ def test_options_that_cannot_be_used(dataset: Path, arguments: Any, message: str
         raise invoke("search", dataset, *arguments).exception
 
 
-def test_some_records_have_no_label(tmp_path: Path) -> None:
-    lines = [{"document": "good", "label": "1"}, {"document": "the bus"}]
+def test_every_answer_is_one_line(tmp_path: Path) -> None:
+    """Of a text with line ends, and of a record without a label."""
+    lines = [{"document": "good \x85 \u2028 \v \x1e movie", "label": "1"}, {"document": "bus"}]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     made = embedkit.extract(tmp_path / "c.jsonl", out=tmp_path / "d", model=str(tiny_model()))
-    for query in ("good", "the bus"):
-        table = invoke("search", made.out, query, "-k", 2).stdout.splitlines()
-        assert table[1].split() == ["score", "row", "id", "label", "text"]
-        assert len(table) == 4
-
-
-def test_every_answer_is_one_line(tmp_path: Path) -> None:
-    broken = "good \x85 \u2028 \v \x1e movie"
-    made = embedkit.extract(
-        write_tsv(tmp_path / "c.tsv", [("1", broken, "1")]),
-        out=tmp_path / "d",
-        model=str(tiny_model()),
-    )
-    assert len(invoke("search", made.out, "good", "-k", 1, "--tsv").stdout.splitlines()) == 2
+    table = invoke("search", made.out, "good", "-k", 2).stdout.splitlines()
+    assert table[1].split() == ["score", "row", "id", "label", "text"]
+    assert len(table) == 4
+    assert len(invoke("search", made.out, "good", "-k", 2, "--tsv").stdout.splitlines()) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from embedkit.contexts.senses import _chosen, _compared, _right, _score, compare
 from embedkit.contexts.uses import Use, uses_of_spans
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps.senses import write_senses
-from tests.page_checks import findings_of_axe, json_block, opened, pasted, tab_stops, until
+from tests.page_checks import check_fit, copied, json_block, opened, tab_stops, until
 from tests.processes import invoke
 from tests.store_fixtures import loading_quickly, tiny_model
 
@@ -71,8 +72,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # uses and numbers
 
 
-def test_uses_are_the_spans_of_the_corpus(folder: Path) -> None:
+def test_uses_are_the_spans_of_the_corpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
     found, words = uses_of_spans(folder / "data", SPAN)
+    assert "1 record without start and end" in caplog.text
     assert [use.row for use in found.uses] == list(range(9))
     assert words == ("배",) * 4 + ("bus",) * 5
     written = [use.text[use.start : use.end] for use in found.uses]
@@ -115,8 +120,6 @@ def test_cosines_and_neighbours_are_those_of_the_definition(folder: Path) -> Non
     assert last.nearest.value == pytest.approx(np.mean(right))
     assert report.chance == pytest.approx(np.mean(chances)) == pytest.approx(1 / 3)
     assert report.scored == 8
-    plain = compare_senses(folder / "data", sense="label", span=SPAN, center=False)
-    assert plain.layers[-1].same > last.same
 
 
 def test_other_words_near_a_use_are_none_of_its_own(folder: Path) -> None:
@@ -140,7 +143,7 @@ def fraction(rows: list[int], texts: list[str], senses: list[str | None], unit: 
     uses = [Use(row, str(row), text, 0, 4) for row, text in zip(rows, texts, strict=True)]
     words = ["w"] * len(uses)
     compared, same = _compared(uses, words, senses)
-    return _score(_right(unit, compared, same), np.array(words)[compared.any(axis=1)], 0)
+    return _score(_right(unit, compared, same), np.array(words)[compared.any(axis=1)])
 
 
 def test_a_use_in_the_same_record_or_text_is_not_compared() -> None:
@@ -162,8 +165,8 @@ def test_a_use_in_the_same_record_or_text_is_not_compared() -> None:
 def test_words_are_the_units_of_the_interval() -> None:
     """Uses of a word agree here, so that only the number of words tells anything."""
     right = np.repeat(np.arange(20) % 2 == 0, 50).astype(float)
-    by_word = _score(right, np.repeat(np.arange(20), 50), 0)
-    by_use = _score(right, np.zeros(1_000), 0)
+    by_word = _score(right, np.repeat(np.arange(20), 50))
+    by_use = _score(right, np.zeros(1_000))
     assert by_word.value == by_use.value == 0.5
     assert by_word.high - by_word.low > 5 * (by_use.high - by_use.low)
     assert by_word.high - by_word.low == pytest.approx(4 * np.sqrt(0.25 / 20), rel=0.2)
@@ -243,11 +246,11 @@ def test_the_best_of_many_layers_of_chance_is_not_a_finding() -> None:
     for _ in range(300):
         right = (random.random((13, 9)) < 0.3).astype(float)
         highest.append(right.mean(axis=1).max())
-        chosen.append(_chosen(right, np.array(["w"] * 9), 0).value)
+        chosen.append(_chosen(right, np.array(["w"] * 9)).value)
     assert np.mean(highest) > 0.5
     assert np.mean(chosen) < 0.35
     always = np.ones((13, 9))
-    assert _chosen(always, np.array(["w"] * 9), 0).value == 1
+    assert _chosen(always, np.array(["w"] * 9)).value == 1
 
 
 # the page
@@ -272,9 +275,8 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
                 assert f"At layer {layer}: mean cosine {same:.3f} of" in page.inner_text("#at")
                 assert f"{other:.3f} with other senses" in page.inner_text("#at")
                 cell = page.locator(f"tr[data-word={word}] td[data-layer='{k}']")
-                assert cell.inner_text() == f"{same - other:+.3f}".replace("-", "−").replace(
-                    "0.", "."
-                )
+                gap = f"{same - other:+.3f}".replace("-0.000", "+0.000")
+                assert cell.inner_text() == gap.replace("-", "−").replace("0.", ".")
                 score = report.layers[k].nearest
                 facts = page.inner_text("#facts").replace("\xa0", " ")
                 shown = [int(100 * v + 0.5) for v in (score.value, score.low, score.high)]
@@ -292,18 +294,15 @@ def test_the_page_shows_the_numbers_of_the_report(browser: Any, folder: Path) ->
 
 
 def test_search_copy_and_play(browser: Any, folder: Path) -> None:
-    with opened(
-        browser, folder / "one.html", permissions=["clipboard-read", "clipboard-write"]
-    ) as page:
+    with opened(browser, folder / "one.html") as page:
         page.click("button[data-word=배]")
         page.fill("#find", "\u110e\u116e\u1109\u1165\u11a8")  # 추석, decomposed
         assert page.inner_text("#count") == "1 of 4 uses"
         assert page.locator(".point.off").count() == 3
         page.fill("#find", "PEAR")
         assert page.inner_text("#count") == "2 of 4 uses"
-        page.click("#copy")
+        lines = copied(page)
         assert page.inner_text("#count") == "Copied 2 uses"
-        lines = [line.split("\t") for line in pasted(page).rstrip("\n").split("\n")]
         assert lines[0] == ["row", "id", "word", "sense", "before", "use", "after"]
         assert [line[0] for line in lines[1:]] == ["2", "3"]
         page.fill("#find", "nothing like it")
@@ -362,8 +361,6 @@ def test_keyboard_alone(browser: Any, folder: Path) -> None:
 def test_the_page_fits_the_screen(
     browser: Any, folder: Path, name: str, width: int, scheme: str
 ) -> None:
-    """Nothing is wider, and axe finds nothing."""
     file = folder / f"{name}.html"
     with opened(browser, file, width=width, scheme=scheme, bypass_csp=True) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert findings_of_axe(page) == []
+        check_fit(page, width, scheme)

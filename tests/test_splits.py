@@ -35,21 +35,13 @@ def records(
 
 def test_every_record_has_one_fold_and_classes_are_even() -> None:
     made = make_split(records(list(LABELS)), folds=4, test=0.2)
-    folds = made.folds[:, 0]
+    folds = made.folds
     assert set(folds) == {-1, 0, 1, 2, 3}
     labels = np.array(LABELS)
     for fold in set(folds):
         part = labels[folds == fold]
         assert (part == "0").sum() == (part == "1").sum() == 8
     assert made.row.tolist() == list(range(0, 160, 2))
-
-
-def test_repeats_differ_and_share_the_test_part() -> None:
-    made = make_split(records(list(LABELS)), folds=4, test=0.25, repeats=3)
-    assert made.folds.shape == (80, 3)
-    test = made.folds == -1
-    assert (test == test[:, :1]).all()
-    assert not np.array_equal(made.folds[:, 0], made.folds[:, 1])
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.05, 1 / 3, 0.5])
@@ -72,15 +64,15 @@ def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> 
     labels: list[str | None] = [str(i % 2) for i in range(len(texts))]
     made = make_split(records(labels, texts), folds=3, test=0.2, seed=seed)
     keys = list(map(text_key, texts))
-    assert len(set(zip(keys, made.folds[:, 0], strict=True))) == len(set(keys))
+    assert len(set(zip(keys, made.folds, strict=True))) == len(set(keys))
 
 
 def test_duplicates_part_only_if_allowed() -> None:
     texts = ["the same"] * 40 + [f"text {i}" for i in range(40)]
     together = make_split(records(list(LABELS), texts))
-    assert len(set(together.folds[:40, 0])) == 1
+    assert len(set(together.folds[:40])) == 1
     apart = make_split(records(list(LABELS), texts), allow_duplicates=True)
-    assert len(set(apart.folds[:40, 0])) == 5
+    assert len(set(apart.folds[:40])) == 5
     assert together.fingerprint != apart.fingerprint
 
 
@@ -96,20 +88,16 @@ def test_groups_and_texts_form_chains() -> None:
 def test_groups_are_never_parted() -> None:
     groups = [f"author {i // 8}" for i in range(80)]
     made = make_split(records(list(LABELS), groups=groups), folds=5)
-    assert len(set(zip(groups, made.folds[:, 0], strict=True))) == 10
-
-
-def test_blank_groups_are_no_group() -> None:
-    groups = ["", " ", None, "nan"] * 20
-    made = make_split(records(list(LABELS), groups=groups))
-    assert len(set(made.group)) == 80
+    assert len(set(zip(groups, made.folds, strict=True))) == 10
+    blank = make_split(records(list(LABELS), groups=["", " ", None, "nan"] * 20))
+    assert len(set(blank.group)) == 80
 
 
 def test_many_numbered_classes_are_stratified() -> None:
     labels = np.repeat(np.arange(30), 10)
     made = make_split(records([str(label) for label in labels]), folds=5)
     for label in range(30):
-        assert np.bincount(made.folds[labels == label, 0]).tolist() == [2] * 5
+        assert np.bincount(made.folds[labels == label]).tolist() == [2] * 5
 
 
 def test_ratings_with_a_rare_value_are_spread_evenly() -> None:
@@ -119,7 +107,7 @@ def test_ratings_with_a_rare_value_are_spread_evenly() -> None:
     made = make_split(records(labels), folds=5)
     values = np.array(labels, float)
     for fold in range(5):
-        here = values[made.folds[:, 0] == fold]
+        here = values[made.folds == fold]
         assert [(here <= 2).sum(), (here == 3).sum(), (here == 5).sum()] == [8, 12, 8]
 
 
@@ -130,7 +118,7 @@ def test_values_are_binned_whole(values: Any) -> None:
     """Whatever the values, each fold gets its part of every tenth of them."""
     labels: list[str | None] = [str(v) for v in values]
     made = make_split(records(labels), folds=5)
-    assert np.ptp(np.bincount(made.folds[:, 0])) <= 3
+    assert np.ptp(np.bincount(made.folds)) <= 3
 
 
 @pytest.mark.parametrize(
@@ -143,7 +131,6 @@ def test_values_are_binned_whole(values: Any) -> None:
         (LABELS, {"folds": 0}, "folds=0"),
         (LABELS, {"test": 0.9}, "test=0.9"),
         (LABELS, {"test": float("nan")}, "test=nan"),
-        (LABELS, {"repeats": 0}, "repeats=0"),
         (LABELS, {"seed": -1}, "seed=-1"),
     ],
 )
@@ -158,7 +145,7 @@ def test_fewer_texts_than_folds() -> None:
 
 
 def test_written_and_read(tmp_path: Path) -> None:
-    made = make_split(records(list(LABELS)), repeats=2, test=0.2)
+    made = make_split(records(list(LABELS)), test=0.2)
     write_split(made, tmp_path / "a.parquet")
     write_split(made, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
@@ -167,7 +154,7 @@ def test_written_and_read(tmp_path: Path) -> None:
     assert np.array_equal(found.group, made.group)
     assert (found.fingerprint, found.settings) == (made.fingerprint, made.settings)
     table = pq.read_table(tmp_path / "a.parquet")
-    assert table.column_names == ["row", "group", "fold", "fold_1"]
+    assert table.column_names == ["row", "group", "fold"]
 
 
 def test_what_is_no_split(tmp_path: Path) -> None:
@@ -193,7 +180,7 @@ def test_of_a_corpus(tmp_path: Path) -> None:
     corpus.write_text("text\tlabel\twho\n" + "\n".join(lines) + "\n")
     made = split(corpus, out=tmp_path / "s.parquet", folds=3)
     assert len(made.row) == 60
-    assert all(made.folds[i, 0] == made.folds[i + 30, 0] for i in range(30))
+    assert all(made.folds[i] == made.folds[i + 30] for i in range(30))
     with pytest.raises(OutputExistsError, match=r"s\.parquet"):
         split(corpus, out=tmp_path / "s.parquet")
     with pytest.raises(UsageError, match="group='whom'"):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
-from embedkit.dataset.shards import Writers, ahead
+import pytest
+
+from embedkit.dataset import shards
+from embedkit.dataset.shards import ahead
 
 
 def test_one_item_ahead_and_no_more() -> None:
@@ -27,21 +32,21 @@ def test_one_item_ahead_and_no_more() -> None:
             assert made == list(range(min(item + 2, 5)))
 
 
-def test_bytes_in_flight_are_bounded() -> None:
-    lock = threading.Lock()
-    flying = [0]
-    most = [0]
+def test_bytes_waiting_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_BYTES_WAITING", 250)
+    lock, flying, most = threading.Lock(), [0], [0]
 
-    def work() -> None:
+    def write(shard: int, _: Any) -> int:
         with lock:
             flying[0] += 1
             most[0] = max(most[0], flying[0])
         time.sleep(0.005)
         with lock:
             flying[0] -= 1
+        return shard
 
-    with Writers[None](bytes_waiting=250, threads=8) as writers:
-        for _ in range(20):
-            writers.submit(100, work)
-        writers.results()
+    pending = SimpleNamespace(nbytes=100)
+    maker: Any = SimpleNamespace(read=int, start=lambda *_: pending, write=write)
+    todo: Any = range(20)
+    assert shards.run_shards(maker, todo, lambda _: None, lambda _: None) == [*range(20)]
     assert most[0] <= 2

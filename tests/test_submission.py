@@ -12,7 +12,6 @@ from embedkit.comparison.blend import write_blend
 from embedkit.comparison.table import compare
 from embedkit.errors import UsageError
 from embedkit.predict import (
-    PredictedRecord,
     Prediction,
     parse_submission,
     read_prediction_files,
@@ -46,14 +45,14 @@ def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> 
 
 def test_csv_keeps_what_a_tsv_cannot(tmp_path: Path) -> None:
     odd = 'a "b", c\nd\te'
-    record = PredictedRecord(0, odd, Prediction("x,y", {"x,y": 0.75, "z": 0.25}))
+    record = {"row": 0, "id": odd}, Prediction("x,y", {"x,y": 0.75, "z": 0.25})
     write_prediction_file([record], ["x,y", "z"], tmp_path / "p.csv")
     found = pd.read_csv(tmp_path / "p.csv")
     assert found.iloc[0].tolist() == [0, odd, "x,y", 0.75, 0.25]
     _, ids, (proba,) = read_prediction_files([tmp_path / "p.csv"], ["x,y", "z"])
     assert ids == [odd]
     assert proba.tolist() == [[0.75, 0.25]]
-    value = PredictedRecord(1, "n", Prediction("2.5", {}, 2.5))
+    value = {"row": 1, "id": "n"}, Prediction("2.5", {}, 2.5)
     write_prediction_file([value], [], tmp_path / "v.csv", submission=("id", "score"))
     assert (tmp_path / "v.csv").read_text() == "id,score\nn,2.500000\n"
 
@@ -79,7 +78,7 @@ def test_the_submission_is_that_of_the_winner(tmp_path: Path, strength: float) -
 def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     tmp_path: Path, notes: list[str]
 ) -> None:
-    own = TestSetContent(source=("t",), rejected=0, seen_texts=None)
+    own = TestSetContent(source=("t",), rejected=0, seen_texts=0)
     random = np.random.default_rng(0)
     y = random.integers(2, size=50)
     proba = random.dirichlet([1, 1], size=(2, 50))

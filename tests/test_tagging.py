@@ -65,7 +65,7 @@ def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
     assert np.array_equal(found.row[both], stored.row[order])
     assert np.array_equal(found.word[both], stored.word[order])
     assert [found.classes[i] for i in found.y[both]] == stored.column("label")
-    assert np.array_equal(found.fold, split.folds[np.searchsorted(split.row, found.row), 0])
+    assert np.array_equal(found.fold, split.folds[np.searchsorted(split.row, found.row)])
     table = embedkit.compare([made / "frozen", made / "tuned"]).table
     assert table.level == "word"
     score = finetuned(made / "tuned").scores["cross_validation"]["accuracy"]
@@ -147,7 +147,6 @@ def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:
         ids=tuple(map(str, row)),
         group=row,
         fold=np.zeros_like(row),
-        repeat=np.zeros_like(row),
         y=y,
         proba=np.eye(5)[guess],
         y_pred=guess,

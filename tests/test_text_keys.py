@@ -49,9 +49,7 @@ def extracted(corpus: Path, out: Path, **settings: Any) -> Path:
 def crossing(made: Split, corpus: Path) -> int:
     """How many texts are in more than one fold, by another implementation of the same rule."""
     found: dict[str, set[int]] = {}
-    for line, fold in zip(
-        corpus.read_text("utf-8").splitlines()[1:], made.folds[:, 0], strict=True
-    ):
+    for line, fold in zip(corpus.read_text("utf-8").splitlines()[1:], made.folds, strict=True):
         text = " ".join(unicodedata.normalize("NFKC", line.split("\t")[1]).casefold().split())
         found.setdefault(text, set()).add(int(fold))
     assert len(found) == 150

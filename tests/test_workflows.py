@@ -6,6 +6,7 @@ import io
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -120,6 +121,15 @@ def test_shown_output_is_printed(ran: Ran) -> None:
             assert numbered(block) in numbered(ran.printed)
 
 
+def stand_in(block: str, less: dict[str, str]) -> list[str]:
+    """The commands of a page with quicker settings."""
+    less = {"--model multilingual": f"--model {tiny_model()}", **less}
+    for asked, quicker in less.items():
+        assert asked in block
+        block = block.replace(asked, quicker)
+    return block.splitlines()
+
+
 def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
     """The commands of docs/nsmc.md, with a tiny model and reviews of this project's own."""
     for name in ("train", "test"):
@@ -130,17 +140,13 @@ def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
         content = "\n".join(["id\tdocument\tlabel", *lines, ""])
         (tmp_path / f"ratings_{name}.txt").write_text(content, "utf-8")
     less = {
-        "--model multilingual": f"--model {tiny_model()}",
         "--sample 400": "--sample 60",
         "--test-sample 200": "--test-sample 30",
         "--epochs 4": "--epochs 2",
         "--max-length 64": "--max-length 20",
     }
     (block,) = blocks("nsmc", "bash")
-    for asked, stand_in in less.items():
-        assert asked in block
-        block = block.replace(asked, stand_in)
-    for line in block.splitlines():
+    for line in stand_in(block, less):
         done = command(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, (line, done.stderr)
     run = read_run(tmp_path / "runs/finetuned")
@@ -154,6 +160,20 @@ def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
     answer = spoken.getvalue().split(" {")[0]
     assert answer in ("부정 리뷰", "긍정 리뷰")
     assert done.stdout.startswith(f"{answer}\t{answer} ")
+
+
+@pytest.mark.slow
+def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
+    """The second half of docs/workflow-competition.md, with a tiny model and an epoch."""
+    (block,) = blocks("workflow-competition", "sh")
+    less = {"--freeze-layers 8": "--freeze-layers 1", "--epochs 3": "--epochs 1"}
+    first, *lines = stand_in(block, less)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    subprocess.run(["bash", "-c", first], cwd=tmp_path, check=True)
+    for line in lines:
+        done = command(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
+    assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout
 
 
 def test_an_old_folder_has_the_right_ids_and_vectors(tmp_path: Path) -> None:
@@ -180,7 +200,9 @@ def test_an_old_folder_has_the_right_ids_and_vectors(tmp_path: Path) -> None:
     assert np.allclose(pooled.X, expected.pooler_output, atol=1e-5)
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem
+)
 def test_commands_and_options_of_every_page_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     known = {

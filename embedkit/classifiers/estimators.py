@@ -11,12 +11,14 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
@@ -62,7 +64,7 @@ class EstimatorSettings:
     def of(cls, estimator: str | None, *, task: str, **settings: Any) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task."""
         check_choice(TASKS, task=task)
-        default = "logreg" if task == "classification" else "ridge"
+        default = "ridge" if task == "regression" else "logreg"
         result = cls(estimator or default, task=task, **settings)
         check_choice(FEATURES, features=result.features)
         check_counts(pca=result.pca)
@@ -73,8 +75,7 @@ class EstimatorSettings:
             check_choice(CLASS_WEIGHTS, class_weight=result.class_weight)
             if task == "regression" or "class_weight" not in result.row.build().get_params():
                 raise UsageError(
-                    f"class_weight={result.class_weight!r}: {result.estimator} takes no class "
-                    "weights; logreg and lightgbm do, in classification."
+                    f"class_weight={result.class_weight!r} needs a classifier such as logreg."
                 )
         return result
 
@@ -114,6 +115,8 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
     if settings.features == "tfidf" and settings.estimator == "logreg":
         values["C"] = TFIDF_STRENGTH
     estimator.set_params(**{k: v for k, v in values.items() if k in estimator.get_params()})
+    if settings.task == "multilabel":
+        estimator = OneVsRestClassifier(estimator)
     steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
     if settings.pca is not None:
         from sklearn.decomposition import PCA
@@ -168,16 +171,15 @@ TFIDF_STRENGTH = 10.0
 _NEIGHBORS = {"n_neighbors": (135, 45, 15, 5)}
 _TREES = {"n_estimators": (10, 30, 100, 300)}
 
+_CLASSIFIERS = {
+    "logreg": Estimator(lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows),
+    "knn": Estimator(lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows),
+}
+
 TABLE: Mapping[str, Mapping[str, Estimator]] = {
-    "classification": {
-        "logreg": Estimator(
-            lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows
-        ),
-        "knn": Estimator(
-            lambda: KNeighborsClassifier(15, weights="distance"), _NEIGHBORS, _unit_rows
-        ),
-        "lightgbm": Estimator(lambda: _lightgbm("LGBMClassifier"), _TREES),
-    },
+    "classification": _CLASSIFIERS
+    | {"lightgbm": Estimator(lambda: _lightgbm("LGBMClassifier"), _TREES)},
+    "multilabel": _CLASSIFIERS,  # one classifier for each class, against the rest
     "regression": {
         "ridge": Estimator(Ridge, {"alpha": (100.0, 10.0, 1.0, 0.1, 0.01)}, _unit_rows),
         "knn": Estimator(
@@ -198,26 +200,23 @@ def _imported(name: str, task: str) -> Estimator:
     library = module.partition(".")[0]
     if library not in ("sklearn", "lightgbm"):
         raise UsageError(
-            f"estimator={name!r}: only models of scikit-learn and LightGBM can be saved and loaded "
-            f"safely, and {cls} belongs to {library}. Fit it in Python, on the vectors of "
-            "embedkit.load and the folds of embedkit.split."
+            f"estimator={name!r}: only models of scikit-learn and LightGBM can be loaded safely, "
+            f"and {cls} belongs to {library}. Fit it in Python."
         )
     try:
         kind = getattr(import_module(module), cls)
         estimator = kind()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"estimator={name!r}: no estimator can be made: {first_line(error)}."
-        ) from error
-    if not (is_classifier if task == "classification" else is_regressor)(estimator):
+        raise UsageError(f"estimator={name!r} cannot be made: {first_line(error)}.") from error
+    if task == "multilabel" and not hasattr(estimator, "predict_proba"):
+        raise UsageError(f"estimator={name!r} has no probabilities, as task='multilabel' needs.")
+    if not (is_regressor if task == "regression" else is_classifier)(estimator):
         raise UsageError(f"estimator={name!r} is not for task={task!r}.")
+    build = kind
     if task == "regression" and library == "sklearn":
         # the defaults of many depend on the unit and the zero of the values
-        return Estimator(
-            lambda: TransformedTargetRegressor(kind(), transformer=StandardScaler()),
-            scaling=lambda: [("scale", StandardScaler())],
-        )
-    return Estimator(kind, scaling=lambda: [("scale", StandardScaler())])
+        build = partial(TransformedTargetRegressor, estimator, transformer=StandardScaler())
+    return Estimator(build, scaling=lambda: [("scale", StandardScaler())])
 
 
 def save_model(folder: Path, pipeline: Any) -> None:
@@ -234,10 +233,7 @@ def save_model(folder: Path, pipeline: Any) -> None:
     content = _repeatable(dumps(pipeline))
     refused = [name for name in get_untrusted_types(data=content) if not _is_trusted(name)]
     if refused:
-        raise UsageError(
-            f"the model cannot be saved: it holds {refused[0]}, which is never loaded from a file. "
-            "Take another estimator."
-        )
+        raise UsageError(f"the model holds {refused[0]}, which is never loaded. Take another one.")
     storage.write_durably(where / "pipeline.skops", content, scratch=folder)
 
 
@@ -266,10 +262,8 @@ def _is_trusted(name: str) -> bool:
     Modules of scikit-learn also contain functions of other libraries, which are not trusted.
     """
     module, _, cls = name.rpartition(".")
-    if name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}":
-        return True
     if not module.startswith(_TRUSTED):
-        return False
+        return name == f"{CommonScaler.__module__}.{CommonScaler.__qualname__}"
     try:
         kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError):

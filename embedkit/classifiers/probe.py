@@ -1,4 +1,4 @@
-"""Scores of every stored view under the same folds, beside controls.
+"""Scores of every stored view on the same folds, beside controls.
 
 The best score of many views is too high by chance. The nested score is not: for each fold the view
 is chosen in inner folds of the training records and then scored on the held-out ones.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +35,9 @@ from embedkit.runs.folder import (
     write_run,
 )
 from embedkit.runs.intervals import Score, scored
-from embedkit.runs.metrics import beta_of, check_metric, classification_metrics, regression_metrics
+from embedkit.runs.metrics import beta_of, check_metric, metrics_for
 from embedkit.runs.predictions import (
+    SEPARATOR,
     Predictions,
     Target,
     check_folds,
@@ -47,7 +48,7 @@ from embedkit.runs.predictions import (
 )
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.split import Split, split_for
-from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 
 _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
 _UNTRAINED = 3
@@ -62,6 +63,7 @@ def probe(
     level: str = "sentence",
     estimator: str | None = None,
     task: str = "classification",
+    label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     folds: int = 5,
     metric: str | None = None,
@@ -72,7 +74,7 @@ def probe(
     overwrite: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> RunResult[ProbeRun]:
-    """Score every stored view under the same folds.
+    """Score every stored view on the same folds.
 
     Regularisation is chosen for every view in inner folds of the training records.
 
@@ -84,8 +86,9 @@ def probe(
         view: name of a stored view, or several in a list; by default all. Of words layers.
         level: ``sentence``: records are labelled, or ``word``: the words of records.
         estimator: fitted on each view, as in :func:`~embedkit.classifiers.train.train`.
-        task: ``classification`` or ``regression``.
-        split: result or file of ``embedkit split``; of several repeats, the first is used.
+        task: ``classification``, ``regression`` or ``multilabel``.
+        label_separator: between the classes of a record of several.
+        split: result or file of ``embedkit split``.
         folds: number of folds where no split is given.
         metric: score that is shown, tuned for and chosen by: ``accuracy``, ``macro_f1``,
             ``log_loss``, ``brier``, ``roc_auc``, ``average_precision``, ``f2`` …, ``rmse``,
@@ -123,18 +126,20 @@ def probe(
     else:
         given = [view] if isinstance(view, str) else view
         names = [load(dataset, name, level=level).views[0] for name in given]
-    target = target_of(data, task)
+    target = target_of(data, task, label_separator)
+    sets = target.separator is not None
     if metric is not None:
-        check_metric(metric, classes=len(target.classes))
-    chosen = split_for(data, split, folds=folds, seed=seed)
-    check_folds(target, chosen, repeats=1)
+        check_metric(metric, classes=len(target.classes), sets=sets)
+    chosen = split_for(data, split, folds=folds, seed=seed, sets=sets)
+    check_folds(target, chosen)
     work = _Probe(
-        data,
-        target,
-        chosen,
-        settings,
-        metric or ("accuracy" if target.classes else "r2"),
-        learning_curve=learning_curve,
+        data=data,
+        target=target,
+        split=chosen,
+        settings=settings,
+        metric=metric or {"regression": "r2", "multilabel": "micro_f1"}.get(task, "accuracy"),
+        folds=chosen.subsets(),
+        curve=_CURVE if learning_curve else (),
         run=partial(side_by_side, threads=threads),
     )
     words = data.text if level == "word" else None
@@ -143,13 +148,19 @@ def probe(
         from embedkit.runs.figures import draw_probe
 
         views, predictions, cost = work.views(names, random_labels, progress)
-        nested = work.score(predictions.proba)
+        prior = [
+            class_prior(target.y[train], target.classes, len(test)) for train, test in work.folds
+        ]
+        nested = ReportedScore(
+            **asdict(work.score([predictions.proba[test] for _, test in predictions.folds()])),
+            majority=work.score(prior, intervals=False).value,
+        )
         write_predictions(folder, predictions)
-        random = work.random_encoders(names, progress) if control else {}
         content = ProbeRun(
             estimator=settings.estimator,
             task=task,
-            settings={name: getattr(settings, name) for name in ("pca", "class_weight", "seed")},
+            settings={name: getattr(settings, name) for name in ("pca", "class_weight", "seed")}
+            | ({"label_separator": label_separator} if sets else {}),
             level=level,
             dataset=dataset_content(data, folder),
             split=chosen.record,
@@ -157,14 +168,10 @@ def probe(
             views=tuple(names),
             classes=target.classes,
             records={"folds": len(predictions.row), "test": 0},
-            scores={
-                "cross_validation": {
-                    work.metric: ReportedScore(**asdict(nested), majority=work.majority())
-                }
-            },
+            scores={"cross_validation": {work.metric: nested}},
             metric=work.metric,
             view_scores=views,
-            random_weights=random,
+            random_weights=work.random_encoders(names, progress) if control else {},
             cost=replace(cost, seconds=time.perf_counter() - started),
             versions=versions(),
         )
@@ -185,74 +192,59 @@ class _FoldResult(NamedTuple):
     curve: tuple[Float64, ...]  # by number of training records
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Probe:
     """The fits of one probe and their scores."""
 
-    def __init__(
-        self,
-        data: VectorData,
-        target: Target,
-        split: Split,
-        settings: EstimatorSettings,
-        metric: str,
-        *,
-        learning_curve: bool,
-        run: Callable[..., list[Any]],
-    ) -> None:
-        self._data, self._target, self._split = data, target, split
-        self._settings, self.metric, self._run = settings, metric, run
-        self._folds = [split.fold(0, fold) for fold in range(split.n_folds)]
-        self._curve = _CURVE if learning_curve else ()
-        self.held_out = np.sort(np.concatenate([test for _, test in self._folds]))
-        """Positions of the held-out records of all folds, ascending."""
+    data: VectorData
+    target: Target
+    split: Split
+    settings: EstimatorSettings
+    metric: str
+    folds: list[tuple[Int64, Int64]]  # training and held-out records
+    curve: tuple[float, ...]  # fractions of the training records
+    run: Callable[..., list[Any]]
 
     def views(
         self, names: Sequence[str], control: Target, progress: ProgressCallback
     ) -> tuple[tuple[ViewScore, ...], Predictions, Cost]:
         """Return the scores of the views, predictions of the view chosen in each fold, and cost."""
+        data, split, target = self.data, self.split, self.target
         # fits of a view follow each other, so that few views are in memory
-        vectors = lru_cache(maxsize=2)(
-            lambda name: load(self._data.path, name, level=self._data.level).X
-        )
+        vectors = lru_cache(maxsize=2)(lambda name: load(data.path, name, level=data.level).X)
         tasks = [
             partial(self._fit_fold, vectors, name, control, train, test)
             for name in names
-            for train, test in self._folds
+            for train, test in self.folds
         ]
-        count = len(self._folds)
         started = time.perf_counter()
-        done = self._run(tasks, progress=progress)
+        done = self.run(tasks, progress=progress)
         # fits at the same time took less than the sum of their times
         part = (time.perf_counter() - started) / sum(one.seconds for one in done)
+        count = len(self.folds)
         results: dict[str, list[_FoldResult]] = {
             name: done[i * count : (i + 1) * count] for i, name in enumerate(names)
         }
         best = [max(names, key=lambda n: results[n][f].inner_score) for f in range(count)]
-        views = tuple(
-            self._view_score(name, results[name], control, best.count(name)) for name in names
-        )
         chosen = [results[name][fold] for fold, name in enumerate(best)]
-        data, split = self._data, self._split
+        about: dict[str, Any] = {"records": split, "ids": data.ids, "target": target}
         predictions = Predictions.joined(
             [
-                Predictions.of_fold(
-                    self._folds[fold][1],
-                    one.proba,
-                    row=split.row,
-                    ids=data.ids,
-                    target=self._target,
-                    fold=fold,
-                    group=split.group,
-                    word=split.word,
-                )
-                for fold, one in enumerate(chosen)
+                Predictions.of_fold(test, one.proba, fold=fold, **about)
+                for fold, ((_, test), one) in enumerate(zip(self.folds, chosen, strict=True))
             ]
         )
-        outputs = {n: decide(self._in_order([f.proba for f in results[n]])) for n in names}
+        order = np.argsort(np.concatenate([test for _, test in self.folds]))
+        sets = target.separator is not None
+        outputs = {
+            name: decide(np.concatenate([fold.proba for fold in folds])[order], sets=sets)
+            for name, folds in results.items()
+        }
         cost = Cost(
             fit_seconds=part * sum(one.fit_seconds for one in done),
             predict_seconds=part * sum(one.predict_seconds for one in chosen),
         )
+        views = tuple(self._view_score(n, results[n], control, best.count(n)) for n in names)
         return views, replace(predictions, views=outputs), cost
 
     def _fit_fold(
@@ -263,9 +255,9 @@ class _Probe:
         train: Int64,
         test: Int64,
     ) -> _FoldResult:
-        X, target = vectors(name), self._target
+        X, target = vectors(name), self.target
         started = time.perf_counter()
-        fitted = fit(X, target, self._split, train, self._settings, tune=True)
+        fitted = fit(X, target, self.split, train, self.settings, tune=True)
         trained = time.perf_counter()
         proba = predict_proba(fitted.pipeline, X[test], target)
         predicted = time.perf_counter()
@@ -274,85 +266,59 @@ class _Probe:
         again = clone(fitted.pipeline[-1]).fit(before.transform(X[train]), control.y[train])
         random = predict_proba(again, before.transform(X[test]), control)
         curve = []
-        order = growing_order(train, target, seed=self._settings.seed)
+        order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
-        for fraction in self._curve[:-1]:  # each set of training records lies within the next
+        for fraction in self.curve[:-1]:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             curve.append(self._fit_and_predict(X, few, test))
         times = trained - started, predicted - trained, time.perf_counter() - started
         return _FoldResult(fitted.choice.score, proba, *times, random, (*curve, proba))
 
     def _fit_and_predict(self, X: Float32, train: Int64, test: Int64) -> Float64:
-        fitted = fit(X, self._target, self._split, train, self._settings, tune=True)
-        return predict_proba(fitted.pipeline, X[test], self._target)
+        fitted = fit(X, self.target, self.split, train, self.settings, tune=True)
+        return predict_proba(fitted.pipeline, X[test], self.target)
 
     def _view_score(
         self, name: str, folds: Sequence[_FoldResult], control: Target, chosen: int
     ) -> ViewScore:
-        score = self._score([fold.proba for fold in folds])
-        random = self._score([fold.control for fold in folds], control, intervals=False).value
-        size = np.mean([len(train) for train, _ in self._folds])
-        points = [self._score([fold.curve[i] for fold in folds]) for i in range(len(self._curve))]
-        counts = [round(fraction * size) for fraction in self._curve]
-        return ViewScore(
-            name=name,
-            score=score,
-            control=random,
-            selectivity=score.value - random,
-            chosen=chosen,
-            curve=tuple(zip(counts, points, strict=True)),
+        score = self.score([fold.proba for fold in folds])
+        random = self.score([fold.control for fold in folds], control, intervals=False).value
+        size = np.mean([len(train) for train, _ in self.folds])
+        curve = tuple(
+            (round(fraction * size), self.score([fold.curve[i] for fold in folds]))
+            for i, fraction in enumerate(self.curve)
         )
-
-    def majority(self) -> float:
-        """Return the score of the class frequencies (the mean) of the training records."""
-        y, classes = self._target.y, self._target.classes
-        prior = [class_prior(y[train], classes, len(test)) for train, test in self._folds]
-        return self._score(prior, intervals=False).value
+        return ViewScore(name, score, random, score.value - random, chosen, curve)
 
     def random_encoders(
         self, names: Sequence[str], progress: ProgressCallback
     ) -> dict[str, tuple[float, ...]]:
         """Return scores of the views by encoders of the same architecture, never trained."""
-        scores: dict[str, list[float]] = {}
-        done, total = 0, len(names) * _UNTRAINED
+        scores: dict[str, tuple[float, ...]] = {}
+        step = steps(progress, "never trained", len(names) * _UNTRAINED, "views")
         for number in range(_UNTRAINED):
             progress(Progress("encoding at random", 0, None, "texts"))
-            seed = self._settings.seed + number
-            for name, X in encode_at_random(self._data, names, seed).items():
-                folds = self._run(
-                    [partial(self._fit_and_predict, X, *fold) for fold in self._folds]
-                )
-                score = self._score(folds, intervals=False).value
-                scores.setdefault(name, []).append(score)
-                done += 1
-                progress(Progress("never trained", done, total, "views"))
-        return {name: tuple(values) for name, values in scores.items()}
-
-    def _in_order(self, folds: Sequence[Float64]) -> Float64:
-        """Predictions of the folds, in the order of the records."""
-        order = np.argsort(np.concatenate([test for _, test in self._folds]))
-        return np.asarray(np.concatenate(folds)[order], np.float64)
-
-    def _score(
-        self, folds: Sequence[Float64], target: Target | None = None, *, intervals: bool = True
-    ) -> Score:
-        return self.score(self._in_order(folds), target, intervals=intervals)
+            seed = self.settings.seed + number
+            for name, X in encode_at_random(self.data, names, seed).items():
+                folds = self.run([partial(self._fit_and_predict, X, *fold) for fold in self.folds])
+                score = self.score(folds, intervals=False).value
+                scores[name] = (*scores.get(name, ()), score)
+                step()
+        return scores
 
     def score(
-        self, proba: Float64, target: Target | None = None, *, intervals: bool = True
+        self, folds: Sequence[Float64], target: Target | None = None, *, intervals: bool = True
     ) -> Score:
-        """Return the score of predictions for the held-out records."""
-        index, classes = self.held_out, self._target.classes
-        y, beta = (target or self._target).y[index], beta_of(self.metric)
-        metrics = (
-            classification_metrics(y, proba, decide(proba), beta=beta)
-            if classes
-            else regression_metrics(y, proba)
-        )
+        """Return the score of predictions for the held-out records of every fold."""
+        index, output = np.concatenate([test for _, test in self.folds]), np.concatenate(folds)
+        order = np.argsort(index)
+        index, output = index[order], output[order]
+        y = (target or self.target).y[index]
+        metric = metrics_for(y, output, beta=beta_of(self.metric))[self.metric]
         if not intervals:
-            return Score(metrics[self.metric].value(len(y)), np.nan, np.nan)
-        only = {self.metric: metrics[self.metric]}
-        return scored(only, self._split.group[index], seed=self._settings.seed)[self.metric]
+            return Score(metric.value(len(y)), np.nan, np.nan)
+        group = self.split.group[index]
+        return scored({"": metric}, group, seed=self.settings.seed)[""]
 
 
 def control_task(
@@ -369,7 +335,7 @@ def control_task(
     _, first, group = np.unique(kinds[index], return_index=True, return_inverse=True)
     y = target.y.copy()
     y[index] = random.permutation(target.y[index][first])[group]
-    return Target(y, target.classes)
+    return replace(target, y=y)
 
 
 def encode_at_random(data: VectorData, names: Sequence[str], seed: int) -> dict[str, Float32]:

@@ -37,7 +37,6 @@ from embedkit.runs.folder import (
     check_alike,
     check_free,
     check_one_test_set,
-    count_seen,
     dataset_content,
     default_out,
     joined_pairs,
@@ -48,15 +47,15 @@ from embedkit.runs.folder import (
 )
 from embedkit.runs.metrics import Threshold, check_metric
 from embedkit.runs.predictions import (
+    SEPARATOR,
     Predictions,
     Target,
     TestSet,
     check_folds,
     target_from,
-    target_like,
 )
-from embedkit.runs.run import Choice, Cost, TestSetContent, TrainRun
-from embedkit.runs.split import Split, same_text_groups, split_for
+from embedkit.runs.run import Choice, Cost, TrainRun
+from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -69,8 +68,8 @@ T = TypeVar("T")
 class CrossValidation:
     """Results of a cross-validation; seconds are the shares of all folds in the time it took."""
 
-    predictions: Predictions  # of every held-out record, once per repeat
-    choices: tuple[Choice, ...]  # by repeat and fold
+    predictions: Predictions  # of every held-out record
+    choices: tuple[Choice, ...]  # by fold
     final: Fitted  # on the records of all folds
     fit_seconds: float
     predict_seconds: float
@@ -106,7 +105,7 @@ def cross_validate(
             proba = predict_proba(fitted.pipeline, take(features, test), target)
         return fitted, proba, trained - started, time.perf_counter() - trained
 
-    subsets = [split.fold(*name) for name in split.names]
+    subsets = split.subsets()
     everything = split.in_folds, np.empty(0, np.int64)
     started = time.perf_counter()
     *fits, final = side_by_side(
@@ -118,18 +117,9 @@ def cross_validate(
     busy = sum(fit_seconds + seconds for *_, fit_seconds, seconds in [*fits, final])
     part = (time.perf_counter() - started) / busy
     predictions = []
-    for (repeat, fold), (train, test), (fitted, proba, *_) in zip(
-        split.names, subsets, fits, strict=True
-    ):
-        where: dict[str, Any] = {
-            "row": split.row,
-            "ids": split.row if ids is None else ids,
-            "group": split.group,
-            "target": target,
-            "fold": fold,
-            "repeat": repeat,
-            "word": split.word,
-        }
+    for fold, ((train, test), (fitted, proba, *_)) in enumerate(zip(subsets, fits, strict=True)):
+        where: dict[str, Any] = {"records": split, "ids": split.row if ids is None else ids}
+        where |= {"target": target, "fold": fold}
         inner, cut = None, None if threshold is None else threshold.value
         if fitted.inner is not None:
             inner = Predictions.of_fold(train, fitted.inner, **where)
@@ -185,26 +175,14 @@ def load_test_set(
 ) -> TestSet:
     """Load a test set; a corpus file is encoded as the training dataset ``data`` was."""
     if isinstance(test, str | os.PathLike) and is_dataset(Path(test)):
-        made = _from_dataset(Path(test), data, texts_only)
+        fields = _from_dataset(Path(test), data, texts_only)
     else:
-        made = _from_corpus(test, data, texts_only)
-    fields, labels, keys, rows, source, rejected = made
-    group = same_text_groups(keys, None, len(rows))
-    seen = count_seen(keys, text_keys(records_of_words(data)))
-    return TestSet(
-        **fields,
-        group=group[np.searchsorted(rows, fields["row"])],
-        target=target_like(target, labels, rows=fields["row"], name="the test set"),
-        content=TestSetContent(source=source, rejected=rejected, seen_texts=seen),
-    )
+        fields = _from_corpus(test, data, texts_only)
+    training = text_keys(records_of_words(data))
+    return TestSet.further(target, training=training, name="the test set", **fields)
 
 
-_Read = tuple[dict[str, Any], Sequence[str | None] | None, Int64, Int64, tuple[str, ...], int]
-"""Fields of the test set and its labels; text keys and row numbers of its records; hashes of its
-files; number of rejected records."""
-
-
-def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Read:
+def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> dict[str, Any]:
     other = load(test, list(data.views), level=data.level)
     check_alike(
         dataset_content(other),
@@ -215,18 +193,21 @@ def _from_dataset(test: Path, data: VectorData, texts_only: bool) -> _Read:
     )
     if texts_only and not other.manifest.job.storage.text:
         raise UsageError(f"{test} stores no texts; give the corpus file itself.")
-    fields = {
+    records = records_of_words(other)
+    return {
         "row": other.row,
         "ids": [str(i) for i in other.ids],
         "features": stored_texts(other, separator=" ") if texts_only else other.X,
         "word": other.word if data.level == "word" else None,
+        "labels": other.column("label") if "label" in other.columns else None,
+        "rows": records.row,
+        "keys": text_keys(records),
+        "source": source_of(other),
+        "rejected": other.manifest.totals.rejected,
     }
-    labels = other.column("label") if "label" in other.columns else None
-    records, rejected = records_of_words(other), other.manifest.totals.rejected
-    return fields, labels, text_keys(records), records.row, source_of(other), rejected
 
 
-def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> _Read:
+def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> dict[str, Any]:
     columns, of_words = data.manifest.job.input, data.level == "word"
     new = read_more_texts(
         test,
@@ -235,30 +216,21 @@ def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> _Read:
         paired=columns.text_pair is not None,
         word_label=columns.word_label if of_words else None,
     )
-    encode = None
-    if not texts_only:
-        encode = encode_as(data.manifest, data.views, owner=str(data.path))
-    fields: dict[str, Any] = {"row": new.row, "ids": new.ids}
-    labels: Sequence[str | None] | None = new.labels
-    features: Any
+    encode = None if texts_only else encode_as(data.manifest, data.views, owner=str(data.path))
+    fields: dict[str, Any] = {"row": new.row, "ids": new.ids, "labels": new.labels}
     if of_words:
         spans = marked_spans(new.words or ())
-        if encode is None:
-            record, word, features = words_of_texts(new.texts, spans)
-        else:
-            words = encode.words(new.texts, spans=spans)
-            record, word, features = words.row, words.word.astype(np.int64), words.X
+        record, word, _, features = words_of_texts(new.texts, spans, encode)
         labels = labels_of_words(new.words, record, word)
-        fields = {"row": new.row[record], "ids": [new.ids[i] for i in record], "word": word}
-    elif encode is None:
-        features = joined_pairs(new.texts, new.pairs)
+        ids = [new.ids[i] for i in record]
+        fields = {"row": new.row[record], "ids": ids, "labels": labels, "word": word}
     else:
-        features = encode(new.texts, new.pairs)
-    if labels is None:
+        features = (encode or joined_pairs)(new.texts, new.pairs)
+    if fields["labels"] is None:
         name = columns.word_label if of_words else columns.label
         logger.warning("%s has no column %r: it is predicted, not scored", new.name, name)
-    keys, rejected = new.text_keys(), sum(new.rejected.values())
-    return fields | {"features": features}, labels, keys, new.row, new.source, rejected
+    fields |= {"rows": new.row, "keys": new.text_keys(), "source": new.source}
+    return fields | {"features": features, "rejected": sum(new.rejected.values())}
 
 
 def train(
@@ -271,6 +243,7 @@ def train(
     estimator: str | None = None,
     features: str = "vectors",
     task: str = "classification",
+    label_separator: str = SEPARATOR,
     split: str | Path | Split | None = None,
     split_column: str | None = None,
     folds: int = 5,
@@ -296,11 +269,15 @@ def train(
             layer, such as ``6``; by default the last one.
         level: ``sentence``: records are labelled, or ``word``: the words of records, which stay
             together in folds, inner folds, intervals and tests.
-        estimator: ``logreg``, ``knn`` or ``lightgbm``, of values ``ridge``, ``knn`` or
+        estimator: ``logreg``, ``knn`` or ``lightgbm``, for regression ``ridge``, ``knn`` or
             ``lightgbm``; or any class of scikit-learn or LightGBM with its own default values, such
-            as ``sklearn.svm:LinearSVC``. By default ``logreg``, of values ``ridge``.
+            as ``sklearn.svm:LinearSVC``. By default ``logreg``, for regression ``ridge``.
         features: ``vectors``, or ``tfidf`` on the stored texts; of words on the words alone.
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression`` or ``multilabel``: a record has any number of
+            classes, one classifier is fitted for each (``OneVsRestClassifier``), and classes are
+            predicted whose probability reaches 0.5. Folds are not stratified.
+        label_separator: between the classes of a record. An empty label has no class; a record
+            without a label (null) is left out.
         split: result or file of ``embedkit split``; without one a split is made.
         split_column: kept column that names the folds (``test``: the test set) instead.
         folds: number of folds where no split is given.
@@ -346,16 +323,15 @@ def train(
     check_free(Path(out), overwrite=overwrite)
     dataset = dataset_of(dataset, reading, level=level, progress=progress)
     data = load(dataset, view, level=level)
-    target, shown = target_of(data, task), _features(data, settings)
+    target, shown = target_of(data, task, label_separator), _features(data, settings)
     if metric is not None:
-        check_metric(metric, classes=len(target.classes))
+        check_metric(metric, classes=len(target.classes), sets=task == "multilabel")
     decision = None if threshold is None else Threshold.parse(threshold)
-    if threshold is not None and len(target.classes) != 2:
-        raise UsageError(
-            f"threshold={threshold!r} needs two classes; there are "
-            f"{len(target.classes) or 'values'}."
-        )
-    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed)
+    if decision is not None and (len(target.classes) != 2 or task == "multilabel"):
+        count = len(target.classes) or "values"
+        raise UsageError(f"threshold={threshold!r} needs two classes; there are {count}.")
+    sets = target.separator is not None
+    chosen = split_for(data, split, column=split_column, folds=folds, seed=seed, sets=sets)
     if chosen.n_folds == 1 and not tune:
         raise UsageError("folds=1 needs tune=True: inner folds hold the labels of the majority.")
     test_set = TestSet.of_split(chosen, data.ids, target, take(shown, chosen.test))
@@ -382,8 +358,7 @@ def train(
             tested = test_set.predictions(proba, threshold=cut)
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
-        of_estimator = asdict(settings)
-        fits = [*result.choices, result.final.choice]
+        of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
         content = write_results(
             folder,
             TrainRun,
@@ -395,9 +370,9 @@ def train(
             **{name: of_estimator.pop(name) for name in ("estimator", "features", "task")},
             level=level,
             settings=of_estimator,
-            choices=tuple(
-                replace(choice, repeat=repeat, fold=fold)
-                for (repeat, fold), choice in zip([*chosen.names, (None, None)], fits, strict=True)
+            choices=(
+                *(replace(choice, fold=fold) for fold, choice in enumerate(result.choices)),
+                result.final.choice,
             ),
             views=tuple(data.views) if features == "vectors" else (),
             threshold=cut,
@@ -413,14 +388,17 @@ def train(
     return RunResult(Path(out), content)
 
 
-def target_of(data: VectorData, task: str) -> Target:
+def target_of(data: VectorData, task: str, separator: str = SEPARATOR) -> Target:
     """Return the target of a dataset, of its records or words."""
+    if data.level == "word" and task == "multilabel":
+        raise UsageError("task='multilabel' is for records, not for level='word'.")
     if data.level == "word" and "label" not in data.columns:
         raise UsageError(
             f"{data.path} has no labels of words. Extract it again with their column: embedkit "
             "extract CORPUS --words --word-label upos (in Python words='mean', word_label='upos')."
         )
-    return target_from(data.column("label"), rows=data.row, name=str(data.path), task=task)
+    about: dict[str, Any] = {"rows": data.row, "name": str(data.path), "separator": separator}
+    return target_from(data.column("label"), task=task, **about)
 
 
 def _features(data: VectorData, settings: EstimatorSettings) -> Any:

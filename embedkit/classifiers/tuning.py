@@ -21,15 +21,9 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
-from embedkit.classifiers.estimators import EstimatorSettings, build_pipeline
+from embedkit.classifiers.estimators import TFIDF_STRENGTH, EstimatorSettings, build_pipeline
 from embedkit.errors import UsageError, first_line
-from embedkit.runs.metrics import (
-    LOWER_IS_BETTER,
-    best_threshold,
-    beta_of,
-    classification_metrics,
-    regression_metrics,
-)
+from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
 from embedkit.runs.predictions import Target, decide
 from embedkit.runs.run import Choice
 from embedkit.runs.split import Split, inner_folds
@@ -86,16 +80,17 @@ def fit(
         if classes:
             tunable = tunable and all(len(np.unique(y[rows])) > 1 for rows, _ in folds)
         choice, inner = Choice(), None
-        if tunable and settings.estimator == "logreg":
+        if tunable and settings.estimator == "logreg" and settings.task == "classification":
             model, choice, inner = _logistic(estimator, X, y, folds, classes, settings)
         else:
-            if tunable and settings.row.grid:
+            searches = tunable and bool(settings.row.grid)
+            if searches:
                 estimator, choice = _search(estimator, X, y, folds, target, settings)
             model = _fit_estimator(estimator, X, y, folds, settings)
-            if held_out or (tunable and not settings.row.grid):
+            if held_out or (tunable and not searches):
                 inner = _predict_held_out(estimator, X, y, folds, target, settings)
-            if tunable and not settings.row.grid and inner is not None:
-                choice = Choice(score=inner_score(y, inner, settings))
+                if tunable and not searches:
+                    choice = Choice(score=inner_score(y, inner, settings))
         if tunable and np.isnan(choice.score):
             raise ValueError(f"an inner fold has no {settings.metric}; pass tune=False")
         return Fitted(Pipeline([*before.steps, (name, model)]), choice, inner)
@@ -154,6 +149,10 @@ def _search(
     if "n_neighbors" in grid:
         fewest = min(len(train) for train, _ in folds)
         grid["n_neighbors"] = tuple(n for n in grid["n_neighbors"] if n <= fewest) or (1,)
+    if settings.features == "tfidf" and "C" in grid:
+        grid["C"] = (TFIDF_STRENGTH,)
+    if settings.task == "multilabel":
+        grid = {f"estimator__{name}": values for name, values in grid.items()}
     search = GridSearchCV(estimator, grid, scoring=score, cv=folds, refit=False)
     search.fit(X, y)
     estimator.set_params(**search.best_params_)
@@ -167,8 +166,9 @@ def _fit_estimator(
     from sklearn.calibration import CalibratedClassifierCV
 
     model = clone(estimator)
-    if "n_neighbors" in model.get_params():
-        model.set_params(n_neighbors=min(model.n_neighbors, len(y)))
+    for name, value in model.get_params().items():
+        if name.endswith("n_neighbors"):
+            model.set_params(**{name: min(value, len(y))})
     if settings.task == "regression" or hasattr(model, "predict_proba"):
         return model.fit(X, y)
     weight = None
@@ -201,6 +201,8 @@ def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     if not target.classes:
         return np.asarray(pipeline.predict(X), np.float64)
     proba = np.asarray(pipeline.predict_proba(X), np.float64)
+    if target.separator is not None:
+        return proba
     proba /= proba.sum(1, keepdims=True)  # some add up to 1 in float32 only
     if proba.shape[1] == len(target.classes):
         return proba
@@ -214,17 +216,12 @@ def inner_score(y: NDArray[Any], output: Float64, settings: EstimatorSettings) -
 
     ``output`` are ``(n, classes)`` probabilities, or ``(n,)`` values.
     """
-    if settings.task == "classification":
-        metric = settings.metric or "log_loss"
-        beta = beta_of(metric)
-        cut = best_threshold(y, output[:, 1], beta=beta) if beta is not None else None
-        decided = decide(output, threshold=cut)
-        metrics = classification_metrics(y, output, decided, beta=beta)
-        weight = compute_sample_weight(settings.class_weight, y)
-    else:
-        metric = settings.metric or "rmse"
-        metrics, weight = regression_metrics(y, output), np.ones(len(y))
-    value = float(metrics[metric](weight[None])[0])
+    metric = settings.metric or ("log_loss" if output.ndim > 1 else "rmse")
+    beta, decided = beta_of(metric), None
+    if beta is not None:
+        decided = decide(output, threshold=best_threshold(y, output[:, 1], beta=beta))
+    weight = compute_sample_weight(settings.class_weight, y) if y.ndim == 1 else np.ones(len(y))
+    value = float(metrics_for(y, output, decided, beta=beta)[metric](weight[None])[0])
     return -value if metric in LOWER_IS_BETTER else value
 
 
@@ -242,6 +239,5 @@ def _fit_errors(settings: EstimatorSettings, count: int) -> Iterator[None]:
         raise
     except ValueError as error:
         raise UsageError(
-            f"estimator={settings.estimator!r} cannot be fitted on {count} training records: "
-            f"{first_line(error)}."
+            f"estimator={settings.estimator!r}, {count} training records: {first_line(error)}."
         ) from error

@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger("embedkit")
 
 
 class _Notes(logging.Handler):
-    """Prints log messages of the library on standard error, each of them once."""
+    """Prints log messages of the library on standard error, once, in terms of options."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,17 +35,14 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if message not in self._shown:  # every fold that loads a model repeats its messages
-            self._shown.add(message)
-            show_note(message)
-
-
-def show_note(message: str) -> None:
-    """Print a note of the library on standard error, in the terms of the command that runs."""
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        message = in_options(message, context.command.params)
-    say(f"note: {message}", err=True)
+        if message in self._shown:  # every fold that loads a model repeats its messages
+            return
+        self._shown.add(message)
+        context = click.get_current_context(silent=True)
+        if context is not None:
+            message = in_options(message, context.command.params)
+            message = re.sub(r" \([^()]* with \w+=\)$", "", message)  # the command has no option
+        say(f"note: {message}", err=True)
 
 
 class Commands(click.Group):
@@ -67,9 +64,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the named command."""
-        for handler in [h for h in _LOGGER.handlers if isinstance(h, _Notes)]:
-            _LOGGER.removeHandler(handler)
-        _LOGGER.addHandler(_Notes())
+        kept = [handler for handler in _LOGGER.handlers if not isinstance(handler, _Notes)]
+        _LOGGER.handlers[:] = [*kept, _Notes()]
         _LOGGER.propagate = False
         _LOGGER.setLevel(logging.INFO)
         ctx.obj = time.monotonic() if ctx.obj is None else ctx.obj
@@ -187,8 +183,8 @@ def command(
             return result.code
 
         bar = "progress" in parameters
-        lines = "".join(f"\n  {example}" for example in examples)
-        epilog, names = f"\b\nExamples:{lines}\n", {"help_option_names": ["-h", "--help"]}
+        epilog = "\n  ".join(["\b\nExamples:", *examples]) + "\n"
+        names = {"help_option_names": ["-h", "--help"]}
         made = click.command(name, cls=Command, epilog=epilog, context_settings=names)(run)
         flags = [
             (["--all", "everything"], "Print all numbers, not only the most important ones.", None),

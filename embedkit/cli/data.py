@@ -12,9 +12,9 @@ import click
 
 from embedkit.choices import ENGINES, ON_LONG, STORAGES
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
-from embedkit.cli.options import FILE, LAYERS, option, options
-from embedkit.cli.text import asked_for_all, count_text, ledger_text, number_text, table_text
-from embedkit.display import bytes_text, duration_text
+from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
+from embedkit.cli.text import asked_for_all, ledger_text, number_text, table_text
+from embedkit.display import bytes_text, count_text, duration_text
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.types import ProgressCallback
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo
     from embedkit.dataset.shards import ExtractPlan
-    from embedkit.dataset.verify import Verification
     from embedkit.encoding.model import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
 )
 @click.argument("corpus", nargs=-1, required=True)
 @options(
-    option("--out", type=FILE, help="Folder of the dataset to write. [CORPUS.vectors]"),
+    option("--out", type=FILE, help="Folder, or address (s3://), of the dataset. [CORPUS.vectors]"),
     "--model",
     option("--layers", default="-1", help=LAYERS),
     option(
@@ -76,9 +75,11 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
         help="Columns with the first character of a span of each text and the one after its last: "
         "its vector is written instead of those of words.",
     ),
-    option("--tokens", is_flag=True, help="Also write token vectors."),
-    option("--dry-run", is_flag=True, help="Estimate rows, tokens, size and time; write nothing."),
+    option("--tokens", **FLAG, help="Also write token vectors."),
+    option("--dry-run", **FLAG, help="Estimate rows, tokens, size and time; write nothing."),
     "--overwrite",
+    option("--append", **FLAG, help="Encode only what the corpus has at its end since."),
+    option("--update", **FLAG, help="Also encode shards whose records changed again."),
     "--text",
     "--text-pair",
     "--id",
@@ -94,16 +95,12 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--revision",
     "--device",
     "--max-length",
-    option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        help="Texts of the full length per batch; more of shorter ones. [by device]",
-    ),
+    option("--batch-size", type=POSITIVE, help="Texts of the full length per batch. [by device]"),
     option(
         "--on-long",
-        type=click.Choice(ON_LONG),
         help="How to treat texts of more than --max-length tokens. "
         "[truncate; with a run as --model, as it was trained]",
+        **choice(ON_LONG),
     ),
     "--prefix",
     option("--prompt", help="Name of a prompt of the checkpoint, as the prefix: see info MODEL."),
@@ -111,18 +108,13 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--precision",
     option(
         "--storage",
-        default="float32",
-        type=click.Choice(STORAGES),
-        help="Storage type; float16: half the size; compact: 0.43 of it, read as float32.",
+        help="Storage type; float16: half the size; compact: 0.43 of it, int8: a quarter, read "
+        "as float32.",
+        **choice(STORAGES, "float32"),
     ),
-    option("--no-text", is_flag=True, help="Do not store the texts."),
+    option("--no-text", **FLAG, help="Do not store the texts."),
     option("--workers", type=int, help="Processes that make shards. [one for each --device]"),
-    option(
-        "--engine",
-        type=click.Choice(ENGINES),
-        default="local",
-        help="Where workers run; ray: on all machines of a cluster, see docs/scale.md.",
-    ),
+    option("--engine", help="Where workers run; see docs/scale.md.", **choice(ENGINES, "local")),
     option("--address", help="Address of the Ray cluster. [the one that ray finds]"),
     option("--gpus-per-worker", type=float, default=0.0, help="GPUs of a Ray worker, such as 0.5."),
     option("--shard-index", type=int, help="Make this one of --num-shards parts only, from 0."),
@@ -133,6 +125,8 @@ def extract(
     out: Path | None,
     dry_run: bool,
     overwrite: bool,
+    append: bool,
+    update: bool,
     no_text: bool,
     batch_size: int | None,
     reading: CorpusOptions,
@@ -144,10 +138,12 @@ def extract(
     Sentence vectors are always written, word and token vectors with --words and --tokens. CORPUS
     is one or more TSV, CSV, JSON, Parquet, Arrow, Excel or CoNLL-U files, text files also
     compressed, their addresses (https://, s3://, hf://), or - for standard input. Run the same
-    command again to resume an interrupted job, or to make damaged files of a dataset again.
+    command again to resume an interrupted job, or to make damaged files of a dataset again, and
+    with --append when records or files have come after those that it was made of.
     """
-    from embedkit.dataset.extract import plan_extract, run_plan
+    from embedkit.dataset.extract import estimate, plan_extract, run_plan
     from embedkit.dataset.format import ExtractSettings
+    from embedkit.dataset.job import existing_output
 
     if batch_size is not None:
         settings["batch_tokens"] = batch_size * (settings["max_length"] or _USUAL_LENGTH)
@@ -155,11 +151,24 @@ def extract(
     files = [Path(name) for name in corpus]
     with plan_extract(files, out=out, reading=reading, settings=chosen) as plan:
         if dry_run:
-            return _dry_run(plan, overwrite, progress)
-        result = run_plan(plan, overwrite=overwrite, progress=progress)
+            command = click.get_current_context().command
+            there = existing_output(plan.out, plan.job, overwrite=overwrite)
+            there = in_options(there, command.params)
+            cost = estimate(plan, progress=progress)
+            data = {**asdict(cost), "output": there}
+            return Result(data, lambda: _estimate_text(plan, cost, there), asked_for=True)
+        result = run_plan(
+            plan, overwrite=overwrite, append=append, update=update, progress=progress
+        )
     if chosen.num_shards is not None and not result.was_complete:
-        content = {"out": str(result.out), "missing_shards": result.missing_shards}
-        return Result(content, lambda: _part_text(result))
+        missing = count_text(result.missing_shards, "shard")
+        return Result(
+            {"out": str(result.out), "missing_shards": result.missing_shards},
+            lambda: (
+                f"this part of {result.out} is done; {missing} of other parts missing. Run the "
+                "same command without --shard-index and --num-shards when all parts have ended."
+            ),
+        )
     totals = result.manifest.totals
     return Result(
         {"out": str(result.out), **asdict(totals)},
@@ -168,31 +177,12 @@ def extract(
     )
 
 
-def _part_text(result: ExtractResult) -> str:
-    missing = count_text(result.missing_shards, "shard")
-    return (
-        f"this part of {result.out} is done; {missing} of other parts missing. Run the same "
-        "command without --shard-index and --num-shards when all parts have ended."
-    )
-
-
-def _dry_run(plan: ExtractPlan, overwrite: bool, progress: ProgressCallback) -> Result:
-    from embedkit.dataset.extract import estimate
-    from embedkit.dataset.job import existing_output
-
-    command = click.get_current_context().command
-    there = in_options(existing_output(plan.out, plan.job, overwrite=overwrite), command.params)
-    cost = estimate(plan, progress=progress)
-    return Result(
-        {**asdict(cost), "output": there}, lambda: _estimate_text(plan, cost, there), asked_for=True
-    )
-
-
 def _estimate_text(plan: ExtractPlan, cost: Estimate, there: str) -> str:
     from embedkit.encoding.views import view_ranges
 
     lines = [
-        f"would write {plan.out}: {cost.accepted:,} rows in {count_text(cost.shards, 'shard')}",
+        f"would write {plan.out}: {count_text(cost.accepted, 'row')} in "
+        f"{count_text(cost.shards, 'shard')}",
         f"  records    {ledger_text(cost.accepted, 'to embed', cost.rejected, cost.left_out)}",
         f"  tokens     about {cost.tokens:,} (measured on {cost.sampled:,} texts, "
         f"{cost.truncated:.1%} of them longer than {plan.vectors.max_length})",
@@ -226,7 +216,7 @@ def _result_text(result: ExtractResult) -> str:
         speed = result.tokens_fresh / result.seconds if result.seconds else 0
         resumed = result.resumed_shards
         first = (
-            f"wrote {result.out}: {totals.accepted:,} rows × "
+            f"wrote {result.out}: {count_text(totals.accepted, 'row')} × "
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
             f"{duration_text(seconds_so_far())} (encoding {speed:,.0f} tokens/s"
             + (f", {count_text(resumed, 'shard')} from before)" if resumed else ")")
@@ -244,11 +234,21 @@ def _result_text(result: ExtractResult) -> str:
         f"  records  {records}",
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {view_ranges(list(manifest.views))}",
+        *_int8_lines(manifest, 8),
         "open it:",
         f"  {opened['pandas']}",
         f"  {opened['embedkit']}",
     ]
     return "\n".join(lines)
+
+
+def _int8_lines(manifest: Manifest, width: int) -> list[str]:
+    """How near vectors of int8 are to those of float32."""
+    ledger = manifest.totals.ledger
+    if not ledger.get("neighbours"):
+        return []
+    kept = ledger["neighbours_int8"] / ledger["neighbours"]
+    return [f"  {'int8':{width}} {kept:.1%} of the 10 nearest neighbours are those of float32"]
 
 
 def tokens_text(manifest: Manifest) -> str:
@@ -263,7 +263,7 @@ def tokens_text(manifest: Manifest) -> str:
     return f"{text}; no text was cut (limit {limit})"
 
 
-_NAMES_SHOWN = 6
+_NAMES_SHOWN, _PROMPTS_SHOWN = 6, 2
 
 
 @command(
@@ -329,7 +329,7 @@ def _dataset_text(info: DatasetInfo) -> str:
     ]
     if unknown := ledger.get("tokens_unknown"):
         lines.append(f"  unknown    {unknown:,} tokens ({unknown / ledger['tokens_kept']:.1%})")
-    lines.append(f"  on disk    {'; '.join(tables)}")
+    lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
         lines += [f"  {line}" for line in findings]
@@ -360,29 +360,35 @@ def _dataset_text(info: DatasetInfo) -> str:
 
 def _model_text(model: ModelInfo) -> str:
     """A checkpoint with its modules."""
-    pooler = "yes" if model.has_pooler else "no (--pooling pooler is refused)"
+    everything = asked_for_all()
     lines = [
         f"{model.name}: {model.architecture}, {model.n_layers} layers, {model.width} wide",
         f"  from       {model.source}: {model.folder}",
-        *([f"  revision   {model.revision}"] if model.revision else []),
+        f"  revision   {model.revision}" if model.revision else "",
         f"  positions  {model.positions}; texts are cut at {model.max_length} tokens by default",
         f"  vocabulary {model.vocabulary:,} entries, {model.tokenizer}",
-        f"  pooler     {pooler}",
+        f"  pooler     {'yes' if model.has_pooler else 'no (--pooling pooler is refused)'}",
         f"  sentence   {model.sentence}",
-        *(f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()),
-        *([f"  labels     {', '.join(model.labels)}"] if model.labels else []),
+        f"  labels     {_some(model.labels)}" if model.labels else "",
         f"  parameters {model.parameters:,}, of the encoder {model.encoder_parameters:,}",
-        f"  missing    {_names_text(model.missing)}",
-        f"  unused     {_names_text(model.unused)}",
+        f"  missing    {_weights_text(model.missing)}",
+        f"  unused     {_weights_text(model.unused)}",
     ]
-    lines += [model.modules if asked_for_all() else "all modules: --all"]
-    return "\n".join(lines)
+    if everything or len(model.prompts) <= _PROMPTS_SHOWN:
+        lines += [f"  prompt     {name}: {text!r}" for name, text in model.prompts.items()]
+    else:
+        lines.append(f"  prompts    {_some(list(model.prompts))}")
+    lines.append(model.modules if everything else "all modules: --all")
+    return "\n".join(filter(None, lines))
 
 
-def _names_text(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"{count_text(len(names), 'weight')}: {shown}{more}" if names else "no weights"
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def _weights_text(names: Sequence[str]) -> str:
+    return f"{count_text(len(names), 'weight')}: {_some(names)}" if names else "no weights"
 
 
 @command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")
@@ -405,12 +411,6 @@ def verify(out: Path, recompute: int, progress: ProgressCallback) -> Result:
     from embedkit.dataset.verify import verify as check
 
     found = check(out, recompute=recompute, progress=progress)
-    return Result(
-        found, lambda: _verification_text(found, out), check=lambda: require_ok(found, out)
-    )
-
-
-def _verification_text(found: Verification, out: Path) -> str:
     counts = [count_text(found.files, "file")]
     counts += [f"{found.rows:,} rows"] * bool(found.rows)
     counts += [f"{found.values:,} numbers"] * bool(found.values)
@@ -422,17 +422,15 @@ def _verification_text(found: Verification, out: Path) -> str:
             f"{found.identical_rows:,} with the same bits, "
             f"largest relative difference {found.worst:.1e}"
         )
-    return text
+    return Result(found, lambda: text, check=lambda: require_ok(found, out))
 
 
 @command('embedkit tokenize "배를 타고 여행을 간다."', "embedkit tokenize --vocab 2000:2010")
 @click.argument("text", required=False)
 @options(
-    option("--pair", help="Second text of a pair."),
-    option("--vocab", metavar="FROM:TO", help="Print a slice of the vocabulary instead."),
-    "--model",
+    option("--vocab", metavar="FROM:TO", help="Print a slice of the vocabulary instead."), "--model"
 )
-def tokenize(text: str | None, pair: str | None, vocab: str | None, model: str) -> Result:
+def tokenize(text: str | None, vocab: str | None, model: str) -> Result:
     """Show how a text is tokenized.
 
     A row for each token: its id, segment, offsets and word.
@@ -441,7 +439,5 @@ def tokenize(text: str | None, pair: str | None, vocab: str | None, model: str) 
 
     if (text is None) == (vocab is None):
         raise UsageError("give either a text or --vocab FROM:TO.")
-    if vocab is not None and pair is not None:
-        raise UsageError("--pair goes with a text, not with --vocab.")
-    rows = run(text, pair, vocab=vocab, model=model)
+    rows = run(text, vocab=vocab, model=model)
     return Result(rows, lambda: table_text(rows), asked_for=True)

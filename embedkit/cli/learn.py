@@ -14,10 +14,18 @@ import click
 
 from embedkit.choices import BEST_BLEND, BLENDS, EXPORTS, FEATURES, HEADS, PRECISIONS
 from embedkit.cli.command import Result, command
-from embedkit.cli.options import FILE, KnownOrClass, names_of, option, options, progress_bar
+from embedkit.cli.options import (
+    FILE,
+    FLAG,
+    KnownOrClass,
+    choice,
+    names_of,
+    option,
+    options,
+    progress_bar,
+)
 from embedkit.cli.text import (
     asked_for_all,
-    count_text,
     fitted,
     metric_heading,
     number_text,
@@ -29,7 +37,7 @@ from embedkit.cli.text import (
     table_text,
     terminal_width,
 )
-from embedkit.display import bytes_text, json_line, shorten, visible
+from embedkit.display import bytes_text, count_text, json_line, shorten, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
 
@@ -49,17 +57,17 @@ if TYPE_CHECKING:
 @click.argument("source", type=FILE)
 @options(
     option("--out", type=FILE, help="Parquet file to write. [SOURCE.split.parquet]"),
-    option(
-        "--folds",
-        default=5,
-        help="Number of folds; 1: a fifth of the records is held out, all others are trained on.",
-    ),
+    option("--folds", default=5, help="Number of folds; 1: a fifth of the records is held out."),
     option("--test", default=0.0, help="Fraction of the records to hold out as a test set."),
     option("--group", help="Group column; a group is never divided between folds."),
     "--seed",
     "--overwrite",
     "--text",
     "--label",
+    option(
+        "--label-separator",
+        help="Between the classes of a record, for --task multilabel; folds are not stratified.",
+    ),
 )
 def split(
     source: Path,
@@ -81,7 +89,7 @@ def split(
 
     out = out or Path(f"{source.stem}.split.parquet")
     result = make(source, out=out, label=label, seed=seed, reading=reading, **settings)
-    sizes = {str(fold): int((result.folds[:, 0] == fold).sum()) for fold in range(result.n_folds)}
+    sizes = {str(fold): int((result.folds == fold).sum()) for fold in range(result.n_folds)}
     if result.n_folds == 1:
         sizes["train"] = len(result.in_folds) - sizes["0"]
     if len(result.test):
@@ -91,25 +99,14 @@ def split(
     def text() -> str:
         names = [f"{'fold ' if n.isdigit() else ''}{n} {size:,}" for n, size in sizes.items()]
         return (
-            f"wrote {path_text(out)}: {records:,} records, {count_text(result.n_folds, 'fold')}\n"
+            f"wrote {path_text(out)}: {count_text(records, 'record')}, "
+            f"{count_text(result.n_folds, 'fold')}\n"
             f"  {', '.join(names)}\n"
             f"  never divided: {UNITS[result.settings.unit]} ({groups:,})"
         )
 
-    data = {
-        "out": str(out),
-        "records": records,
-        "groups": groups,
-        "folds": sizes,
-        "unit": result.settings.unit,
-        "fingerprint": result.fingerprint,
-    }
-    return Result(data, text)
-
-
-def _run_of(source: Path, method: str) -> Path:
-    """The folder of a run that has no ``--out``."""
-    return Path("runs", f"{source.resolve().stem}-{method}")
+    data = {"out": str(out), "records": records, "groups": groups, "folds": sizes}
+    return Result(data | {"unit": result.settings.unit, "fingerprint": result.fingerprint}, text)
 
 
 @command(
@@ -131,27 +128,16 @@ def _run_of(source: Path, method: str) -> Path:
     "--estimator",
     option(
         "--features",
-        default="vectors",
-        type=click.Choice(FEATURES),
         help="Stored vectors, or TF-IDF of the stored texts or words.",
+        **choice(FEATURES, "vectors"),
     ),
     "--task",
+    "--label-separator",
     "--split",
-    option(
-        "--split-column", help="Stored column with the names of the folds; test is the test set."
-    ),
+    option("--split-column", help="Stored column with names of folds; test is the test set."),
     "--folds",
-    option(
-        "--test",
-        type=FILE,
-        help="Test set: a corpus file, or a dataset extracted with the same settings; labels are "
-        "optional.",
-    ),
-    option(
-        "--threshold",
-        help="Decision threshold for the second of two classes: a number, or a metric to optimize "
-        "in inner folds (macro_f1, f1, f2 …).",
-    ),
+    "--test",
+    "--threshold",
     "--class-weight",
     "--seed",
     "--overwrite",
@@ -163,13 +149,9 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     of a corpus file one is made first, with the default settings of extract.
     """
     from embedkit.classifiers.train import train as fit
-    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.cli.run_text import result_of
 
-    method = settings["estimator"] or {"classification": "logreg"}.get(settings["task"], "ridge")
-    method = "tfidf" if settings["features"] == "tfidf" else method.rpartition(":")[2]
-    settings["out"] = settings["out"] or _run_of(dataset, method)
-    result = fit(dataset, view=names_of(view), progress=progress, **settings)
-    return Result(run_data(result), lambda: run_text(result))
+    return result_of(fit(dataset, view=names_of(view), progress=progress, **settings))
 
 
 @command(
@@ -183,6 +165,7 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     option("--view", help="Views to score, separated by commas. [all that are stored]"),
     "--level",
     "--task",
+    "--label-separator",
     "--split",
     option(
         "--metric",
@@ -191,28 +174,22 @@ def train(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     option(
         "--control",
-        type=click.Choice(["random-weights"]),
         help="Also encode the texts with three untrained encoders.",
+        **choice(["random-weights"]),
     ),
-    option(
-        "--learning-curve",
-        is_flag=True,
-        help="Also score fits on 10 to 100 % of the training records.",
-    ),
+    option("--learning-curve", **FLAG, help="Also fit on 10 to 100 % of the training records."),
     "--overwrite",
 )
 def probe(dataset: Path, view: str | None, progress: ProgressCallback, **settings: Any) -> Result:
-    """Score every stored view under the same folds.
+    """Score every stored view on the same folds.
 
     Controls: the majority class, a control task with random labels and, with --control, untrained
     encoders.
     """
     from embedkit.classifiers.probe import probe as run
-    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.cli.run_text import result_of
 
-    settings["out"] = settings["out"] or _run_of(dataset, "probe")
-    result = run(dataset, view=names_of(view), progress=progress, **settings)
-    return Result(run_data(result), lambda: run_text(result))
+    return result_of(run(dataset, view=names_of(view), progress=progress, **settings))
 
 
 @command(
@@ -236,24 +213,16 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     "--level",
     "--task",
+    "--label-separator",
     "--split",
     "--folds",
-    option(
-        "--test",
-        type=FILE,
-        help="Test set: a corpus file or a dataset; labels are optional. The predictions of the "
-        "models of all folds are averaged.",
-    ),
+    "--test",
     "--test-sample",
     "--test-min-chars",
     option("--epochs", default=3, help="Maximum number of epochs."),
     option("--learning-rate", default=5e-5, help="Peak learning rate; it decays linearly to 0."),
     option("--batch-size", default=16, help="Texts per batch."),
-    option(
-        "--dropout",
-        type=float,
-        help="Dropout before the last layer of the head. [set by the checkpoint]",
-    ),
+    option("--dropout", type=float, help="Dropout before the last layer. [set by the checkpoint]"),
     "--max-length",
     "--class-weight",
     option("--freeze-layers", metavar="K|embeddings|all", help="Encoder layers to freeze."),
@@ -266,32 +235,23 @@ def probe(dataset: Path, view: str | None, progress: ProgressCallback, **setting
     ),
     option(
         "--precision",
-        default="auto",
-        type=click.Choice(PRECISIONS),
         help="Precision of the computation; auto: fp32 on CPU, bf16 on CUDA (fp16 on older "
         "devices).",
+        **choice(PRECISIONS, "auto"),
     ),
     option(
         "--validation",
         default=0.1,
         help="Fraction of the training records used for validation; 0 disables it.",
     ),
-    option(
-        "--patience",
-        type=int,
-        help="Stop a fold after N epochs without a better validation loss (or --select-by).",
-    ),
+    option("--patience", type=int, help="Stop after N epochs without a better validation score."),
     option(
         "--select-by",
         default="loss",
         help="Choose the epoch by the validation loss, or by a metric of the validation records "
         "(accuracy, macro_f1, f2 …).",
     ),
-    option(
-        "--threshold",
-        help="Decision threshold for the second of two classes: a number, or a metric to "
-        "optimize on the validation records (macro_f1, f1, f2 …).",
-    ),
+    "--threshold",
     "--text",
     "--text-pair",
     "--label",
@@ -309,14 +269,10 @@ def finetune(
     extract wrote, whose texts and labels are used. Run the same command again to resume an
     interrupted run. embedkit.finetune in Python has further options.
     """
-    from embedkit.cli.run_text import run_data, run_text
+    from embedkit.cli.run_text import result_of
     from embedkit.finetuning.run import finetune as run
 
-    settings["out"] = settings["out"] or _run_of(corpus, "finetuned")
-    result = run(corpus, reading=reading, seed=seed, progress=progress, **settings)
-    return Result(
-        run_data(result), lambda: run_text(result), code=EXIT_REJECTS if result.rejected else 0
-    )
+    return result_of(run(corpus, reading=reading, seed=seed, progress=progress, **settings))
 
 
 _SHOWN = 3
@@ -333,7 +289,6 @@ _SHOWN = 3
 @click.argument("corpus", required=False)
 @options(
     option("--text", "single", help="One text, instead of a corpus."),
-    option("--pair", help="Second text of a pair, with --text."),
     option("--column", "text", help="Column of the text in the corpus. [inferred from the header]"),
     "--text-pair",
     "--id",
@@ -344,14 +299,13 @@ _SHOWN = 3
         help="File to write; .tsv, .csv, .jsonl or .parquet. [TSV to standard output]",
     ),
     "--submission",
-    option("--label-names", help="Readable names, such as 0=negative,1=positive."),
+    "--label-names",
     "--device",
 )
 def predict(
     run: str,
     corpus: str | None,
     single: str | None,
-    pair: str | None,
     label_names: str | None,
     device: str,
     as_json: bool,
@@ -362,15 +316,14 @@ def predict(
     """Predict labels of new texts with a run or a checkpoint.
 
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
-    classification (BertForSequenceClassification and the like); CORPUS a file of texts, a dataset
-    extracted with the same settings as that of the run, or - to read lines from standard input.
+    classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
+    a dataset extracted with the same settings as that of the run, or - to read lines from standard
+    input.
     """
     from embedkit.predict import Predictor, parse_label_names, predict_file
 
     if (corpus is None) == (single is None):
         raise UsageError("give either a corpus, -, or --text.")
-    if pair is not None and single is None:
-        raise UsageError("--pair goes with --text; for a corpus name the column with --text-pair.")
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
     with progress_bar() as progress:
         if corpus not in (None, "-"):
@@ -382,7 +335,7 @@ def predict(
         else:
             predictor = Predictor(run, **model)
     if corpus is None:
-        _show_text(predictor, str(single), pair, as_json)
+        _show_text(predictor, str(single), as_json)
         return 0
     if corpus == "-":
         return _predict_lines(predictor, as_json)
@@ -399,7 +352,7 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
     lines = TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     try:
         for line in lines:
-            _show_text(predictor, line.rstrip("\r\n"), None, as_json)
+            _show_text(predictor, line.rstrip("\r\n"), as_json)
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("", err=True)
@@ -407,16 +360,14 @@ def _predict_lines(predictor: Predictor, as_json: bool) -> int:
     return 0
 
 
-def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool) -> None:
+def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
     """Print the prediction for a text, or a line for each of its words."""
     shown: list[tuple[dict[str, Any], Prediction]]
     if not predictor.labels_words:
-        shown = [({}, one) for one in predictor.predict([text], None if pair is None else [pair])]
-    elif pair is not None:
-        raise UsageError(f"--pair is for runs that label records; {predictor.run} labels words.")
+        shown = [({}, one) for one in predictor.predict([text])]
     else:
-        (words,) = predictor.predict_words([text])
         names = ("word", "text", "start", "end")
+        (words,) = predictor.predict_words([text])
         shown = [({n: getattr(w, n) for n in names}, w.prediction) for w in words]
     for place, prediction in shown:
         if as_json:
@@ -458,9 +409,8 @@ def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool)
     ),
     option(
         "--blend",
-        default="mean",
-        type=click.Choice([*BLENDS, BEST_BLEND]),
         help="Blend to write; best: the method to use, a blend or a single run.",
+        **choice([*BLENDS, BEST_BLEND], "mean"),
     ),
     option(
         "--answers",
@@ -474,8 +424,6 @@ def _show_text(predictor: Predictor, text: str, pair: str | None, as_json: bool)
 )
 def compare(
     runs: tuple[Path, ...],
-    metric: str | None,
-    min_difference: float | None,
     report: Path | None,
     write_blend: Path | None,
     blend: str,
@@ -483,6 +431,7 @@ def compare(
     submission: str | None,
     overwrite: bool,
     progress: ProgressCallback,
+    **settings: Any,
 ) -> Result:
     """Compare runs: a verdict, scores, differences, cost.
 
@@ -497,14 +446,14 @@ def compare(
         given = "--answers are" if answers else "--submission is"
         raise UsageError(f"{given} blended into a file; name it with --write-blend.")
     columns = parse_submission(submission)
-    compared = calculate(runs, metric=metric, min_difference=min_difference, progress=progress)
+    compared = calculate(runs, progress=progress, **settings)
     written: list[str] = []
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
 
         made = compared.chosen_blend(blend)
         count = write(made, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        written.append(f"{path_text(write_blend)}: {count:,} records, {made.name}")
+        written.append(f"{path_text(write_blend)}: {count_text(count, 'record')}, {made.name}")
     if report is not None:
         from embedkit.comparison.report import write_report
 
@@ -526,10 +475,11 @@ def _compare_text(
     if asked_for_all():
         last = [f"{one.question}: {one.sentence or one.command}" for one in advice.decisions]
     else:
-        tried = [f"{o.question.lower()}: {o.answer}" for o in advice.decisions if not o.command]
-        missing = [one.question.lower() for one in advice.decisions if one.command]
-        tried += [f"not tried: {', '.join(missing)}"] if missing else []
-        last = ["; ".join(tried).replace("layer: layer", "layer")]
+        answers = {one.question.lower(): one.answer for one in advice.decisions}
+        missing = [question for question, answer in answers.items() if answer == "not tried"]
+        said = [f"{name}: {answer}" for name, answer in answers.items() if name not in missing]
+        said += [f"not tried: {', '.join(missing)}"] if missing else []
+        last = ["; ".join(said).replace("layer: layer", "layer")]
         if shorts := [one.short for one in run_notices(compared)]:
             last.append(f"look first: {', '.join(shorts)}")
     last.append(f"next: {advice.next}")
@@ -579,12 +529,11 @@ def _score_heading(metric: str) -> str:
 
 
 def comparison_text(table: Comparison) -> str:
-    """Return scores, differences and cost for a terminal."""
+    """Return all scores, differences and costs, each table below its title."""
     return "\n".join(_blocks(table))
 
 
 def _blocks(table: Comparison) -> Iterator[str]:
-    """All scores, differences and costs, each table below its title."""
     from embedkit.comparison.recommendation import input_text
 
     name = "words" if table.level == "word" else "records"
@@ -600,7 +549,7 @@ def _blocks(table: Comparison) -> Iterator[str]:
     yield (
         f"Differences in {table.metric}{unit} to the baseline ({table.baseline}) and to the first "
         f"row ({table.best}), with 95 % intervals; p of a paired t-test of units, corrected for "
-        f"all {table.tests} pairs:"
+        f"{count_text(table.tests, 'pair')} of methods:"
     )
     rows = [(row.name, row.to_baseline, row.to_best) for row in table.rows]
     yield table_text([_difference_cells(table, *row) for row in rows])
@@ -665,10 +614,8 @@ def _cost_cells(name: str, cost: Cost, level: str) -> dict[str, str]:
 @click.argument("what", type=FILE)
 @options(
     option("--out", type=FILE, required=True, help="New file or folder to write."),
-    option(
-        "--fold", default="best", help="Number of the fold, or best: the lowest validation loss."
-    ),
-    option("--to", type=click.Choice(EXPORTS), help="Format for the vectors of a dataset."),
+    option("--fold", default="best", help="Number of the fold; best: the lowest validation loss."),
+    option("--to", **choice(EXPORTS), help="Format for the vectors of a dataset."),
     "--view",
 )
 def export(what: Path, out: Path, fold: str, to: str | None, view: str | None) -> Result:

@@ -12,17 +12,16 @@ import click
 
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
-from embedkit.cli.options import FILE, LAYERS, names_of, option, options
+from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
 from embedkit.cli.text import (
     asked_for_all,
-    count_text,
     interval_text,
     number_text,
     one_line,
     percent_text,
     table_text,
 )
-from embedkit.display import bytes_text, duration_text, visible
+from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text
 
@@ -50,30 +49,16 @@ _BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 @options(
     option("-k", "k", default=10, help="Number of results per query."),
     option("--queries", type=FILE, help="Text file of queries, one per line."),
-    option(
-        "--like",
-        type=int,
-        multiple=True,
-        metavar="ROW",
-        help="Find records similar to this row; can be repeated.",
-    ),
+    option("--like", type=int, multiple=True, help="Find records like this row; can be repeated."),
     "--view",
-    option(
-        "--metric",
-        default="cosine",
-        type=click.Choice(SEARCH_METRICS),
-        help="Similarity of two vectors.",
-    ),
+    option("--metric", help="Similarity of two vectors.", **choice(SEARCH_METRICS, "cosine")),
     "--whitening",
     option("--where", help="SQL condition on the columns, such as \"label = '1'\"."),
     option(
-        "--index",
-        "kind",
-        type=click.Choice(INDEX_KINDS),
-        help="Search an index instead of all records.",
+        "--index", "kind", help="Search an index instead of all records.", **choice(INDEX_KINDS)
     ),
     option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
-    option("--tsv", "as_tsv", is_flag=True, help="Print tab-separated values."),
+    option("--tsv", "as_tsv", **FLAG, help="Print tab-separated values."),
 )
 def search(
     dataset: Path,
@@ -152,13 +137,13 @@ def _answers_tsv(answers: Sequence[Answer]) -> str:
 @options(
     option(
         "--kind",
-        default="hnsw",
-        type=click.Choice(INDEX_KINDS),
         help="flat: exact; hnsw: fastest, in memory; ivf: on disk; ivfpq: compressed.",
+        **choice(INDEX_KINDS, "hnsw"),
     ),
     "--view",
     "--whitening",
     "--overwrite",
+    option("--append", is_flag=True, help="Add the records by which the dataset has grown."),
 )
 def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Build an index for approximate search by cosine.
@@ -236,9 +221,9 @@ def _similarity_text(found: PairSimilarity) -> str:
     from embedkit.cli.run_text import agreement_finding
     from embedkit.encoding.views import split_view
 
-    count = f"{len(found.records):,} pairs"
-    count += f", {found.rejected:,} records rejected" if found.rejected else ""
-    count += f", {found.truncated:,} texts cut" if found.truncated else ""
+    count = count_text(len(found.records), "pair")
+    count += f", {count_text(found.rejected, 'record')} rejected" if found.rejected else ""
+    count += f", {count_text(found.truncated, 'text')} cut" if found.truncated else ""
     if not found.agreement:
         cosines = found.cosines.items()
         cells = [
@@ -285,20 +270,12 @@ def _similarity_text(found: PairSimilarity) -> str:
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
     option(
         "--match",
-        default="word",
-        type=click.Choice(MATCHES),
         help="word: whole words, in Hangul with particles; start: longer words too; anywhere: "
         "any substring.",
+        **choice(MATCHES, "word"),
     ),
-    option(
-        "--layer",
-        help="Layer or combination of layers, such as sum:-4..-1. [all; the last is clustered]",
-    ),
-    option(
-        "--clusters",
-        type=click.IntRange(min=1),
-        help="Number of clusters. [chosen by silhouette score]",
-    ),
+    option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
+    option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
     option(
         "--sense",
         help="Column with the sense of each record: compare uses with the same and "
@@ -308,15 +285,11 @@ def _similarity_text(found: PairSimilarity) -> str:
         "--span",
         metavar="START,END",
         help="Columns with the first character of the use in a record and the one after its "
-        "last; other occurrences are no uses. [all occurrences of WORD]",
+        "last; other occurrences are ignored. [all occurrences of WORD]",
     ),
     option("--out", type=FILE, help="Page that shows the uses layer by layer (.html)."),
     option("--figure", type=FILE, help="Figure with a panel for each layer (.pdf, .svg, .png)."),
-    option(
-        "--against",
-        type=FILE,
-        help="Dataset of the same corpus by another model, shown beside the first on the page.",
-    ),
+    option("--against", type=FILE, help="Dataset by another model, to show beside it."),
     "--overwrite",
     "--model",
 )
@@ -376,8 +349,7 @@ def _senses_text(report: SenseReport) -> str:
             }
             for one in report.layers
         ]
-        centered = ", the mean of each layer subtracted" * report.centered
-        note = f"cosines of two uses of a word{centered}"
+        note = "cosines of two uses of a word, the mean of each layer subtracted"
     else:
         rows = [
             {"layer": "same sense nearest, %"}
@@ -388,7 +360,7 @@ def _senses_text(report: SenseReport) -> str:
 
 
 def _senses_data(report: SenseReport) -> dict[str, Any]:
-    names = ("model", "centered", "chance", "scored", "skipped")
+    names = ("model", "chance", "scored", "skipped")
     return {name: getattr(report, name) for name in names} | {
         "layers": [asdict(one) for one in report.layers],
         "chosen": asdict(report.chosen),
@@ -476,10 +448,9 @@ def _words_finding(report: WordReport) -> str:
 
 def _snippet(use: Use, around: int = 30) -> str:
     """The word in brackets, with some text around it."""
-    left, right = use.text[: use.start], use.text[use.end :]
-    left = "…" * (len(left) > around) + left[-around:] if left else ""
-    right = right[:around] + "…" * (len(right) > around)
-    return one_line(f"{left}[{use.text[use.start : use.end]}]{right}")
+    from embedkit.pages import in_context
+
+    return one_line("{}[{}]{}".format(*in_context(use.text, use.start, use.end, around=around)))
 
 
 @command(
@@ -497,12 +468,11 @@ def _snippet(use: Use, around: int = 30) -> str:
     ),
     option(
         "--method",
-        default="tsne",
-        type=click.Choice(LAYOUT_METHODS),
         help="Layout in two dimensions; umap needs: pip install umap-learn.",
+        **choice(LAYOUT_METHODS, "tsne"),
     ),
     option("--color", help="Column for the first colours; the page offers all. [label]"),
-    option("--label-names", help="Names to show beside labels, such as 0=negative,1=positive."),
+    "--label-names",
     option("--out", type=FILE, help="The page. [DATASET.explore.html]"),
     "--overwrite",
 )
@@ -526,10 +496,12 @@ def explore(
 
 def _text(found: Explored) -> str:
     first = next(one for one in found.views if one.view == found.shown)
-    count = f"{found.points:,} records"
+    count = count_text(found.points, "record")
     if found.points < found.records:
         count += f" of {found.records:,}"
-    lines = [f"{found.page}: {count}, {len(found.views)} views, {bytes_text(found.nbytes)}"]
+    lines = [
+        f"{found.page}: {count}, {count_text(len(found.views), 'view')}, {bytes_text(found.nbytes)}"
+    ]
     kept = f"the picture keeps {first.kept:.0%} of the ten nearest neighbours"
     if not math.isnan(first.same_label):
         best = max(found.views, key=lambda one: one.same_label)

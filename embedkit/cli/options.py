@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from embedkit.choices import (
     DEFAULT_MODEL,
     ESTIMATORS,
     FORMATS,
-    ON_LONG,
     PRECISIONS,
     QUOTINGS,
     RUN_LEVELS,
@@ -65,140 +64,123 @@ class KnownOrClass(click.Choice[str]):
         return value if ":" in str(value) else super().convert(value, param, ctx)
 
 
-_SHARED: Mapping[str, Option] = {
-    name: option(name, help=text, **settings)
-    for name, text, settings in (
-        # the corpus
-        ("--text", "Column of the text. [inferred from the header]", {}),
-        ("--text-pair", "Column of the second text of a pair.", {}),
-        ("--id", "Column of the id. [inferred from the header; else row numbers]", {}),
-        ("--label", "Column of the label. [inferred from the header]", {}),
-        (
-            "--word-label",
-            "Column with a label for each word: upos, xpos or deprel of CoNLL-U, else a column of "
-            "labels separated by spaces.",
-            {},
-        ),
-        (
-            "--format",
-            "Format of the corpus; auto: by the name of the file.",
-            {"default": "auto", "type": click.Choice(["auto", *FORMATS])},
-        ),
-        ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
-        (
-            "--quoting",
-            "Quoting of fields; auto: RFC 4180 in .csv files, none in .tsv and .txt files.",
-            {"default": "auto", "type": click.Choice(QUOTINGS)},
-        ),
-        (
-            "--no-header",
-            "The first line is a record; columns are named 0, 1, 2 …",
-            {"is_flag": True},
-        ),
-        ("--min-chars", "Leave out shorter texts; they are counted.", {"default": 0}),
-        (
-            "--sample",
-            "Use only N randomly chosen records; the others are counted.",
-            {"type": int, "metavar": "N"},
-        ),
-        (
-            "--limit",
-            "Use only the first N records; the others are counted.",
-            {"type": int, "metavar": "N"},
-        ),
-        (
-            "--seed",
-            "Seed of everything that is random.",
-            {"default": 0, "type": click.IntRange(0, 2**31 - 1)},
-        ),
-        # the encoder
-        (
-            "--model",
-            "Hub id or folder of a BERT-family checkpoint; multilingual is multilingual-e5-small.",
-            {"default": DEFAULT_MODEL},
-        ),
-        ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
-        ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
-        (
-            "--max-length",
-            "Maximum number of tokens per text, special tokens included. [set by the checkpoint]",
-            {"type": int},
-        ),
-        (
-            "--on-long",
-            "How to treat texts of more than --max-length tokens.",
-            {"default": "truncate", "type": click.Choice(ON_LONG)},
-        ),
-        (
-            "--prefix",
-            'Text to put before every text; "" for none. ["query: " for --model '
-            "multilingual; else none]",
-            {},
-        ),
-        (
-            "--precision",
-            "Precision of the computation; auto: on CPU bf16 where the processor has "
-            "instructions for it; int8: on CPU, about 0.1 from fp32. [fp32 on CPU; bf16 on CUDA, "
-            "fp16 on older devices]",
-            {"type": click.Choice(PRECISIONS)},
-        ),
-        # datasets and runs
-        ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
-        ("--overwrite", "Replace existing output.", {"is_flag": True}),
-        (
-            "--whitening",
-            "center: subtract the mean of the dataset, as raw BERT vectors all point in similar "
-            "directions; whiten: also decorrelate the dimensions.",
-            {"type": click.Choice(WHITENINGS)},
-        ),
-        ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
-        (
-            "--level",
-            "What is labelled: sentence (the records) or word (their words; extract them with "
-            "--words --word-label).",
-            {"default": "sentence", "type": click.Choice(RUN_LEVELS)},
-        ),
-        ("--split", "Split file written by embedkit split.", {"type": FILE}),
-        (
-            "--test-sample",
-            "Use only N randomly chosen records of the file given with --test.",
-            {"type": int, "metavar": "N"},
-        ),
-        (
-            "--test-min-chars",
-            "Leave out shorter texts of the file given with --test.",
-            {"default": 0},
-        ),
-        (
-            "--folds",
-            "Number of folds, if there is no --split; 1: a single training, a fifth of the "
-            "records held out.",
-            {"default": 5},
-        ),
-        (
-            "--task",
-            "classification: labels are classes; regression: labels are numbers.",
-            {"default": "classification", "type": click.Choice(TASKS)},
-        ),
-        (
-            "--estimator",
-            "Classifier or regressor, or module:Class of scikit-learn, such as "
-            "sklearn.svm:LinearSVC. [logreg; for regression ridge]",
-            {"type": KnownOrClass(ESTIMATORS)},
-        ),
-        (
-            "--class-weight",
-            "balanced: weight classes inversely to their frequency.",
-            {"type": click.Choice(CLASS_WEIGHTS)},
-        ),
-        (
-            "--submission",
-            "Write two columns under these names, the id and the label or value, of "
-            "test records only.",
-            {"metavar": "ID,LABEL"},
-        ),
-    )
-}
+def choice(known: Sequence[str], default: str | None = None) -> dict[str, Any]:
+    """Settings of an option with known values."""
+    return {"type": click.Choice(known), "default": default}
+
+
+POSITIVE = click.IntRange(min=1)
+FLAG: Mapping[str, Any] = {"is_flag": True}
+_COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
+_SEED = click.IntRange(0, 2**31 - 1)
+_SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
+    # the corpus
+    ("--text", "Column of the text. [inferred from the header]", {}),
+    ("--text-pair", "Column of the second text of a pair.", {}),
+    ("--id", "Column of the id. [inferred from the header; else row numbers]", {}),
+    ("--label", "Column of the label. [inferred from the header]", {}),
+    (
+        "--word-label",
+        "Column with a label for each word: upos, xpos or deprel of CoNLL-U, else a column of "
+        "labels separated by spaces.",
+        {},
+    ),
+    ("--format", "Format; auto: by the name of the file.", choice(["auto", *FORMATS], "auto")),
+    ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
+    ("--quoting", "Quoting of fields; auto: RFC 4180 in .csv files.", choice(QUOTINGS, "auto")),
+    ("--no-header", "The first line is a record; columns are named 0, 1, 2 …", FLAG),
+    ("--min-chars", "Leave out shorter texts; they are counted.", {"default": 0}),
+    ("--sample", "Use only N randomly chosen records; the others are counted.", _COUNT),
+    ("--limit", "Use only the first N records; the others are counted.", _COUNT),
+    ("--seed", "Seed of everything that is random.", {"default": 0, "type": _SEED}),
+    # the encoder
+    (
+        "--model",
+        "Hub id or folder of a BERT-family checkpoint; multilingual is multilingual-e5-small.",
+        {"default": DEFAULT_MODEL},
+    ),
+    ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
+    ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
+    (
+        "--max-length",
+        "Maximum number of tokens per text, special tokens included. [set by the checkpoint]",
+        {"type": int},
+    ),
+    (
+        "--prefix",
+        'Text to put before every text; "" for none. ["query: " for --model '
+        "multilingual; else none]",
+        {},
+    ),
+    (
+        "--precision",
+        "Precision of the computation; auto: on CPU bf16 where the processor has "
+        "instructions for it; int8: on CPU, about 0.1 from fp32. [fp32 on CPU; bf16 on CUDA, "
+        "fp16 on older devices]",
+        choice(PRECISIONS),
+    ),
+    # datasets and runs
+    ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
+    ("--overwrite", "Replace existing output.", FLAG),
+    (
+        "--whitening",
+        "center: subtract the mean of the dataset, as raw BERT vectors all point in similar "
+        "directions; whiten: also decorrelate the dimensions.",
+        choice(WHITENINGS),
+    ),
+    ("--view", "Stored view, such as mean_-1. [mean of the last layer]", {}),
+    (
+        "--level",
+        "What is labelled: sentence (the records) or word (their words; extract them with "
+        "--words --word-label).",
+        choice(RUN_LEVELS, "sentence"),
+    ),
+    ("--split", "Split file written by embedkit split.", {"type": FILE}),
+    (
+        "--test",
+        "Test set: a corpus file or a dataset of the same settings; labels are optional.",
+        {"type": FILE},
+    ),
+    ("--test-sample", "Use only N randomly chosen records of the file given with --test.", _COUNT),
+    ("--test-min-chars", "Leave out shorter texts of the file given with --test.", {"default": 0}),
+    (
+        "--folds",
+        "Number of folds, if there is no --split; 1: a single training, a fifth of the "
+        "records held out.",
+        {"default": 5},
+    ),
+    (
+        "--task",
+        "classification: labels are classes; regression: labels are numbers; multilabel: "
+        "records have any number of classes.",
+        choice(TASKS, "classification"),
+    ),
+    (
+        "--label-separator",
+        "Between the classes of a record, with --task multilabel.",
+        {"default": "|", "metavar": "TEXT"},
+    ),
+    (
+        "--estimator",
+        "Classifier or regressor, or module:Class of scikit-learn, such as "
+        "sklearn.svm:LinearSVC. [logreg; for regression ridge]",
+        {"type": KnownOrClass(ESTIMATORS)},
+    ),
+    (
+        "--threshold",
+        "Decision threshold for the second of two classes: a number, or a metric to optimize "
+        "(macro_f1, f1, f2 …), in inner folds or on the validation records.",
+        {},
+    ),
+    ("--class-weight", "balanced: weight classes by inverse frequency.", choice(CLASS_WEIGHTS)),
+    ("--label-names", "Readable names of labels, such as 0=negative,1=positive.", {}),
+    (
+        "--submission",
+        "Write two columns under these names, the id and the label or value, of test records only.",
+        {"metavar": "ID,LABEL"},
+    ),
+)
+_SHARED = {name: option(name, help=text, **settings) for name, text, settings in _SHARED_ROWS}
 
 
 def options(*given: str | Option) -> Option:

@@ -10,17 +10,19 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
+from embedkit.cli.command import Result
 from embedkit.cli.text import (
     asked_for_all,
-    count_text,
     interval_text,
     metric_heading,
     reasons_text,
     score_text,
     table_text,
 )
-from embedkit.display import bytes_text, duration_text
+from embedkit.dataset.format import is_dataset, read_manifest
+from embedkit.display import bytes_text, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
+from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
 from embedkit.runs.predictions import headline_metric
 from embedkit.runs.run import (
@@ -37,16 +39,17 @@ if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
     from embedkit.runs.intervals import Score
 
-_FIRST = ("accuracy", "entity_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
+_FIRST = ("accuracy", "entity_f1", "micro_f1", "macro_f1", "log_loss", "r2", "rmse", "spearman")
 """Scores that are printed without ``--all``."""
 
 _SUBSETS = {"cross_validation": "held-out", "test": "test"}
 _CLASSES = 6
 
 
-def run_data(result: RunResult[Any]) -> dict[str, Any]:
-    """Return the content of a new run with its folder, as plain data."""
-    return {"out": str(result.out), **as_json(result.content)}
+def result_of(result: RunResult[Any]) -> Result:
+    """Return what a command prints of a new run."""
+    data = {"out": str(result.out), **as_json(result.content)}
+    return Result(data, lambda: run_text(result), code=EXIT_REJECTS if result.rejected else 0)
 
 
 def run_text(result: RunResult[Any]) -> str:
@@ -131,7 +134,8 @@ def _score(metric: str, score: Score) -> str:
 def _against(content: PredictionRun, metric: str, majority: float, score: Score) -> str:
     """Comparison of a score with the baseline that knows only the labels."""
     points = " points" if is_percent(metric) else ""
-    name = "the mean" if content.task == "regression" else "the majority class"
+    names = {"regression": "the mean", "multilabel": "the best constant set"}
+    name = names.get(content.task, "the majority class")
     baseline = f"{name} ({metric_text(majority, metric)}{' %' if points else ''})"
     if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
         return f"no proven gain over {baseline}"
@@ -185,7 +189,8 @@ def _scores(content: PredictionRun) -> Iterator[str]:
         yield f"decision threshold for {content.classes[1]}: {content.threshold:.3g}"
     test, count = content.test_set, content.records["test"]
     if test and test.rejected:
-        yield f"{test.rejected:,} records of the test set are rejected, {count:,} are predicted"
+        rejected = count_text(test.rejected, "record")
+        yield f"{rejected} of the test set rejected, {count:,} predicted"
     if test and test.seen_texts:
         yield f"{test.seen_texts:,} of the {count:,} test texts are also training texts"
 
@@ -237,8 +242,9 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
             "control": metric_text(view.control, metric),
         }
         if untrained := random.get(view.name):
-            sd = stdev(untrained) if len(untrained) > 1 else math.nan
-            row["never trained"] = _spread(untrained, sd, metric)
+            row["never trained"] = metric_text(mean(untrained), metric)
+            if len(untrained) > 1:
+                row["never trained"] += f" ±{metric_text(stdev(untrained), metric)}"
         rows.append(row)
     if not rows:  # a line for each pooling, a column for each layer
         layers = dict.fromkeys(split_view(view.name)[1] or "–" for view in views)
@@ -259,12 +265,6 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     yield f"chosen: {', '.join(chosen)}"
 
 
-def _spread(values: Sequence[float], sd: float, metric: str) -> str:
-    """A mean with its standard deviation, if it is known."""
-    text = metric_text(mean(values), metric)
-    return text if math.isnan(sd) else f"{text} ±{metric_text(sd, metric)}"
-
-
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
     if content.command and asked_for_all():
         yield "command", content.command
@@ -275,16 +275,19 @@ def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:
             yield "model", names.model + (f" at {names.revision}" if names.revision else "")
             yield "input", ", ".join(names.inputs)
         kinds = [f"{name}, " for name in ("stratified", "grouped") if getattr(split, name)]
-        times = f", {split.repeats} times" if split.repeats > 1 else ""
-        folds = f"{count_text(split.folds, 'fold')}{times}, {''.join(kinds)}seed {split.seed}"
+        folds = f"{count_text(split.folds, 'fold')}, {''.join(kinds)}seed {split.seed}"
         yield "split", f"{folds} ({split.fingerprint[:12]})"
-    if isinstance(content, PredictionRun):
         test = f" and {content.records['test']:,} to test" if content.records["test"] else ""
         shown = content.classes if asked_for_all() else content.classes[:_CLASSES]
         more = ", …" if len(shown) < len(content.classes) else ""
         labels = f"; {count_text(len(content.classes), 'label')}: {', '.join(shown)}{more}"
         data = f"{content.records['folds']:,} {_rows(content)}{test}"
         yield "data", data + (labels if content.classes else "")
+        source = path / content.dataset.path
+        if content.dataset.path and is_dataset(source):
+            manifest = read_manifest(source)
+            if content.dataset.fingerprint in manifest.extends:
+                yield "grown", f"its dataset has {manifest.totals.accepted:,} records since"
     if isinstance(content, SimilarityRun):
         yield "model", content.model
         yield "records", "{pairs:,} pairs, {rejected:,} rejected".format(**content.records)
@@ -315,12 +318,11 @@ def _rows(content: PredictionRun) -> str:
 
 def _cost(content: Run) -> str:
     cost = content.cost
+    known = []
     if cost.seconds is not None:
-        known = [duration_text(cost.seconds)]
-    else:  # folds are fitted side by side, so that it adds up to more than has passed
-        known = (
-            [] if cost.fit_seconds is None else [f"{duration_text(cost.fit_seconds)} of fitting"]
-        )
+        known.append(duration_text(cost.seconds))
+    elif cost.fit_seconds is not None:  # of folds side by side: more than has passed
+        known.append(f"{duration_text(cost.fit_seconds)} of fitting")
     if cost.parameters is not None:
         known.append(f"{cost.parameters:,} parameters")
     if cost.peak_memory_bytes is not None:

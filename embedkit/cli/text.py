@@ -107,13 +107,13 @@ def fitted(line: str) -> list[str]:
 
 def json_text(value: object) -> str:
     """Return JSON of a dataclass or of plain data; NaN and infinity become null."""
-    return json_line(_plain(value), indent=1, default=_plain)
 
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = dataclasses.asdict(value)
+        return without_nan(value) if isinstance(value, dict | list | tuple) else str(value)
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    return without_nan(value) if isinstance(value, dict | list | tuple) else str(value)
+    return json_line(plain(value), indent=1, default=plain)
 
 
 def table_text(rows: Rows, *, gap: int = 2) -> str:
@@ -156,10 +156,9 @@ def _drawn(table: Sequence[Sequence[str]], room: int, gap: int) -> list[str]:
         drawn.add_column(Text(cells[0]), justify=justify, no_wrap=whole, overflow="fold")
     for row in zip(*(cells[1:] for cells in table), strict=True):
         drawn.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=room, color_system=None)
-    with console.capture() as captured:
-        console.print(drawn)
-    return captured.get().splitlines()
+    written = io.StringIO()
+    Console(file=written, width=room, color_system=None).print(drawn)
+    return written.getvalue().splitlines()
 
 
 def asked_for_all() -> bool:
@@ -208,15 +207,9 @@ def percent_text(fraction: float) -> str:
     return "–" if math.isnan(fraction) else f"{fraction * 100:.1f} %"
 
 
-def count_text(count: int, name: str) -> str:
-    """Return ``1 file`` or ``2,000 files``."""
-    return f"{count:,} {name}" + ("" if count == 1 else "s")
-
-
 def reasons_text(counts: Mapping[str, int]) -> str:
     """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
-    listed = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
-    return f" ({listed})" if counts else ""
+    return f" ({', '.join(f'{n} {count:,}' for n, count in counts.items())})" if counts else ""
 
 
 def ledger_text(

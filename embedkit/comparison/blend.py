@@ -2,12 +2,12 @@
 
 The stacked model of classes is a logarithmic pool: log-probabilities of the runs, weighted by run,
 plus a shift of each class, chosen by log-loss (Genest and Zidek 1986, *Combining probability
-distributions*); that of values a ridge regression. For the records of a fold it is fitted on
-predictions that inner folds made for the training records of that fold: no model that made them has
-seen the fold. Out-of-fold predictions would leak, since the models that predict the other folds
-have been fitted on this one. A fine-tuned run has inner predictions for its validation records
-alone; a blend with it is fitted on these. Runs without inner predictions can be stacked for new
-records, but not for those of the folds.
+distributions*); for numeric targets it is a ridge regression. For the records of a fold it is
+fitted on predictions that inner folds made for the training records of that fold: no model that
+made them has seen the fold. Out-of-fold predictions would leak, since the models that predict the
+other folds have been fitted on this one. A fine-tuned run has inner predictions for its validation
+records alone; a blend with it is fitted on these. Runs without inner predictions can be stacked for
+new records, but not for those of the folds.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def alone(
 
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:
     """Inner predictions of all runs for the same training records of a fold, and their labels."""
-    fold, repeat = runs[0].fold[test[0]], runs[0].repeat[test[0]]
+    fold = runs[0].fold[test[0]]
     inner = [run.inner for run in runs if run.inner is not None]
-    inner = [p.take(np.flatnonzero((p.fold == fold) & (p.repeat == repeat))) for p in inner]
+    inner = [p.take(np.flatnonzero(p.fold == fold)) for p in inner]
     keys = reduce(np.intersect1d, [p.keys for p in inner])
     inner = [p.take(np.searchsorted(p.keys, keys)) for p in inner]
     return [p.proba for p in inner], inner[0].y
@@ -208,8 +208,7 @@ def write_blend(
         records,
         p.classes,
         out,
-        folds=not answers,
-        words=("word",) if p.of_words else (),
+        more=[*(["word"] if p.of_words else []), *([] if answers else ["fold"])],
         submission=submission,
     )
 
@@ -220,7 +219,7 @@ def _new_records(made: Blend, answers: Sequence[Path]) -> Iterator[PredictedReco
     proba = made.apply(given)
     predicted = predictions_of(proba, decide(proba, threshold=made.threshold), classes)
     for row, identifier, prediction in zip(rows, ids, predicted, strict=True):
-        yield PredictedRecord(row, identifier, prediction)
+        yield {"row": row, "id": identifier}, prediction
 
 
 def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
@@ -230,7 +229,7 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
             "submission= is of a test set, and the runs have none. Pass answers= for new records, "
             "or make the runs with test=."
         )
-    folds = p.first_repeat if made.cross_fitted and not test_only else p.test[:0]
+    folds = p.out_of_fold if made.cross_fitted and not test_only else p.test[:0]
     p = p.take(np.concatenate([folds, p.test]))
     if not len(p.row):
         raise UsageError(
@@ -239,8 +238,7 @@ def _own_records(made: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
             "validation= above 0, blend their mean, or pass answers= for new records."
         )
     predicted = predictions_of(p.proba, p.y_pred, p.classes)
-    words = p.word.tolist() if p.of_words else [None] * len(p.row)
-    for row, identifier, fold, prediction, word in zip(
-        p.row, p.ids, fold_names(p.fold), predicted, words, strict=True
-    ):
-        yield PredictedRecord(int(row), identifier, prediction, fold, word)
+    given = {"row": p.row.tolist(), "id": p.ids} | ({"word": p.word.tolist()} if p.of_words else {})
+    given["fold"] = fold_names(p.fold)
+    for *values, prediction in zip(*given.values(), predicted, strict=True):
+        yield dict(zip(given, values, strict=True)), prediction

@@ -7,7 +7,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from embedkit.comparison.load import Dataset, LoadedRun
 from embedkit.comparison.table import Compared
-from embedkit.dataset.format import is_dataset, read_manifest
+from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load, source_of
 from embedkit.errors import MismatchError, UsageError
+from embedkit.pages import in_context
 from embedkit.runs.predictions import Predictions, keys_of, scores_by_class
 from embedkit.runs.run import ClassScore
 from embedkit.search.exact import nearest
 from embedkit.storage import file_sha256
-from embedkit.types import Bool, Float32, Float64, Int64
+from embedkit.types import Bool, Float64, Int64
 
 _LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
 MOST_SUSPICIONS = 20
@@ -31,6 +32,7 @@ _UNSURE, _SURE = 0.1, 0.9
 _RIGHT_OFTEN = 0.5
 _MOST_METHODS, _MOST_QUERIES = 12, 5_000
 _NEAREST = 3
+_TINY = 1e-12
 _AROUND = 100
 
 
@@ -46,48 +48,29 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lengths:
-    """Lengths of texts in tokens, ``(n,)``, and which were cut."""
-
-    values: Int64
-    cut: Bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Nearest:
-    """Nearest other records by cosine in views joined by ``+``.
-
-    ``indices`` ``(n, 3)`` are positions among the cases, ``-1`` where none was looked for;
-    ``cosines`` have the same shape.
-    """
+    """Up to three nearest other records, with their cosines, by position of a record in a list."""
 
     view: str
-    indices: Int64
-    cosines: Float32
+    of: dict[int, list[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Held-out records of the first repeat, in the order of the input.
+    """Held-out records, in the order of the input.
 
     Attributes:
-        records: their predictions by the method shown.
-        methods: names of the methods whose predictions are shown, that one first.
-        predicted: ``(methods, n)`` predicted class numbers or values.
-        confidence: ``(methods, n)`` probability of the predicted class; empty for values.
-        right: ``(methods, n)`` bool; of values whether the error is at most the standard
-            deviation of the true values.
+        methods: predictions of the methods shown, by name; ``records`` are those of the first.
         lists: positions of records by the name of the list, those to read first at the front.
-        nearest: nearest records; ``None`` without vectors.
+        nearest: ``None`` without vectors.
+        of_sets: whether each class stands for a set of classes, see :func:`as_single`.
     """
 
     records: Predictions
-    methods: tuple[str, ...]
-    predicted: Float64
-    confidence: Float64
-    right: Bool
+    methods: dict[str, Predictions]
     lists: dict[str, Int64]
     nearest: Nearest | None
+    of_sets: bool = False
 
     def __len__(self) -> int:
         return len(self.records.row)
@@ -105,84 +88,86 @@ def cases_of(
     known = [row.name for row in table.rows if row.kind != "majority"]
     runs = [run.name for run in compared.runs.runs]
     names = [n for n in dict.fromkeys([shown, table.baseline, *runs, *known]) if n in known]
-    names = names[:_MOST_METHODS]
-    index = compared.runs.records.first_repeat
-    by_name = {name: compared.predictions[name].take(index) for name in {*names, *runs}}
+    index = compared.runs.records.out_of_fold
+    by_name = {name: compared.predictions[name].take(index) for name in names}
+    of_sets = compared.runs.records.of_sets
+    by_name = as_single(by_name) if of_sets else by_name
     records, asked = by_name[shown], [by_name[name] for name in runs]
     other = by_name.get(table.baseline) if table.baseline != shown else None
-    make = _label_lists if records.classes else _value_lists
-    lists = make(records, other, asked)
-    right = np.stack([_right(by_name[name]) for name in names])
+    lists = _lists(records, other, asked)
     if len(asked) < 2:
         del lists["all_wrong"]  # of a single run it is the list of its own errors
     if cut is not None:
-        lists["cut"] = _first(cut, right[0].astype(np.float64))
+        lists["cut"] = _first(cut, is_right(records).astype(np.float64))
     listed = [i for name, one in lists.items() if name != "cut" for i in one.tolist()]
     near = None
     if compared.datasets:
         near = _nearest(records, compared.datasets[0], views, listed)
     if "relabel" in lists:
-        index = lists["relabel"]
+        doubted, p = lists["relabel"].tolist(), asked[0]
         if near is not None:  # most of the nearest records have the predicted label
-            around = near.indices[index]
-            votes = (asked[0].y[around] == asked[0].y_pred[index][:, None]) & (around >= 0)
-            index = index[votes.sum(1) >= 2]
-        lists["relabel"] = index[:MOST_SUSPICIONS]
-    return Cases(
-        records,
-        tuple(names),
-        np.stack([by_name[name].y_pred for name in names]).astype(np.float64),
-        np.stack([_confidence(by_name[name]) for name in names])
-        if records.classes
-        else np.empty((0, len(records.row))),
-        right,
-        {name: lists[name] for name in _LISTS if name in lists and len(lists[name])},
-        near,
-    )
+            votes = {i: [p.y[j] == p.y_pred[i] for j, _ in near.of.get(i, ())] for i in doubted}
+            doubted = [i for i in doubted if sum(votes[i]) >= 2]
+        lists["relabel"] = np.array(doubted[:MOST_SUSPICIONS], np.int64)
+    lists = {name: lists[name] for name in _LISTS if name in lists and len(lists[name])}
+    methods = {name: by_name[name] for name in names[:_MOST_METHODS]}
+    return Cases(records, methods, lists, near, of_sets)
 
 
-def _label_lists(
+def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
+    """Return predictions of sets of classes as predictions of one class each: the whole set.
+
+    The probability of a set is that of its classes and of the absence of all others, as if they
+    were independent.
+    """
+    every = [sets for p in predictions.values() for sets in (p.y, p.y_pred)]
+    sets, numbers = np.unique(np.concatenate(every), axis=0, return_inverse=True)
+    parts = iter(np.split(numbers.ravel(), len(every)))
+    single = {}
+    for name, p in predictions.items():
+        names = [" + ".join(np.array(p.classes)[one == 1].tolist()) or "(none)" for one in sets]
+        logs, rest = (np.log(np.clip(q, _TINY, 1)) for q in (p.proba, 1 - p.proba))
+        proba = np.exp(logs @ sets.T + rest @ (1 - sets.T))
+        changes = {"y": next(parts), "y_pred": next(parts), "proba": proba, "views": {}}
+        single[name] = replace(p, classes=tuple(names), **changes)
+    return single
+
+
+def _lists(
     p: Predictions, other: Predictions | None, asked: Sequence[Predictions]
 ) -> dict[str, Int64]:
-    wrong = ~_right(p)
-    all_wrong = np.logical_and.reduce([~_right(one) for one in asked])
-    confidence = np.mean([_confidence(one) for one in asked], axis=0)
-    top = np.sort(p.proba, axis=1)
-    margin = top[:, -1] - top[:, -2]
-    lists = {
-        "all_wrong": _first(all_wrong, -confidence),
-        "relabel": _first(label_suspicions(asked) & all_wrong, -confidence),
-        "wrong": _first(wrong, -_confidence(p)),
-        "unsure": _first(margin < _UNSURE, margin),
-    }
+    """Positions by list, the most confident errors or the largest ones first."""
+    mine, orders = _order(p), [_order(one) for one in asked]
+    wrong = ~is_right(p)
+    all_wrong = np.logical_and.reduce([~is_right(one) for one in asked])
+    every = np.mean(orders, axis=0) if p.classes else np.max(orders, axis=0)
+    lists = {"all_wrong": _first(all_wrong, every), "wrong": _first(wrong, mine)}
+    if p.classes:
+        top = np.sort(p.proba, axis=1)
+        margin = top[:, -1] - top[:, -2]
+        lists["relabel"] = _first(label_suspicions(asked) & all_wrong, every)
+        lists["unsure"] = _first(margin < _UNSURE, margin)
     if other is not None:
-        theirs = ~_right(other)
-        lists["gained"] = _first(~wrong & theirs, -_confidence(other))
-        lists["lost"] = _first(wrong & ~theirs, -_confidence(p))
+        theirs = _order(other)
+        gained, lost = (theirs, mine) if p.classes else (theirs - mine, mine - theirs)
+        lists["gained"] = _first(~wrong & ~is_right(other), gained)
+        lists["lost"] = _first(wrong & is_right(other), lost)
     return lists
 
 
-def _value_lists(
-    p: Predictions, other: Predictions | None, asked: Sequence[Predictions]
-) -> dict[str, Int64]:
-    off = np.abs(p.proba - p.y)
-    all_off = np.min([np.abs(one.proba - one.y) for one in asked], axis=0)
-    all_wrong = np.logical_and.reduce([~_right(one) for one in asked])
-    lists = {"all_wrong": _first(all_wrong, -all_off), "wrong": _first(~_right(p), -off)}
-    if other is not None:
-        more = np.abs(other.proba - other.y) - off
-        lists["gained"] = _first(_right(p) & ~_right(other), -more)
-        lists["lost"] = _first(~_right(p) & _right(other), more)
-    return lists
+def _order(p: Predictions) -> Float64:
+    return -confidence_of(p) if p.classes else -np.abs(p.proba - p.y)
 
 
-def _right(p: Predictions) -> Bool:
+def is_right(p: Predictions) -> Bool:
+    """Which predictions are right: values that are off by one standard deviation at most."""
     if p.classes:
         return np.asarray(p.y_pred == p.y)
     return np.asarray(np.abs(p.proba - p.y) <= p.y.std())
 
 
-def _confidence(p: Predictions) -> Float64:
+def confidence_of(p: Predictions) -> Float64:
+    """Return the probability of the predicted class."""
     return np.asarray(p.proba[np.arange(len(p.row)), p.y_pred], np.float64)
 
 
@@ -231,13 +216,12 @@ def _nearest(
     if not len(here) or len(data) < 2:
         return None
     near = nearest(data, data.X[here], k=_NEAREST + 1, chosen=place >= 0)
-    indices = np.full((len(keys), _NEAREST), -1, np.int64)
-    cosines = np.zeros((len(keys), _NEAREST), np.float32)
+    of = {}
     for query, around, scores in zip(here, near.indices, near.scores, strict=True):
-        kept = [(i, s) for i, s in zip(around, scores, strict=True) if i >= 0 and i != query]
-        for rank, (i, score) in enumerate(kept[:_NEAREST]):
-            indices[place[query], rank], cosines[place[query], rank] = place[i], score
-    return Nearest("+".join(data.views), indices, cosines)
+        pairs = zip(around, scores, strict=True)
+        others = [(int(place[i]), float(s)) for i, s in pairs if i >= 0 and i != query]
+        of[int(place[query])] = others[:_NEAREST]
+    return Nearest("+".join(data.views), of)
 
 
 def by_class(
@@ -260,15 +244,21 @@ def confused_pairs(p: Predictions, *, limit: int = 15) -> list[tuple[int, int, i
 # texts
 
 
-def find_lengths(rows: Int64, datasets: Sequence[Dataset]) -> Lengths | None:
-    """Return the lengths of records ``rows`` ``(n,)``, from the first dataset that has them all."""
+def find_lengths(
+    rows: Int64, datasets: Sequence[Dataset], limit: int | None
+) -> tuple[Int64 | None, Bool | None]:
+    """Return how many tokens the texts of ``rows`` have, and which were cut, if that is known.
+
+    They are of the first dataset that has them all, the cut ones of a ``limit`` if it is given.
+    """
     for dataset in datasets:
         data = load(dataset.path)
         place = np.searchsorted(data.row, rows)
         if len(data) and np.array_equal(data.row[np.minimum(place, len(data) - 1)], rows):
             values = np.array(data.column("n_tokens"), np.int64)[place]
-            return Lengths(values, np.array(data.column("truncated"), np.bool_)[place])
-    return None
+            cut = np.array(data.column("truncated"), np.bool_)[place]
+            return values, cut if limit is None else values > limit
+    return None, None
 
 
 def find_texts(
@@ -306,38 +296,23 @@ def shown_texts(
         if np.array_equal(keys[place], records.keys):
             spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
             return [
-                None if text is None else _marked(text, *span)
+                None
+                if text is None
+                else "{}[{}]{}".format(*in_context(text, *span, around=_AROUND))
                 for text, span in zip(by_record, spans, strict=True)
             ]
     return by_record
 
 
-def _marked(text: str, start: int, end: int) -> str:
-    first, last = max(start - _AROUND, 0), min(end + _AROUND, len(text))
-    before, after = text[first:start], text[end:last]
-    return (
-        f"{'…' if first else ''}{before}[{text[start:end]}]{after}{'…' if last < len(text) else ''}"
-    )
-
-
 def _given(
     path: Path, rows: Collection[int], source: tuple[str, ...], reading: Mapping[str, Any]
 ) -> Texts:
-    if is_dataset(path):
-        if source_of(load(path)) != source:
-            raise MismatchError(f"texts={str(path)!r} was made from other files than these runs.")
-        if not read_manifest(path).job.storage.text:
-            raise UsageError(f"texts={str(path)!r}: that dataset stores no texts.")
-        return _stored(path, rows)
-    if not path.is_file():
-        raise UsageError(
-            f"texts={str(path)!r} does not exist. Give the dataset or the corpus file."
-        )
-    if (file_sha256(path),) != source:
-        raise MismatchError(
-            f"texts={str(path)!r} is not the corpus of these runs: its bytes differ."
-        )
-    return _of_corpus(path, rows, reading)
+    whole = is_dataset(path)
+    if not whole and not path.is_file():
+        raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or the corpus file.")
+    if (source_of(load(path)) if whole else (file_sha256(path),)) != source:
+        raise MismatchError(f"texts={str(path)!r} is another corpus than that of these runs.")
+    return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
 
 
 def _stored(path: Path, rows: Collection[int]) -> Texts:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
+from embedkit.display import count_text
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions
@@ -61,18 +62,17 @@ def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_pr
     """Read runs that were made under the same split; ``progress`` is called after every run."""
     if isinstance(paths, str):
         raise TypeError(f"runs={paths!r} is a string; pass a list of folders.")
-    folders = [Path(path) for path in paths]
-    repeated = [p for p, n in Counter(p.resolve() for p in folders).items() if n > 1]
-    if repeated:
-        raise UsageError(f"{repeated[0].name} is given twice. Give every run once.")
-    if not folders:
+    resolved = [Path(path).resolve() for path in paths]
+    if repeated := [path.name for path, n in Counter(resolved).items() if n > 1]:
+        raise UsageError(f"{repeated[0]} is given twice. Give every run once.")
+    if not resolved:
         raise UsageError("runs= is empty. Give folders of embedkit train, finetune or probe.")
     runs: list[LoadedRun] = []
-    step = steps(progress, "reading", len(folders), "runs")
-    count = Counter(path.resolve().name for path in folders)
-    for path in folders:
-        content, name = read_run(path), path.resolve().name
-        name = name if count[name] == 1 else str(path)
+    step = steps(progress, "reading", len(paths), "runs")
+    count = Counter(path.name for path in resolved)
+    for path, folder in zip(map(Path, paths), resolved, strict=True):
+        content = read_run(path)
+        name = folder.name if count[folder.name] == 1 else str(path)
         if not isinstance(content, PredictionRun):
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
         views = content.views if isinstance(content, ProbeRun) else ()
@@ -80,39 +80,32 @@ def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_pr
         runs.append(LoadedRun(name, path, content, predictions))
         step()
     runs.sort(key=lambda run: isinstance(run.content, ProbeRun))
-    by_level = {run.content.level: run for run in runs}
-    if len(by_level) > 1:
-        raise MismatchError(
-            f"{by_level['word'].path} labels words, {by_level['sentence'].path} labels records. "
-            "Compare runs of one level."
-        )
-    by_split = {run.content.split.fingerprint: run.path for run in reversed(runs)}
-    if len(by_split) > 1:
-        other, first = list(by_split.values())[-2:]
-        raise MismatchError(
-            f"{other} was made under another split than {first}: their scores are of different "
-            "records. Make one split (embedkit split) and give it to both with --split."
-        )
+    first = runs[0]
+    for run in runs[1:]:
+        if run.content.level != first.content.level:
+            raise MismatchError(
+                f"{run.path} is of level {run.content.level}, {first.path} of level "
+                f"{first.content.level}. Compare runs of one level."
+            )
+        if run.content.split.fingerprint != first.content.split.fingerprint:
+            raise MismatchError(
+                f"{run.path} was made under another split than {first.path}. Make one split "
+                "(embedkit split) and give it to both with --split."
+            )
     tests = {r.content.test_set and r.content.test_set.source for r in RunSet(tuple(runs)).models}
     if len(tests) > 1:
         logger.warning(
             "the runs have different test sets, or only some of them have one: they are compared "
             "on the records of the folds alone"
         )
-        runs = [_without_test_set(run) for run in runs]
+        runs = [
+            replace(run, predictions=replace(p.take(p.out_of_fold), inner=p.inner))
+            for run, p in ((run, run.predictions) for run in runs)
+        ]
     runs = _with_shared_words(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
     return RunSet(tuple(runs))
-
-
-def _without_test_set(run: LoadedRun) -> LoadedRun:
-    p = run.predictions
-    return replace(
-        run,
-        content=replace(run.content, test_set=None),
-        predictions=replace(p.take(p.out_of_fold), inner=p.inner),
-    )
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
@@ -130,7 +123,7 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
             left_out += len(reduce(np.union1d, keys)) - len(common[tested])
     if not left_out:
         return runs
-    logger.warning("%s words are left out, since not all runs predict them", f"{left_out:,}")
+    logger.warning("%s left out, which not all runs predict", count_text(left_out, "word"))
 
     def some(p: Predictions) -> Predictions:
         kept = np.isin(p.keys, common[False]) & (p.fold != TEST)
@@ -138,23 +131,22 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
             kept |= np.isin(p.keys, common[True]) & (p.fold == TEST)
         return p.take(np.flatnonzero(kept))
 
-    with_inner = [(run, run.predictions, run.predictions.inner) for run in runs]
     return [
-        replace(run, predictions=replace(some(p), inner=None if inner is None else some(inner)))
-        for run, p, inner in with_inner
+        replace(run, predictions=replace(some(p), inner=p.inner and some(p.inner)))
+        for run, p in ((run, run.predictions) for run in runs)
     ]
 
 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, predictions = first.predictions, run.predictions
-    if isinstance(run.content, ProbeRun):  # of the first repeat, without a test set
-        expected = expected.take(expected.first_repeat)
+    if isinstance(run.content, ProbeRun):  # without a test set
+        expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
         raise MismatchError(
             f"{run.path} predicts {_labels(predictions)}, {first.path} {_labels(expected)}. "
             "Compare runs on the same label column."
         )
-    for name in ("keys", "fold", "repeat", "y"):
+    for name in ("keys", "fold", "y"):
         values = getattr(predictions, name)
         if not np.array_equal(values, getattr(expected, name), equal_nan=values.dtype.kind == "f"):
             different = "other true labels" if name == "y" else "other records"
@@ -210,21 +202,14 @@ def _input_settings(content: PredictionRun) -> dict[str, str]:
 class Dataset:
     """A dataset that runs were made from, with their names, and that is still what it was.
 
-    ``encode_seconds`` are per 1,000 records; ``None`` if it was made in more than one go.
+    ``encode_seconds`` are per 1,000 records, of runs on words per 1,000 words; ``None`` if it was
+    made in more than one go.
     """
 
     path: Path
     manifest: Manifest
     encode_seconds: float | None
     runs: tuple[str, ...]
-
-    def encode_seconds_of(self, level: str) -> float | None:
-        """Seconds per 1,000 records, or of level ``word`` per 1,000 words."""
-        if level == "sentence" or self.encode_seconds is None:
-            return self.encode_seconds
-        files = self.manifest.files.items()
-        words = sum(file.rows for name, file in files if name.startswith("words/"))
-        return self.encode_seconds * self.manifest.totals.accepted / max(words, 1)
 
 
 def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
@@ -238,14 +223,17 @@ def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
         manifest = read_manifest(path)
         if manifest.fingerprint == named.fingerprint:
             found.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
+    words = runs[0].content.level == "word"
     return tuple(
-        Dataset(path, manifest, _encode_seconds(path, manifest), tuple(names))
+        Dataset(path, manifest, _encode_seconds(path, manifest, words), tuple(names))
         for path, manifest, names in found.values()
     )
 
 
-def _encode_seconds(path: Path, manifest: Manifest) -> float | None:
+def _encode_seconds(path: Path, manifest: Manifest, words: bool) -> float | None:
     rows = manifest.totals.accepted
+    if words:
+        rows = sum(one.rows for name, one in manifest.files.items() if name.startswith("words/"))
     try:
         lines = Layout(path).log.read_text("utf-8").splitlines()
         finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]

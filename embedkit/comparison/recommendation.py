@@ -7,7 +7,9 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,13 @@ import numpy as np
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases, Texts
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
+from embedkit.display import TYPED_IN, count_text
 from embedkit.encoding.views import split_view, view_ranges
+from embedkit.errors import EmbedkitError
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metric_text
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
+from embedkit.runs.split import read_split
 
 _SMALL_CLASS = 20
 _CUT = 0.005
@@ -120,16 +125,6 @@ def _gain_text(gap: Difference, metric: str) -> str:
     return metric_text(gap.value, metric, signed=True) + points + (f" ({ends})" if ends else "")
 
 
-def count_of(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count_of(1, "label"), count_of(2_000, "class")
-    ('1 label', '2,000 classes')
-    """
-    end = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{end}"
-
-
 def p_text(p: float | None) -> str:
     r"""Return p with three digits.
 
@@ -172,7 +167,7 @@ def _majority_text(compared: Compared) -> str:
 
 def _title(compared: Compared, chosen: Row) -> str:
     if chosen.kind == "blend":
-        return f"Blend the {len(compared.runs.models)} runs ({chosen.name.removeprefix('blend: ')})"
+        return f"Blend the {len(compared.runs.models)} runs"
     content = _content(compared, chosen)
     of = " of the fine-tuned encoder" if content.dataset.fold_models else ""
     if isinstance(content, ProbeRun):
@@ -191,14 +186,20 @@ def _reason(compared: Compared, chosen: Row) -> str:
     metric, equal = compared.table.metric, compared.selection.equal
     best = compared.row(equal[0])
     if chosen is best:
-        failed = compared.selection.failed
-        level, others = len(equal) - 1, len(compared.table.rows) - 2 - len(failed)
+        failed, guess = compared.selection.failed, _majority_text(compared)
+        gone = {chosen.name, MAJORITY, *failed}
+        others = [row.name for row in compared.table.rows if row.name not in gone]
         if not others and not failed:
-            return f"It is the only method here, and better than {_majority_text(compared)}."
+            return f"It is the only method here, and better than {guess}."
+        gaps = {name: compared.differences[chosen.name, name] for name in others}
+        level = [n for n, gap in gaps.items() if judge(gap, compared.scale) != "better"]
         said = f"It has the best {metric_name(metric)}"
         said += " of those that hold on the test set" if failed else ""
         if level:
-            said += f"; {level} of {others} others are not proven worse, but not cheaper"
+            many = len(others) > 1
+            said += f"; {len(level)} of {len(others)} others are" if many else "; the other one is"
+            said += " not proven worse, but not cheaper"
+            said += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
         elif others:
             said += ", proven against all others"
         alone = next((r for r in compared.table.rows if r.kind not in ("blend", "majority")), None)
@@ -250,7 +251,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     command = _command(compared, "probe", "--learning-curve")
     sentences = compared.table.level == "sentence"
     if not compared.runs.probes:
-        yield Decision("Layer", "not tried", "open", "", "", command)
+        yield _not_tried("Layer", command)
     else:
         _, probe = compared.runs.probes[0]
         yield _layer(probe)
@@ -260,16 +261,22 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     blends = [row for row in rows if row.kind == "blend"]
     if blends:
         models = f"{len(compared.runs.models)} models to keep"
-        yield _effect(compared, "Blend", blends[0], runs[0], models)
+        single = next(row for row in rows if row.kind != "blend")
+        yield _effect(compared, "Blend", blends[0], single, models)
     tuned = [row for row in runs if row.kind == "finetuned"]
     others = [row for row in runs if row.kind != "finetuned"]
     if tuned and others:
         more = dict(short_trainings(compared)).get(tuned[0].name, "")
         yield _effect(compared, "Fine-tuning", tuned[0], others[0], more)
     elif sentences and not tuned:
-        yield Decision("Fine-tuning", "not tried", "open", "", "", _command(compared, "finetune"))
+        yield _not_tried("Fine-tuning", _command(compared, "finetune"))
     curves = [curve for _, probe in compared.runs.probes for curve in _curve(probe)]
-    yield curves[0] if curves else Decision("More labels", "not tried", "open", "", "", command)
+    yield curves[0] if curves else _not_tried("More labels", command)
+
+
+def _not_tried(question: str, command: str) -> Decision:
+    sentence = "" if command else "This needs a dataset of the corpus: embedkit extract."
+    return Decision(question, "not tried", "open", "", sentence, command)
 
 
 def _layer(content: ProbeRun) -> Decision:
@@ -340,54 +347,91 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
 
 
 def _command(compared: Compared, command: str, *options: str) -> str:
-    """A command on the data and split of the runs, with paths from the working directory."""
-    runs, content = compared.runs.runs, compared.runs.runs[0].content
-    datasets = sorted(compared.datasets, key=lambda d: -len(d.runs))
-    dataset = datasets[0].path if datasets else Path("DATASET")
-    folder = runs[0].path.parent
-    typed = [re.search(r"--split[ =](\S+)", run.content.command or "") for run in runs]
-    named = [Path(match[1]) for match in typed if match]
-    files = [at / file for file in named for at in (Path(), dataset.parent, folder)]
-    files += [folder / file.name for file in named] + [run.path / "split.parquet" for run in runs]
-    parts = ["embedkit", command, portable(dataset)]
-    if split := next((file for file in files if file.is_file()), None):
+    """A command on the dataset and split of the runs; empty if the dataset is gone."""
+    datasets = sorted(
+        compared.datasets, key=lambda d: (d.manifest.job.folds is not None, -len(d.runs))
+    )
+    if not datasets:
+        return ""
+    runs, dataset = compared.runs.runs, datasets[0]
+    content, folder = runs[0].content, runs[0].path.parent
+    parts, separated = ["embedkit", command, portable(dataset.path)], []
+    if content.task == "multilabel":
+        separated = ["--label-separator", content.settings["label_separator"]]
+    split, before = _split_file(compared, dataset.path), ""
+    if split is not None:
         parts += ["--split", portable(split)]
     else:  # made from the same settings again
-        parts += [] if content.split.folds == 5 else ["--folds", str(content.split.folds)]
-        parts += [] if content.split.seed == 0 else ["--seed", str(content.split.seed)]
+        defaults = {"folds": 5, "seed": 0, "test": 0}
+        own = {name: getattr(content.split, name) for name in defaults}
+        again = [f"--{name}={own[name]}" for name in defaults if own[name] != defaults[name]]
+        if again and (command == "probe" or own["test"]):
+            made = ["--out", portable(_free(dataset.path.with_suffix(".split.parquet")))]
+            again = [*separated, *again, *made]
+            before = shlex.join(["embedkit", "split", portable(dataset.path), *again])
+            before, again = f"{before} && ", ["--split", made[1]]
+        parts += again
     parts += options
-    model = datasets[0].manifest.names.model if datasets else content.dataset.names.model
+    model = dataset.manifest.names.model
     if command == "finetune" and model != DEFAULT_MODEL:
-        parts += ["--model", portable(model)]
+        parts += ["--model", model_text(model)]
     if content.level != "sentence":
         parts += ["--level", content.level]
-    if content.task == "regression":
-        parts += ["--task", "regression"]
-    return shlex.join([*parts, "--out", portable(folder / command)])
+    if content.task != "classification":
+        parts += ["--task", content.task, *separated]
+    return before + shlex.join([*parts, "--out", portable(_free(folder / command))])
+
+
+def _split_file(compared: Compared, dataset: Path) -> Path | None:
+    """The split of the runs, if its file is where it was, or beside them."""
+    runs = compared.runs.runs
+    typed = [re.search(r"--split[ =](\S+)", run.content.command or "") for run in runs]
+    named = [Path(match[1]) for match in typed if match]
+    folders = (Path(), dataset.parent, runs[0].path.parent)
+    files = [at / file for file in named for at in folders]
+    files += [runs[0].path.parent / file.name for file in named]
+    files += [run.path / "split.parquet" for run in runs]
+    files.append(dataset.with_suffix(".split.parquet"))
+    for file in filter(Path.is_file, files):
+        with suppress(EmbedkitError):
+            found, wanted = read_split(file).settings, runs[0].content.split
+            if replace(found, fingerprint=wanted.fingerprint) == wanted:
+                return file
+    return None
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first one with a number behind its name that does not exist."""
+    numbered = (path.with_stem(f"{path.stem}-{n}") for n in count(2))
+    return next(one for one in chain([path], numbered) if not one.exists())
 
 
 def portable(path: str | Path) -> str:
-    """Return an absolute path as seen from the working directory; of a far one only its name."""
-    if not Path(path).is_absolute():
-        return os.path.normpath(path)
-    here = Path.cwd()
-    if os.path.commonpath([here, path]) == os.path.sep:
-        return Path(path).name
-    return os.path.relpath(path, here)
+    """Return a path as it can be typed in the user's folder: relative, however far it is."""
+    return os.path.relpath(path, os.environ.get(TYPED_IN) or Path.cwd())
+
+
+def model_text(model: str) -> str:
+    """Return a model as it can be typed: a path like others, a name as it is."""
+    return portable(model) if Path(model).is_absolute() else model
 
 
 def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str:
     content = None if chosen.kind == "blend" else _content(compared, chosen)
+    wanted = [one.command for one in decisions]
     if isinstance(content, ProbeRun):
-        return _command(compared, "train", "--view", content.chosen.name)
-    if command := next((one.command for one in decisions if one.command), ""):
+        wanted.insert(0, _command(compared, "train", "--view", content.chosen.name))
+    if command := next(filter(None, wanted), ""):
         return command
-    paths = {run.name: portable(run.path) for run in compared.runs.models}
-    if chosen.kind == "blend":
-        kind = chosen.name.removeprefix("blend: ")
-        end = ["--write-blend", "blend.tsv", "--blend", kind]
-        return shlex.join(["embedkit", "compare", *paths.values(), *end])
-    return shlex.join(["embedkit", "predict", paths[chosen.name], "new.tsv"])
+    if content is None:
+        runs = [portable(run.path) for run in compared.runs.models]
+        end = ["--write-blend", portable(_free(Path("blend.tsv")))]
+        end += ["--blend", chosen.name.removeprefix("blend: ")]
+        return shlex.join(["embedkit", "compare", *runs, *end])
+    run = compared.selection.with_model
+    path = next(portable(one.path) for one in compared.runs.runs if one.name == run)
+    pair = ["--pair", "another text"] if content.dataset.pairs else []
+    return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
 
 
 # what to look at before
@@ -402,28 +446,28 @@ class Notice:
     records: str = ""
 
 
-def notices(compared: Compared, cases: Cases, texts: Texts) -> tuple[Notice, ...]:
-    """Return what to look at before the recommendation is trusted."""
-    all_notices = run_notices(compared)
+def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
+    """Yield what to look at before the recommendation is trusted."""
+    yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
-        labels = count_of(count, "label")
+        labels = count_text(count, "label")
         sentence = f"{labels} that all methods and the nearest records contradict."
-        all_notices.append(Notice(f"{labels} to check", sentence, "relabel"))
+        yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
         sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
-        all_notices.append(Notice(f"{count:,} that no method gets right", sentence, "all_wrong"))
-    return (*all_notices, *_duplicates(cases, texts), *_small_classes(cases))
+        yield Notice(f"{count:,} that no method gets right", sentence, "all_wrong")
+    yield from _duplicates(cases, texts)
+    yield from _small_classes(cases)
 
 
-def run_notices(compared: Compared) -> list[Notice]:
-    """Return the notices that need neither predictions nor texts."""
-    notices = []
+def run_notices(compared: Compared) -> Iterator[Notice]:
+    """Yield the notices that need neither predictions nor texts."""
     for setting, runs in compared.table.inputs.items():
-        notices.append(Notice(f"{setting} differs", input_text(setting, runs)))
-    notices += [*_cut(compared), *_random_weights(compared)]
+        yield Notice(f"{setting} differs", input_text(setting, runs))
+    yield from _cut(compared)
+    yield from _random_weights(compared)
     for name, text in short_trainings(compared):
-        notices.append(Notice(f"{name}: few epochs", f"{name}: {text}."))
-    return notices
+        yield Notice(f"{name}: few epochs", f"{name}: {text}.")
 
 
 def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
@@ -433,25 +477,23 @@ def input_text(setting: str, runs: Mapping[str, Sequence[str]]) -> str:
 
 
 def _cut(compared: Compared) -> Iterator[Notice]:
-    cuts: list[tuple[str, int, int, int, int, int]] = []
+    def notice(name: str, every: int, texts: int, lost: float, limit: int) -> Iterator[Notice]:
+        if texts / max(every, 1) >= _CUT:
+            percent = f"{texts / every * 100:.2g} %"
+            said = f"{name}: {texts:,} of {every:,} texts ({percent}) were cut at {limit} tokens; "
+            said += f"{lost * 100:.2g} % of all tokens were not read."
+            yield Notice(f"{percent} of texts cut in {name}", said, "cut")
+
     for dataset in compared.datasets:
         totals, limit = dataset.manifest.totals, dataset.manifest.job.vectors.max_length
-        texts, tokens = (totals.ledger.get(k, 0) for k in ("records_truncated", "tokens_cut"))
-        read = totals.ledger.get("tokens", 0)
-        cuts.append((dataset.path.resolve().name, totals.accepted, texts, tokens, read, limit))
+        lost = totals.ledger.get("tokens_cut", 0) / max(totals.ledger.get("tokens", 0), 1)
+        texts = totals.ledger.get("records_truncated", 0)
+        yield from notice(dataset.path.resolve().name, totals.accepted, texts, lost, limit)
     for run in compared.runs.runs:
         if isinstance(content := run.content, FinetuneRun):
             one, count = content.truncated, sum(content.records.values())
-            cuts.append((run.name, count, one.records, one.tokens, one.tokens_all, one.limit))
-    for name, every, texts, tokens, read, limit in cuts:
-        if texts / max(every, 1) >= _CUT:
-            percent, lost = texts / every * 100, tokens / max(read, 1) * 100
-            yield Notice(
-                f"{percent:.2g} % of texts cut in {name}",
-                f"{name}: {texts:,} of {every:,} texts ({percent:.2g} %) were cut at {limit} "
-                f"tokens; {lost:.2g} % of all tokens were not read.",
-                "cut",
-            )
+            lost = one.tokens / max(one.tokens_all, 1)
+            yield from notice(run.name, count, one.records, lost, one.limit)
 
 
 def _random_weights(compared: Compared) -> Iterator[Notice]:
@@ -465,7 +507,7 @@ def _random_weights(compared: Compared) -> Iterator[Notice]:
                     same.append(view.name)
         if same:
             yield Notice(
-                f"{count_of(len(same), 'view')} as good untrained",
+                f"{count_text(len(same), 'view')} as good untrained",
                 f"{name}: encoders that were never trained are as good at {len(same)} of "
                 f"{len(content.random_weights)} views: {view_ranges(same)}.",
             )
@@ -495,15 +537,15 @@ def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
         labels.setdefault(texts.by_row[row], []).append(y)
     if twice := [values for values in labels.values() if len(values) > 1]:
         conflicts = sum(len(set(values)) > 1 for values in twice)
-        texts_twice = count_of(len(twice), "duplicate text")
+        texts_twice = count_text(len(twice), "duplicate text")
         yield Notice(texts_twice, f"{texts_twice}; {conflicts:,} with more than one label.")
 
 
 def _small_classes(cases: Cases) -> Iterator[Notice]:
-    classes = cases.records.classes
+    classes = () if cases.of_sets else cases.records.classes
     support = np.bincount(cases.records.y, minlength=len(classes)) if classes else np.empty(0)
     small = [classes[c] for c in np.argsort(support, kind="stable") if support[c] < _SMALL_CLASS]
     if small:
         names = ", ".join(small[:5]) + (" …" if len(small) > 5 else "")
         sentence = f"{len(small)} of {len(classes)} classes have fewer than {_SMALL_CLASS} records"
-        yield Notice(count_of(len(small), "small class"), f"{sentence}: {names}.")
+        yield Notice(count_text(len(small), "small class"), f"{sentence}: {names}.")

@@ -17,21 +17,23 @@ from embedkit.choices import FIGURE_FORMATS, check_choice
 from embedkit.comparison import table
 from embedkit.comparison.cases import (
     Cases,
-    Lengths,
     by_class,
     cases_of,
+    confidence_of,
     confused_pairs,
     find_lengths,
     find_texts,
+    is_right,
     shown_texts,
 )
-from embedkit.comparison.load import Dataset, LoadedRun
+from embedkit.comparison.load import Dataset
 from embedkit.comparison.recommendation import (
     Recommendation,
     cost_text,
     duration,
     fit_text,
     interval_text,
+    model_text,
     notices,
     p_text,
     portable,
@@ -39,11 +41,10 @@ from embedkit.comparison.recommendation import (
     score_text,
 )
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
-from embedkit.display import MINUS, bytes_text, shorten
+from embedkit.display import MINUS, bytes_text, count_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
-from embedkit.errors import OutputExistsError, UsageError
 from embedkit.machine import __version__
-from embedkit.pages import cut_texts, packed_json, render_page, shown, with_names
+from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
 from embedkit.runs.figures import (
     LARGEST_MATRIX,
     ReliabilityBin,
@@ -59,7 +60,7 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metr
 from embedkit.runs.predictions import Predictions, fold_names
 from embedkit.runs.run import FinetuneRun, ProbeRun
 from embedkit.storage import write_files
-from embedkit.types import Bool, ProgressCallback, no_progress, steps
+from embedkit.types import Int64, ProgressCallback, no_progress, steps
 
 _MOST_BYTES = 5_000_000
 _FIRST_CLASSES, _FIRST_METHODS = 15, 8
@@ -79,79 +80,6 @@ _UNITS = {
     "group": "groups",
     "group and text": "groups of records, equal texts together",
 }
-
-
-class CompareResult(Compared):
-    """A comparison that shows itself: one line, a table in a notebook, and a page."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        winner, metric = self.winner, self.table.metric
-        score = score_text(winner.scores[metric].value, metric)
-        advice = recommend(self)
-        return f"{advice.title} ({winner.name}): {metric_name(metric)} {score}"
-
-    def _repr_html_(self) -> str:
-        advice = escape(recommend(self).reason)
-        return f"<p><b>{escape(repr(self))}</b><br>{advice}</p>{self.to_frame().to_html()}"
-
-    def report(
-        self,
-        out: str | Path,
-        *,
-        texts: str | Path | None = None,
-        label_names: Mapping[str, str] | None = None,
-        figures: str | None = None,
-        overwrite: bool = False,
-    ) -> Path | None:
-        """Write the page; arguments as for :func:`write_report`."""
-        names: dict[str, Any] = {"label_names": label_names, "figures": figures}
-        return write_report(self, out, texts=texts, overwrite=overwrite, **names)
-
-
-def compare(
-    runs: Sequence[str | Path],
-    *,
-    baseline: str | None = None,
-    metric: str | None = None,
-    min_difference: float | None = None,
-    progress: ProgressCallback = no_progress,
-) -> CompareResult:
-    """Compare runs that were made under one split.
-
-    The method to use is the cheapest of those that are not proven worse than the best. Candidates
-    are the runs, their blends, and the view that each probe chooses inside the folds, if they are
-    proven better than the majority; all of them if none is. Where there is a test set, a method
-    that is proven worse on it than another candidate or the majority is none. Cheaper is what
-    predicts faster, then what trains faster, both to two digits.
-
-    Args:
-        runs: folders that ``train``, ``finetune`` or ``probe`` wrote.
-        baseline: name of a run, or ``majority``; by default the first run on TF-IDF, else
-            ``majority``.
-        metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
-            all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
-            than 80 % of the records or classes were weighted; of values the root mean squared
-            error.
-        min_difference: smallest difference that matters, in points of metrics in per cent, else in
-            the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
-            1 % of the baseline's.
-        progress: called after every run and method.
-
-    Raises:
-        UsageError: a run, name or metric does not exist.
-        MismatchError: the runs are not of one split, corpus and label.
-
-    Example:
-        >>> result = embedkit.compare(["runs/logreg"], metric="macro_f1")
-        >>> result.winner.name, list(result.to_frame().index)
-        ('logreg', ['logreg', 'majority'])
-    """
-    found = table.compare(
-        runs, baseline=baseline, metric=metric, min_difference=min_difference, progress=progress
-    )
-    return CompareResult(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def write_report(
@@ -177,35 +105,31 @@ def write_report(
         overwrite: replace an earlier report.
         progress: called after every step.
     """
-    page = Path(out)
-    if page.suffix not in (".html", ".htm"):
-        raise UsageError(f"report={str(page)!r}: expected a name ending in .html.")
-    if page.exists() and not overwrite:
-        raise OutputExistsError(f"{page} exists. Choose another name, or pass overwrite=True.")
+    page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    classes = with_names(compared.runs.records.classes, label_names or {})
+    names_of_classes = with_names(compared.runs.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
     advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
     records, runs = compared.runs.records, compared.runs
-    rows = records.row[records.first_repeat]
+    rows = records.row[records.out_of_fold]
     found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
-    lengths = find_lengths(rows, compared.datasets)
+    content = next((run.content for run in runs.runs if run.name == shown_name), None)
+    limit = content.truncated.limit if isinstance(content, FinetuneRun) else None
+    lengths, cut = find_lengths(rows, compared.datasets, limit)
     step()
-    run = next((run for run in runs.runs if run.name == shown_name), None)
-    views = () if run is None or isinstance(run.content, ProbeRun) else run.content.views
+    views = () if content is None or isinstance(content, ProbeRun) else content.views
     if not views and runs.probes:
         views = (runs.probes[0][1].chosen.name,)
-    cases = cases_of(compared, shown_name, cut=_cut(run, lengths), views=views)
+    cases = cases_of(compared, shown_name, cut=cut, views=views)
     step()
-    names = [shown_name, compared.table.baseline]
-    methods = {
-        name: compared.predictions[name].take(records.first_repeat)
-        for name in dict.fromkeys(name for name in names if name != MAJORITY)
-    }
+    names = dict.fromkeys([shown_name, compared.table.baseline])
+    methods = {name: cases.methods[name] for name in names if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
-    bins = reliability_bins(cases.records) if classes else ()
-    other = methods.get(compared.table.baseline) if len(methods) > 1 else None
+    classes = cases.records.classes if cases.of_sets else names_of_classes
+    bins = reliability_bins(cases.records) if classes and not cases.of_sets else ()
+    own = {name: compared.predictions[name].take(records.out_of_fold) for name in methods}
+    other = own.get(compared.table.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
     metrics = [m for m in compared.table.rows[0].scores if m != "calibration_error"]
     metrics = list(dict.fromkeys([scale.metric, *metrics]))
@@ -227,16 +151,17 @@ def write_report(
         table=compared.table,
         differences=compared.differences,
         facts=_facts(compared),
+        pairs_text=count_text(compared.table.tests, "pair"),
         tiles=list(_tiles(compared, advice, bins)),
-        notices=notices(compared, cases, found),
+        notices=list(notices(compared, cases, found)),
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
         legend=list(_legend(compared, methods)),
         classes=classes,
-        per_class=by_class(cases.records, other) if classes else (),
-        pairs=confused_pairs(cases.records) if classes else (),
-        matrix=_matrix(cases.records),
+        names_of_classes=names_of_classes,
+        per_class=by_class(own[shown_name], other) if classes else (),
+        pairs=confused_pairs(cases.records) if classes and not cases.of_sets else (),
+        matrix=[] if cases.of_sets else _matrix(cases.records),
         cases=cases,
-        repeats=runs.runs[0].content.split.repeats,
         texts_note=found.note,
         metrics=metrics,
         lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
@@ -263,13 +188,66 @@ def write_report(
     return folder if files else None
 
 
-def _cut(run: LoadedRun | None, lengths: Lengths | None) -> Bool | None:
-    """Which texts the method shown read in part: a fine-tuned run has a limit of its own."""
-    if lengths is None:
-        return None
-    if run is not None and isinstance(run.content, FinetuneRun):
-        return np.asarray(lengths.values > run.content.truncated.limit)
-    return lengths.cut
+class CompareResult(Compared):
+    """A comparison that shows itself: one line, a table in a notebook, and a page."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        winner, metric = self.winner, self.table.metric
+        score = score_text(winner.scores[metric].value, metric)
+        advice = recommend(self)
+        return f"{advice.title} ({winner.name}): {metric_name(metric)} {score}"
+
+    def _repr_html_(self) -> str:
+        advice = escape(recommend(self).reason)
+        return f"<p><b>{escape(repr(self))}</b><br>{advice}</p>{self.to_frame().to_html()}"
+
+    report = write_report
+
+
+def compare(
+    runs: Sequence[str | Path],
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    min_difference: float | None = None,
+    progress: ProgressCallback = no_progress,
+) -> CompareResult:
+    """Compare runs that were made under one split.
+
+    The method to use is the cheapest of those that are not proven worse than the best. Candidates
+    are the runs, their blends, and the view that each probe chooses inside the folds, if they are
+    proven better than the majority; all of them if none is. Where there is a test set, a method
+    that is proven worse on it than another candidate or the majority is ruled out. Cheaper is what
+    predicts faster, then what trains faster, both to two digits.
+
+    Args:
+        runs: folders that ``train``, ``finetune`` or ``probe`` wrote.
+        baseline: name of a run, or ``majority``; by default the first run on TF-IDF, else
+            ``majority``.
+        metric: metric to sort and test by, such as ``log_loss`` or ``f2``; by default that by which
+            all runs chose their thresholds, else accuracy, or macro-F1 where one class has more
+            than 80 % of the records or classes were weighted; with ``multilabel`` micro-F1; for
+            numeric targets the root mean squared error.
+        min_difference: smallest difference that matters, in points of metrics in per cent, else in
+            the metric's units: by default 1 point, 0.01 of a correlation or of R², and of errors
+            1 % of the baseline's.
+        progress: called after every run and method.
+
+    Raises:
+        UsageError: a run, name or metric does not exist.
+        MismatchError: the runs are not of one split, corpus and label.
+
+    Example:
+        >>> result = embedkit.compare(["runs/logreg"], metric="macro_f1")
+        >>> result.winner.name, list(result.to_frame().index)
+        ('logreg', ['logreg', 'majority'])
+    """
+    found = table.compare(
+        runs, baseline=baseline, metric=metric, min_difference=min_difference, progress=progress
+    )
+    return CompareResult(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def _facts(compared: Compared) -> str:
@@ -279,8 +257,8 @@ def _facts(compared: Compared) -> str:
     inputs = inputs or [Path(name).name for d in datasets for name in d.names.inputs]
     what = "words" if table.level == "word" else "records"
     counts = f"{table.records['folds']:,} {what}"
-    labels = [f"{len(runs.records.classes)} labels"] if runs.records.classes else []
-    folds = f"{runs.runs[0].content.split.folds} folds"
+    labels = [count_text(len(runs.records.classes), "label")] if runs.records.classes else []
+    folds = count_text(runs.runs[0].content.split.folds, "fold")
     models = dict.fromkeys(Path(d.names.model).name for d in datasets)
     parts = [
         ", ".join(dict.fromkeys(inputs)),
@@ -322,6 +300,10 @@ def _tiles(
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""
+    elif compared.runs.records.of_sets:
+        every = method.scores["subset_accuracy"]
+        text = interval_text(every, "subset_accuracy")
+        yield "all classes right", score_text(every.value, "subset_accuracy"), text, ""
     else:
         scores, y = method.scores, compared.runs.records.y
         name = next((m for m in ("pearson", "spearman", "r2") if m in scores), metric)
@@ -359,39 +341,35 @@ def _payload(
     cases: Cases,
     classes: Sequence[str],
     texts: Sequence[str | None],
-    lengths: Lengths | None,
+    lengths: Int64 | None,
 ) -> str:
     """The records as base64 of gzipped JSON; the same records give the same bytes."""
 
     def numbers(values: Any) -> list[Any]:
         return [int(v) if classes else float(f"{v:.4g}") for v in values]
 
-    records, near = cases.records, cases.nearest
+    records, near, methods = cases.records, cases.nearest, cases.methods.values()
     named = {"chosen": compared.selection.name, "baseline": compared.table.baseline}
-    neighbours = (
-        {}
-        if near is None
-        else {
-            str(i): [
-                [int(j), round(float(c) * 1_000)] for j, c in zip(*pair, strict=True) if j >= 0
-            ]
-            for i, pair in enumerate(zip(near.indices, near.cosines, strict=True))
-            if near.indices[i, 0] >= 0
-        }
-    )
+    neighbours = {
+        str(i): [[j, round(cosine * 1_000)] for j, cosine in others]
+        for i, others in (near.of.items() if near else ())
+        if others
+    }
     return packed_json(
         {
             "labels": classes,
-            "methods": cases.methods,
+            "methods": list(cases.methods),
             "rows": records.row.tolist(),
             "ids": records.ids,
             "fold": fold_names(records.fold),
             "y": numbers(records.y),
-            "predicted": [numbers(one) for one in cases.predicted],
-            "confidence": np.rint(cases.confidence * 1_000).astype(int).tolist(),
-            "right": [] if classes else [one.astype(int).tolist() for one in cases.right],
+            "predicted": [numbers(p.y_pred) for p in methods],
+            "confidence": [np.rint(confidence_of(p) * 1_000).astype(int).tolist() for p in methods]
+            if classes
+            else [],
+            "right": [] if classes else [is_right(p).astype(int).tolist() for p in methods],
             "texts": cut_texts(texts, most_bytes=_MOST_BYTES),
-            "lengths": None if lengths is None else lengths.values.tolist(),
+            "lengths": None if lengths is None else lengths.tolist(),
             "lists": {name: index.tolist() for name, index in cases.lists.items()},
             "order": [*cases.lists, "all"],
             "names": {name: text.format(**named) for name, text in _LISTS.items()},
@@ -399,7 +377,7 @@ def _payload(
             "views": [
                 {view: numbers(one) for view, one in run.predictions.views.items()}
                 for run in compared.runs.runs
-                if run.predictions.views
+                if run.predictions.views and not cases.of_sets
             ],
             "limit": None if classes else float(np.std(records.y)),
         }
@@ -412,7 +390,7 @@ def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
     for run in compared.runs.runs:
         content = run.content
         found = {
-            "model": portable(content.dataset.names.model),
+            "model": model_text(content.dataset.names.model),
             "views": ", ".join(content.views) or "–",
             "split": f"{content.split.folds} folds, seed {content.split.seed}",
             "versions": ", ".join(f"{name} {one}" for name, one in content.versions.items()),
@@ -436,25 +414,18 @@ def _ledger(dataset: Dataset) -> str:
     manifest = dataset.manifest
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger
-    if cut := ledger.get("records_truncated", 0):
-        lost = f"{ledger.get('tokens_cut', 0):,} tokens left out"
-        tokens = f"{cut:,} texts were cut at {limit}, {lost}"
-    elif longer := ledger.get("records_longer_than_limit", 0):
-        tokens = f"{longer:,} texts of more than {limit} were read in windows"
-    else:
-        tokens = f"no text was cut (limit {limit})"
-    left_out = f" + {totals.left_out:,} left out" if totals.left_out else ""
+    cut, lost = ledger.get("records_truncated", 0), ledger.get("tokens_cut", 0)
     rejected = sum(totals.rejected_by_reason.values())
-    return "\n".join(
-        [
-            f"made for: {', '.join(dataset.runs)}",
-            f"model: {portable(manifest.names.checkpoint)}",
-            f"records: {totals.records:,} = {totals.accepted:,} embedded + {rejected:,} rejected"
-            f"{left_out}",
-            f"tokens: {ledger.get('tokens', 0):,}; {tokens}",
-            f"fingerprint: {manifest.fingerprint}",
-        ]
-    )
+    counts = f"{totals.accepted:,} embedded + {rejected:,} rejected"
+    counts += f" + {totals.left_out:,} left out" if totals.left_out else ""
+    lines = [
+        f"made for: {', '.join(dataset.runs)}",
+        f"model: {model_text(manifest.names.checkpoint)}",
+        f"records: {totals.records:,} = {counts}",
+        f"tokens: {ledger.get('tokens', 0):,}; {cut:,} texts were cut at {limit}, {lost:,} lost",
+        f"fingerprint: {manifest.fingerprint}",
+    ]
+    return "\n".join(lines)
 
 
 def _breaks(text: str) -> Any:
@@ -481,13 +452,15 @@ def charts_of(
     timed = [row for row in rows if row.cost and row.cost.milliseconds]
     timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
     if len(timed) > 1:
-        yield "cost", cost(timed, scale, styles, chosen)
+        yield "cost", cost(timed, scale, styles, compared.table.level)
     probes = [content for _, content in compared.runs.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
     for probe in [one for one in probes if one.view_scores[0].curve][:1]:
         yield "curve", learning(probe)
-    if cases.records.classes:
+    if cases.of_sets:
+        pass  # a record has one probability for each class
+    elif cases.records.classes:
         yield "sure", answered({name: (styles[name], p) for name, p in methods.items()})
         bins = {name: (styles[name], reliability_bins(p)) for name, p in methods.items()}
         yield "calibration", reliability(bins)
@@ -529,7 +502,7 @@ def forest(
     """Gains over the baseline with their intervals; the band is too small to matter."""
     numbers = [metric_text(gain.value, scale.metric, signed=True) for gain in gains.values()]
     names = [shorten(name, 22) for name in gains]
-    left = max(text_width(name) for name in names) * 1.06 + 12  # one of them is bold
+    left = max(text_width(name) for name in names) * 1.1 + 16  # one of them is bold
     right, row, top = WIDTH - max(text_width(n) for n in numbers) - 14, 30.0, 6.0
     bottom = top + row * len(gains)
     ends = [0.0, scale.min_difference, -scale.min_difference]
@@ -559,8 +532,8 @@ def forest(
     return scene
 
 
-def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: str) -> Scene:
-    """Score against time per text; dashed: nothing is both quicker and better."""
+def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], level: str) -> Scene:
+    """Score against time per text or word; dashed: nothing is both quicker and better."""
     times = [(row.cost.milliseconds if row.cost else None) or 1.0 for row in rows]
     scores = [row.scores[scale.metric] for row in rows]
     ends = [v for one in scores for v in (one.low, one.high) if math.isfinite(v)]
@@ -572,7 +545,7 @@ def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], chosen: s
         (min(times) / 1.6, max(times) * 1.6),
         (high, low) if scale.lower else (low, high),
         title="Score against time",
-        x_name="milliseconds a text",
+        x_name="milliseconds a word" if level == "word" else "milliseconds a text",
         y_name=metric_name(scale.metric),
         description="; ".join(
             f"{row.name}: {score_text(one.value, scale.metric)}, {cost_text(row)}"

@@ -223,6 +223,8 @@ class Compared:
         Raises:
             UsageError: there is one run only, or the kind is unknown.
         """
+        if self.runs.records.of_sets:
+            raise UsageError("runs with task='multilabel' cannot be blended.")
         if kind == BEST_BLEND:
             name = self.selection.with_model
             if found := next((one for one in self.blends.values() if one.name == name), None):
@@ -281,7 +283,7 @@ def compare(
     scale = _scale(metric, scores[chosen][metric].value, min_difference)
     value = {name: -scale.gain(found[metric].value) for name, found in scores.items()}
     names = sorted(scores, key=lambda name: (np.isnan(value[name]), value[name]))
-    costs = _costs(opened, datasets, level, blends)
+    costs = _costs(opened, datasets, blends)
     by_name = {run.name: run for run in opened.runs}
     kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened.runs}
     rows = tuple(
@@ -305,7 +307,7 @@ def compare(
         names[0],
         chosen,
         len(differences) // 2,
-        {"folds": len(records.first_repeat), "test": len(records.test)},
+        {"folds": len(records.out_of_fold), "test": len(records.test)},
         {
             "folds": len(np.unique(records.group[records.out_of_fold])),
             "test": len(np.unique(records.group[records.scored_test])),
@@ -375,7 +377,7 @@ def _predictions(opened: RunSet, metric: str) -> tuple[dict[str, Predictions], d
     """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
     by_run = {run.name: run.predictions for run in opened.runs}
     blends: dict[str, Blend] = {}
-    if len(opened.models) > 1:
+    if len(opened.models) > 1 and not opened.records.of_sets:
         threshold, models = _blend_threshold(metric, opened.models), opened.models
         given = [run.predictions for run in models]
         blends = {kind: blend(kind, given, threshold=threshold) for kind in BLENDS}
@@ -392,8 +394,7 @@ def _scores(
 ) -> tuple[dict[str, dict[str, Score]], dict[tuple[str, str], Difference]]:
     """Scores of all methods on some records, and the differences of all ordered pairs.
 
-    The records choose the best method, so that p is corrected for all pairs. The methods have the
-    same units, but not the same number of repeats.
+    The records choose the best method, so that p is corrected for all pairs.
     """
     if not predictions:
         return {}, {}
@@ -437,7 +438,8 @@ def _metric(asked: str | None, runs: RunSet) -> str:
         if not p.classes:
             return known[0]
         contents = [run.content for run in runs.models or runs.runs]
-        return headline_metric(contents, np.bincount(p.y[p.out_of_fold]))
+        y = p.y[p.out_of_fold]
+        return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
     if beta_of(asked) is None or len(runs.records.classes) != 2:
         check_choice(known, metric=asked)
     return asked
@@ -471,9 +473,9 @@ def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
 
 
 def _costs(
-    opened: RunSet, datasets: Sequence[Dataset], level: str, blends: Mapping[str, Blend]
+    opened: RunSet, datasets: Sequence[Dataset], blends: Mapping[str, Blend]
 ) -> dict[str, Cost]:
-    encoding = {d.manifest.fingerprint: d.encode_seconds_of(level) for d in datasets}
+    encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     costs = {}
     for run in opened.runs:
         content = run.content

@@ -56,7 +56,6 @@ class SenseReport(Shown):
     """Uses of words, compared by sense; those of one word stand together."""
 
     model: str
-    centered: bool  # whether the mean of all words of a layer was subtracted first
     uses: tuple[Use, ...]
     words: tuple[str, ...]  # the word of each use
     senses: tuple[str | None, ...]  # the sense of each use
@@ -77,8 +76,6 @@ def compare_senses(
     sense: str | None = None,
     span: tuple[str, str] | None = None,
     match: str = "word",
-    center: bool = True,
-    seed: int = 0,
     progress: ProgressCallback = no_progress,
 ) -> SenseReport:
     """Compare uses with the same sense and uses with different senses of a word, or of all words.
@@ -86,8 +83,8 @@ def compare_senses(
     A use is compared with uses of the same word in other texts. Its vector is the mean over its
     tokens, or over its words where the dataset has no token vectors. ``sense`` is the column with
     the sense of each record, ``span`` are those with the first character of the use and the one
-    after its last; by default all occurrences of ``word``, found by ``match``, are uses. With
-    ``center`` the mean over all words of the dataset is subtracted, layer by layer.
+    after its last; by default all occurrences of ``word``, found by ``match``, are uses. The mean
+    over all words of the dataset is subtracted, layer by layer.
 
     Example:
         >>> report = compare_senses("vectors", "bank", sense="label")
@@ -95,11 +92,11 @@ def compare_senses(
         (12, ('0', '1', '0'), 1.0)
     """
     if span is not None:
-        found, words = uses_of_spans(dataset, span, word=word, seed=seed)
+        found, words = uses_of_spans(dataset, span, word=word)
     elif word is None:
         raise UsageError("give a word, or span=(START, END), the columns of the uses of all words.")
     else:
-        found = uses_in_dataset(dataset, word, match=match, seed=seed)
+        found = uses_in_dataset(dataset, word, match=match)
         words = (word,) * len(found.uses)
     assert found.data is not None
     given: list[Any] = [None] * len(words)
@@ -110,11 +107,8 @@ def compare_senses(
     uses, data = tuple(found.uses[i] for i in order), found.data
     words = tuple(words[i] for i in order)
     senses = tuple(str(given[i]) if has_label(given[i]) else None for i in order)
-    means = _means(data) if center else {}
-    units = {
-        name: unit_rows(values[order] - means.get(name, np.float32(0)))
-        for name, values in found.vectors.items()
-    }
+    means = _means(data)
+    units = {name: unit_rows(values[order] - means[name]) for name, values in found.vectors.items()}
     compared, same = _compared(uses, words, senses)
     scored = compared.any(axis=1)
     chances = same.sum(axis=1)[scored] / compared.sum(axis=1)[scored]
@@ -127,9 +121,7 @@ def compare_senses(
         pairs = np.ix_(mine, mine)
         cosines = tuple(_cosines(u[mine], compared[pairs], same[pairs]) for u in units.values())
         chance = float(chances[here].mean()) if here.any() else _NAN
-        return WordSenses(
-            cosines, _chosen(right[:, here], known[here], seed), chance, int(here.sum())
-        )
+        return WordSenses(cosines, _chosen(right[:, here], known[here]), chance, int(here.sum()))
 
     nearby: tuple[tuple[tuple[Nearby, ...], ...], ...] = ()
     if Layout(data.path).shard_files("words"):
@@ -144,15 +136,14 @@ def compare_senses(
         )
     return SenseReport(
         model=Path(data.manifest.names.model).name,
-        centered=center,
         uses=uses,
         words=words,
         senses=senses,
         layers=tuple(
-            SenseLayer(name, *_cosines(unit, compared, same), _score(one, known, seed))
+            SenseLayer(name, *_cosines(unit, compared, same), _score(one, known))
             for (name, unit), one in zip(units.items(), right, strict=True)
         ),
-        chosen=_chosen(right, known, seed),
+        chosen=_chosen(right, known),
         by_word={name: of_word(name) for name in dict.fromkeys(words)},
         chance=float(chances.mean()) if scored.any() else _NAN,
         scored=int(scored.sum()),
@@ -194,25 +185,25 @@ def _right(unit: Float32, compared: Bool, same: Bool) -> Float64:
     return np.asarray(right, np.float64)
 
 
-def _score(right: Float64, words: NDArray[Any], seed: int) -> Score:
+def _score(right: Float64, words: NDArray[Any]) -> Score:
     """The mean with its interval; words are the sampling units, of one word its uses."""
     if not len(right):
         return Score(_NAN, _NAN, _NAN)
     mean = Metric(lambda weights: weights @ right / weights.sum(axis=1))
-    return intervals({"": mean}, _units(words), seed=seed)[""]
+    return intervals({"": mean}, _units(words))[""]
 
 
-def _chosen(right: Float64, words: NDArray[Any], seed: int) -> Score:
+def _chosen(right: Float64, words: NDArray[Any]) -> Score:
     """The score at layers that are best without the unit itself; ``right`` is ``(layers, uses)``.
 
     The highest score of all layers would be partly luck.
     """
     if not len(words):
-        return _score(right[0], words, seed)
+        return _score(right[0], words)
     unit_of = _units(words)
     own = np.stack([np.bincount(unit_of, one) for one in right])
     best = (right.sum(axis=1, keepdims=True) - own).argmax(axis=0)[unit_of]
-    return _score(right[best, np.arange(len(words))], words, seed)
+    return _score(right[best, np.arange(len(words))], words)
 
 
 def _units(words: NDArray[Any]) -> Int64:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embedkit.choices import MATCHES, check_choice
 from embedkit.dataset.format import Layout
 from embedkit.dataset.read import VectorData, load
-from embedkit.display import Shown
+from embedkit.display import Shown, count_text
 from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
@@ -105,18 +105,16 @@ class UseVectors:
     data: VectorData | None = None
 
 
-def uses_in_dataset(
-    dataset: str | Path, word: str, *, match: str = "word", seed: int = 0
-) -> UseVectors:
+def uses_in_dataset(dataset: str | Path, word: str, *, match: str = "word") -> UseVectors:
     """Find the uses of a word in a dataset with word or token vectors; of many uses a sample."""
     data = _with_words(dataset)
     records = zip(data.row.tolist(), data.ids.tolist(), data.text, strict=True)
     found = _find_uses(records, word, match, str(dataset))
-    return _with_vectors(data, found, f"{word!r} occurs", seed)
+    return _with_vectors(data, found, f"{word!r} occurs")
 
 
 def uses_of_spans(
-    dataset: str | Path, span: tuple[str, str], *, word: str | None = None, seed: int = 0
+    dataset: str | Path, span: tuple[str, str], *, word: str | None = None
 ) -> tuple[UseVectors, tuple[str, ...]]:
     """Take uses from columns of the corpus, and the word of each; empty spans are skipped.
 
@@ -151,8 +149,9 @@ def uses_of_spans(
             f"{' and '.join(span)}."
         )
     if word is None and len(found) < len(data):
-        logger.warning("%d records have no %s", len(data) - len(found), " and ".join(span))
-    made = _with_vectors(data, found, "spans are", seed)
+        without = count_text(len(data) - len(found), "record")
+        logger.warning("%s without %s", without, " and ".join(span))
+    made = _with_vectors(data, found, "spans are")
     return made, tuple(words[use] for use in made.uses)
 
 
@@ -173,10 +172,10 @@ def _with_words(dataset: str | Path) -> VectorData:
     return data
 
 
-def _with_vectors(data: VectorData, found: list[Use], what: str, seed: int) -> UseVectors:
+def _with_vectors(data: VectorData, found: list[Use], what: str) -> UseVectors:
     if len(found) > MOST_USES:
         logger.info("a random sample of %d of %d uses", MOST_USES, len(found))
-        drawn = np.random.default_rng(seed).choice(len(found), MOST_USES, replace=False)
+        drawn = np.random.default_rng(0).choice(len(found), MOST_USES, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
     rows = np.array([use.row for use in found])
     kind = "tokens" if Layout(data.path).shard_files("tokens") else "words"
@@ -347,12 +346,7 @@ class WordReport(Shown):
 
 
 def describe_uses(
-    found: UseVectors,
-    word: str,
-    *,
-    layer: LayerSpec | None = None,
-    clusters: int | None = None,
-    seed: int = 0,
+    found: UseVectors, word: str, *, layer: LayerSpec | None = None, clusters: int | None = None
 ) -> WordReport:
     """Compare the uses of a word with each other and with other words.
 
@@ -375,7 +369,7 @@ def describe_uses(
         order = mine[np.argsort(-(unit[mine] @ mean), kind="stable")]
         examples.append(tuple(int(i) for i in order[:3]))
     data = found.data if found.data and Layout(found.data.path).shard_files("words") else None
-    any_two = {} if data is None else _mean_cosines(data, seed)
+    any_two = {} if data is None else _mean_cosines(data)
     near: tuple[tuple[Nearby, ...], ...] = ()
     if data is not None:
         centers = {chosen: unit_rows(np.array(means, np.float32))}
@@ -447,9 +441,9 @@ def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else _NAN
 
 
-def _mean_cosines(data: VectorData, seed: int) -> dict[str, float]:
+def _mean_cosines(data: VectorData) -> dict[str, float]:
     """Mean cosine of any two words of a random sample of records, by layer."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     rows = random.choice(data.row, min(len(data), _SAMPLED_RECORDS), replace=False)
     n = 0
     sums: dict[str, Float64] = {}

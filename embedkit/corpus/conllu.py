@@ -26,6 +26,8 @@ from embedkit.corpus.sources import (
     Row,
     TextTable,
     bad_row,
+    row,
+    too_long,
 )
 from embedkit.errors import CorpusError
 
@@ -66,10 +68,8 @@ class ConlluTable(TextTable):
         """Yield the chosen columns of every sentence."""
         doc: str | None = None
         for lines in self._sentences():
-            length = sum(line.length for line in lines)
-            if length > MAX_RECORD_BYTES:
-                detail = f"{length} bytes, at most {MAX_RECORD_BYTES} are read"
-                yield bad_row(lines, "record_too_long", detail)
+            if sum(line.length for line in lines) > MAX_RECORD_BYTES:
+                yield too_long(lines)
                 continue
             try:
                 decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
@@ -93,13 +93,7 @@ class ConlluTable(TextTable):
                 name: "\t".join(word[place] for word in words) for name, place in _OF_WORDS.items()
             }
             cells |= {"text": text, "id": comments.get("sent_id"), "doc": doc}
-            yield Row(
-                lines[0].number,
-                lines[0].offset,
-                length,
-                tuple(cells[name] for name in names),
-                spans,
-            )
+            yield row(lines, tuple(cells[name] for name in names), spans)
 
     def _sentences(self) -> Iterator[list[Line]]:
         """Yield the lines between blank lines; of sentences over the limit only the first ones."""
@@ -123,10 +117,8 @@ class ConlluTable(TextTable):
         self._lines.back(peeked)
         words = [line.data for line in peeked if line.data.strip() and line.data[:1] != b"#"]
         if words and not any(data.count(b"\t") == _COLUMNS - 1 for data in words):
-            raise CorpusError(
-                f"{self.path} is not CoNLL-U: none of its first {len(words)} lines of words has "
-                f"{_COLUMNS} columns separated by tabs. Name its kind with format=."
-            )
+            problem = f"no line of words has {_COLUMNS} columns separated by tabs"
+            raise CorpusError(f"{self.path} is not CoNLL-U: {problem}. Set format=.")
         return list(_OF_SENTENCES)
 
 
@@ -143,11 +135,8 @@ def _sentence(
         while text[place : place + 1].isspace():
             place += 1
         if not text.startswith(token.form, place):
-            raise BadRecordError(
-                "form_not_in_text",
-                f"line {token.line}: the form {token.form[:60]!r} is not at character {place} of "
-                "the text",
-            )
+            detail = f"the form {token.form[:60]!r} is not at character {place} of the text"
+            raise BadRecordError("form_not_in_text", f"line {token.line}: {detail}")
         parts = token.words
         if len(parts) > 1 and "".join(word[1] for word in parts) != token.form:
             parts = [["+".join(values) for values in zip(*parts, strict=True)]]
@@ -167,35 +156,28 @@ def _tokens(lines: Sequence[tuple[int, str]]) -> list[_Token]:
     for number, line in lines:
         columns = line.split("\t")
         if len(columns) != _COLUMNS:
-            raise BadRecordError(
-                "wrong_columns",
-                f"line {number}: expected {_COLUMNS} columns separated by tabs, got {len(columns)}",
-            )
+            detail = f"expected {_COLUMNS} columns separated by tabs, got {len(columns)}"
+            raise BadRecordError("wrong_columns", f"line {number}: {detail}")
         if _EMPTY_NODE.fullmatch(columns[0]):
             continue
         match = _ID.fullmatch(columns[0])
         inside = bool(tokens) and count < tokens[-1].last
         if match is None or int(match[1]) != count + 1 or (match[2] and inside):
-            raise BadRecordError(
-                "wrong_word_number",
-                f"line {number}: expected the number {count + 1}, got {columns[0][:60]!r}",
-            )
+            detail = f"expected the number {count + 1}, got {columns[0][:60]!r}"
+            raise BadRecordError("wrong_word_number", f"line {number}: {detail}")
         if not columns[1].strip():
             raise BadRecordError("empty_form", f"line {number}: the form is empty")
         if not inside:
-            no_space = "SpaceAfter=No" in columns[_MISC].split("|")
-            tokens.append(
-                _Token(number, columns[1], int(match[2] or match[1]), "" if no_space else " ")
-            )
+            space = "" if "SpaceAfter=No" in columns[_MISC].split("|") else " "
+            tokens.append(_Token(number, columns[1], int(match[2] or match[1]), space))
         if not match[2]:
             tokens[-1].words.append(columns)
             count += 1
     if not count:
         raise BadRecordError("no_words", "the sentence has no words")
     if count < tokens[-1].last:
-        raise BadRecordError(
-            "wrong_word_number", f"line {tokens[-1].line}: words of the token are missing"
-        )
+        detail = f"line {tokens[-1].line}: words of the token are missing"
+        raise BadRecordError("wrong_word_number", detail)
     return tokens
 
 

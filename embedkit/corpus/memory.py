@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import re
 import shutil
 import stat
 import sys
@@ -30,11 +29,10 @@ import pyarrow.parquet as pq
 
 from embedkit.corpus.readers import format_of_name, is_bytes, is_string, without_dictionary
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
-from embedkit.storage import storage_errors
+from embedkit.storage import address_of, storage_errors
 
 logger = logging.getLogger(__name__)
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 _ROW_GROUP = 16_384
 _CHECKED = 1_000
 _EXPECTED = (
@@ -84,10 +82,8 @@ class InputFile:
         if stat.S_ISDIR(status.st_mode):
             raise CorpusError(f"{path} is a folder; give its files: {path}/*.tsv.")
         if not stat.S_ISREG(status.st_mode):
-            raise CorpusError(
-                f"{path} is a pipe or a device, which cannot be read twice. Give a file, or "
-                "'-' and pipe into standard input."
-            )
+            problem = "is a pipe or a device, which cannot be read twice"
+            raise CorpusError(f"{path} {problem}. Give a file, or '-' for standard input.")
         return cls(path, name or str(path), status.st_size, status.st_mtime_ns)
 
     @property
@@ -99,10 +95,7 @@ class InputFile:
         """Raise a :class:`CorpusError` if the file has changed."""
         now = InputFile.of(self.path, name=self.name)
         if (now.size, now.mtime_ns) != (self.size, self.mtime_ns):
-            raise CorpusError(
-                f"{self.name} changed while it was being read. Let it settle and start again: the "
-                "finished shards will be compared with the new content."
-            )
+            raise CorpusError(f"{self.name} changed while it was being read. Start again.")
 
 
 def paths_of(corpus: CorpusLike) -> list[Path] | None:
@@ -138,20 +131,17 @@ def input_files(corpus: CorpusLike) -> Iterator[list[InputFile]]:
 
 def _described(path: Path, folder: Path) -> InputFile:
     """The description of a file; of standard input or a URL that of a copy in ``folder``."""
-    url = _URL.fullmatch(str(path))  # of which pathlib has removed a slash
-    if str(path) != "-" and url is None:
+    name = address_of(path)
+    if str(path) != "-" and not name:
         return InputFile.of(path)
-    name, copy = "-", folder / "stdin"
-    if url is not None:
-        name = f"{url[1]}:{'///' if url[1] == 'file' else '//'}{url[2]}"
-        copy = folder / PurePosixPath(url[2].partition("?")[0]).name
+    copy = folder / (PurePosixPath(name.partition("?")[0]).name or "stdin")
     folder.mkdir()
     with storage_errors(copy), copy.open("wb") as target:
-        if url is None:
+        if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
         else:
             _fetch(name, target)
-    return InputFile.of(copy, name=name)
+    return InputFile.of(copy, name=name or "-")
 
 
 def _fetch(url: str, target: BinaryIO) -> None:
@@ -185,10 +175,8 @@ def _spool(corpus: Any, folder: Path) -> Path:
             _write_table(*table, file)
             return file
     except pa.ArrowException as error:
-        raise UsageError(
-            f"the {kind} cannot be read as a table: {first_line(error)}. Convert that column to "
-            "str, or drop it."
-        ) from error
+        problem = f"{first_line(error)}. Convert that column to str, or drop it."
+        raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"
     with storage_errors(file):
         sink = file.open("wb")
@@ -209,9 +197,8 @@ def _check_no_path(text: str, number: int) -> None:
     named = len(text) < 256 and text.split() == [text]
     if named and (text == "-" or format_of_name(Path(text)) or os.path.isfile(text)):  # noqa: PTH113 - NUL is false
         raise UsageError(
-            f"entry {number} of the corpus, {text!r}, is the name of a file, and a list of str is "
-            f"a list of texts. Pass files as [pathlib.Path({text!r})], or such a text as "
-            f"{{'text': {text!r}}}."
+            f"entry {number} of the corpus is the name of a file, and a list of str is of texts. "
+            f"Pass [pathlib.Path({text!r})], or such a text as {{'text': {text!r}}}."
         )
 
 
@@ -219,18 +206,14 @@ def _json_line(record: Any, number: int) -> bytes:
     if record is None or isinstance(record, str) or _is_nan(record):
         record = {"text": record}
     if not isinstance(record, Mapping):
-        raise UsageError(
-            f"record {number} of the corpus is a {type(record).__name__}; expected a str, or a "
-            "dict such as {'text': ..., 'label': ...}."
-        )
+        kind = type(record).__name__
+        raise UsageError(f"record {number} of the corpus is a {kind}; expected a str or a dict.")
     values = {name: None if _is_nan(value) else value for name, value in record.items()}
     try:
         line = json.dumps(values, ensure_ascii=False, default=_literal)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"record {number} of the corpus cannot be read: {first_line(error)}. Pass dicts of "
-            "str, numbers, dates and None."
-        ) from error
+        problem = f"{first_line(error)}. Pass dicts of str, numbers, dates and None."
+        raise UsageError(f"record {number} of the corpus cannot be read: {problem}") from error
     try:
         return line.encode("utf-8") + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which the reader rejects
@@ -270,10 +253,9 @@ def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Pat
     target = pa.schema([(name, kind) for name, kind in kinds if kind is not None])
 
     def plain(batch: pa.RecordBatch) -> pa.Table:
-        columns = _flat(pa.Table.from_batches([batch])).select(target.names).combine_chunks()
-        chunks = [pa.concat_arrays(column.chunks) for column in columns.columns]
-        arrays = [without_dictionary(a).cast(f.type) for a, f in zip(chunks, target, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=target)
+        flat = _flat(pa.Table.from_batches([batch])).select(target.names)
+        columns = [without_dictionary(column.combine_chunks()) for column in flat.columns]
+        return pa.Table.from_arrays(columns, target.names).cast(target)
 
     with storage_errors(file), pq.ParquetWriter(file, target, compression="zstd") as writer:
         for table in _row_groups(map(plain, batches), target):

@@ -10,13 +10,7 @@ from dataclasses import dataclass, fields
 
 from embedkit.choices import FORMATS, QUOTINGS, check_choice
 from embedkit.corpus.memory import InputFile
-from embedkit.corpus.readers import (
-    READERS,
-    format_of_content,
-    format_of_name,
-    open_table,
-    suffix_of,
-)
+from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import Dialect, Source, Table, compression_of, first_bytes, is_wide
 from embedkit.errors import CorpusError, UsageError, check_counts, did_you_mean
 from embedkit.storage import file_sha256
@@ -77,9 +71,7 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, str):
-            raise TypeError(
-                f"keep={self.keep!r}: expected a list of columns, such as [{self.keep!r}]"
-            )
+            raise TypeError(f"keep={self.keep!r}: expected a list, such as [{self.keep!r}]")
         object.__setattr__(self, "keep", tuple(self.keep))
         object.__setattr__(self, "spans", tuple(self.spans))
         if isinstance(self.spans, str) or len(self.spans) not in (0, 2):
@@ -123,10 +115,8 @@ def _settled_encoding(encoding: str) -> str:
             return encoding
     except (LookupError, UnicodeError):
         pass
-    raise UsageError(
-        f"encoding={encoding!r}: not an encoding of text that can be read. "
-        "Usual ones: utf-8, cp949, euc-kr, shift_jis, utf-16."
-    )
+    usual = "usual ones are utf-8, cp949, euc-kr, shift_jis, utf-16"
+    raise UsageError(f"encoding={encoding!r}: no encoding that can be read; {usual}.")
 
 
 def check_test_reading(test: object, *, sample: int | None, min_chars: int) -> None:
@@ -165,13 +155,11 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions | None = None
     if not files:
         raise UsageError("no input file was given. Example: embedkit extract corpus.tsv")
     dialect, notices = _dialect(files[0], options)
-    tables: list[Table] = []
+    kind, tables = READERS[dialect.format], list[Table]()
     for file in files:
-        with closing(open_table(file.path, dialect)) as table:
+        with closing(kind.open(file.path, dialect)) as table:
             tables.append(table)
-    columns = _common_columns(files, tables, dialect)
-    if not columns and not READERS[dialect.format].same_columns:
-        raise CorpusError(f"{files[0].name} has no records.")
+    columns = _common_columns(files, tables, same=kind.same_columns)
     guess = _Guess(columns, files[0].name, notices, tables[0].word_columns)
     text = guess.text(options.text)
     text_pair = guess.given("text_pair", options.text_pair)
@@ -225,14 +213,14 @@ class _Guess:
         if name.strip() in self._columns:
             return name.strip()
         if name in self._word_columns:
-            raise CorpusError(
-                f"{option}={name!r}: this column of {self._file} has a value for each word, not "
-                f"for each text. Labels of words are read with word_label={name!r}."
-            )
-        raise CorpusError(
+            problem = f"in {self._file} each word has a value; use word_label={name!r}"
+            raise CorpusError(f"{option}={name!r}: {problem}.")
+        raise self._lacks(option, name, self._columns)
+
+    def _lacks(self, option: str, name: str, columns: Sequence[str]) -> CorpusError:
+        return CorpusError(
             f"{option}={name!r}: {self._file} has no such column; it has "
-            f"{_listed(self._columns)}.{_quoted(self._columns)}"
-            f"{did_you_mean(name, self._columns)}"
+            f"{_listed(columns)}.{did_you_mean(name, columns)}"
         )
 
     def found(
@@ -258,10 +246,7 @@ class _Guess:
         if name is None or name in self._word_columns:
             return name
         if self._word_columns:
-            raise CorpusError(
-                f"word_label={name!r}: {self._file} has no such column of words; it has "
-                f"{_listed(self._word_columns)}.{did_you_mean(name, self._word_columns)}"
-            )
+            raise self._lacks("word_label", name, self._word_columns)
         return self.given("word_label", name)
 
     def text(self, name: str | None) -> str:
@@ -271,9 +256,8 @@ class _Guess:
         column = self.found("text", name, _TEXT_NAMES)
         if column is None:
             raise CorpusError(
-                f"{self._file}: which column is the text? It has {_listed(self._columns)}."
-                f"{_quoted(self._columns)} Name one with text=, and the second text of a pair "
-                "with text_pair=."
+                f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
+                "one with text=, and the second text of a pair with text_pair=."
             )
         return column
 
@@ -289,13 +273,12 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
     kind = READERS[name]
     if not kind.text:
         if name != "sheet" and compression_of(first_bytes(file.path), file.path):
-            raise CorpusError(
-                f"{file.name}: a compressed {name.capitalize()} file must be unpacked first."
-            )
+            problem = f"a compressed {name.capitalize()} file must be unpacked first"
+            raise CorpusError(f"{file.name}: {problem}.")
         return Dialect(name), notices
     if not kind.quoting:
         return Dialect(name, encoding), notices
-    with Source(file.path, encoding=encoding) as source:
+    with closing(Source(file.path, encoding=encoding)) as source:
         line = next((line for line in source if line.data), None)
         first = line.data.decode(source.encoding, "replace") if line else ""
     if options.format == "auto" and suffix_of(file.path) == ".txt" and header and "\t" not in first:
@@ -312,23 +295,17 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[str
 
 
 def _common_columns(
-    files: Sequence[InputFile], tables: Sequence[Table], dialect: Dialect
+    files: Sequence[InputFile], tables: Sequence[Table], *, same: bool
 ) -> tuple[str, ...]:
-    columns: tuple[str, ...] | None = None
-    same = READERS[dialect.format].same_columns
-    first = files[0]
-    for file, table in zip(files, tables, strict=True):
-        names = tuple(table.columns)
-        if not same and not names:
-            continue  # a file without records has no columns
-        if columns is None:
-            columns, first = names, file
-        elif names != columns and (same or _top(names) != _top(columns)):
-            raise CorpusError(
-                f"{file.name} has the columns {_listed(names)}, but {first.name} has "
-                f"{_listed(columns)}. Extract them one by one, or give files of one kind."
-            )
-    return columns or ()
+    named = [(f, t.columns) for f, t in zip(files, tables, strict=True) if same or t.columns]
+    if not named:  # a file without records may have no columns
+        raise CorpusError(f"{files[0].name} has no records.")
+    first, columns = named[0]
+    for file, names in named:
+        if names != columns and (same or _top(names) != _top(columns)):
+            first_has = f"{first.name} has {_listed(columns)}"
+            raise CorpusError(f"{file.name} has the columns {_listed(names)}, but {first_has}.")
+    return tuple(columns)
 
 
 def _top(names: Sequence[str]) -> set[str]:
@@ -337,11 +314,7 @@ def _top(names: Sequence[str]) -> set[str]:
 
 def _listed(names: Sequence[str]) -> str:
     text = ", ".join(names)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
-
-
-def _quoted(names: Sequence[str]) -> str:
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
     # a CSV writer's quotes were read literally
-    if any(len(name) > 1 and name[0] == name[-1] == '"' for name in names):
-        return " The header is quoted as CSV: use quoting='csv'."
-    return ""
+    quoted = any(len(name) > 1 and name[0] == name[-1] == '"' for name in names)
+    return f"{text} (quoted as CSV: use quoting='csv')" if quoted else text

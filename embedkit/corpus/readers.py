@@ -11,6 +11,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedkit.choices import FORMATS, check_choice
 from embedkit.corpus.conllu import ConlluTable
 from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
@@ -40,6 +40,7 @@ from embedkit.corpus.sources import (
     check_encoding,
     first_bytes,
     has_surrogate,
+    row,
     too_long,
 )
 from embedkit.errors import CorpusError
@@ -55,22 +56,15 @@ _BYTES_OF = {
 _ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
-def _check_names(
-    names: Sequence[str],
-    path: Path,
-    advice: str = "Rename one, or skip the header line: header=False, with column numbers.",
-) -> None:
-    seen: dict[str, int] = {}
+def _check_names(names: Sequence[str], path: Path) -> None:
+    first = dict(zip(names[::-1], range(len(names), 0, -1), strict=True))
     for position, name in enumerate(names, 1):
-        if name in seen:
-            raise CorpusError(
-                f"{path}: columns {seen[name]} and {position} are both named {name[:100]!r}. "
-                f"{advice}"
-            )
-        seen[name] = position
+        if first[name] < position:
+            both = f"columns {first[name]} and {position} are both named {name[:100]!r}"
+            raise CorpusError(f"{path}: {both}. Rename one.")
 
 
-class ColumnarTable(Table):
+class _ColumnarTable(Table):
     """A file of typed columns, read in batches; strings are checked row by row."""
 
     title: str
@@ -86,7 +80,7 @@ class ColumnarTable(Table):
             self._types = dict(_nested(schema))
         except _ERRORS as error:
             raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
-        _check_names(self.columns, path, advice="Rename one.")
+        _check_names(self.columns, path)
 
     @abstractmethod
     def _open(self) -> pa.Schema:
@@ -97,16 +91,13 @@ class ColumnarTable(Table):
         """Batches with these columns."""
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def seek(self, place: Place) -> bool:
-        """Continue with the row at a place."""
         self._done = self._skipped = place.file_row
         return True
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every row."""
         unique = list(dict.fromkeys(names))
         try:
             for whole in self._batches(list(dict.fromkeys(map(self._stored, unique)))):
@@ -132,21 +123,15 @@ class ColumnarTable(Table):
         return column
 
     def check_column(self, name: str, *, role: str) -> None:
-        """Raise a :class:`CorpusError` for a nested or binary column, and for a text of numbers."""
         kind = self._types[name]
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if role in ("text", "text_pair") and not (is_string(inner) or pa.types.is_null(inner)):
-            raise CorpusError(
-                f"{self.path}: column {name!r} is {kind}; a text must be a string. Name another "
-                f"column with {role}=, or convert it first."
-            )
-        if pa.types.is_nested(inner) or is_bytes(inner):
-            raise CorpusError(
-                f"{self.path}: column {name!r} is {kind}; a string, a number or a date is needed."
-            )
+        needed = "a string" if role else "a string, a number or a date"
+        is_text = is_string(inner) or pa.types.is_null(inner)
+        if (role and not is_text) or pa.types.is_nested(inner) or is_bytes(inner):
+            raise CorpusError(f"{self.path}: column {name!r} is {kind}; {needed} is needed.")
 
 
-class ParquetTable(ColumnarTable):
+class _ParquetTable(_ColumnarTable):
     """Parquet; page checksums are verified."""
 
     title = "Parquet"
@@ -157,7 +142,6 @@ class ParquetTable(ColumnarTable):
 
     @property
     def fraction(self) -> float:
-        """Progress by rows."""
         total = self._file.metadata.num_rows
         return self._done / total if total else 1.0
 
@@ -170,7 +154,7 @@ class ParquetTable(ColumnarTable):
         yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=names)
 
 
-class ArrowTable(ColumnarTable):
+class _ArrowTable(_ColumnarTable):
     """Arrow IPC, as a file (also Feather version 2) or as a stream; one batch is in memory.
 
     The format has no checksums: only structural damage is noticed, such as offsets out of bounds.
@@ -180,11 +164,7 @@ class ArrowTable(ColumnarTable):
 
     def _open(self) -> pa.Schema:
         self._file = pa.OSFile(str(self.path))
-        try:
-            return self._reader().schema
-        except BaseException:
-            self._file.close()
-            raise
+        return self._reader().schema
 
     def _reader(self, columns: Sequence[int] = ()) -> Any:
         self._file.seek(0)
@@ -195,7 +175,6 @@ class ArrowTable(ColumnarTable):
 
     @property
     def fraction(self) -> float:
-        """Progress by bytes."""
         return float(self._file.tell() / self._file.size())
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -216,17 +195,15 @@ def _nested(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str,
             yield from _nested(field.type, f"{prefix}{field.name}.")
 
 
-class SheetTable(Table):
+class _SheetTable(Table):
     """The first sheet of a workbook, which is in memory; its first row names the columns."""
 
     def __init__(self, path: Path, _dialect: Dialect) -> None:
         try:
             import python_calamine
         except ImportError as error:
-            raise CorpusError(
-                f"{path} is a workbook. Read it with pip install python-calamine, or save the "
-                "sheet as CSV (UTF-8)."
-            ) from error
+            advice = "pip install python-calamine, or save it as CSV (UTF-8)"
+            raise CorpusError(f"{path} is a workbook: {advice}.") from error
         self.path, self._done = path, 0
         try:
             with python_calamine.load_workbook(path) as book:
@@ -239,22 +216,17 @@ class SheetTable(Table):
         self.columns = names[: len(names) - next((i for i, n in enumerate(names[::-1]) if n), 0)]
         if not self.columns:
             raise CorpusError(f"{path}: its first sheet is empty.")
-        _check_names(self.columns, path, advice="Rename one.")
+        _check_names(self.columns, path)
 
     @property
     def fraction(self) -> float:
-        """Progress by rows."""
         return self._done / len(self._rows)
 
-    def close(self) -> None:
-        """The file is closed already."""
-
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every row that is not empty."""
         places = [self.columns.index(name) for name in names]
-        for number, row in enumerate(self._rows[self._first + 1 :], self._first + 2):
+        for number, values in enumerate(self._rows[self._first + 1 :], self._first + 2):
             self._done = number
-            cells = [_sheet_cell(cell) for cell in row]
+            cells = [_sheet_cell(cell) for cell in values]
             if not any(cells):
                 self.blank += 1
                 continue
@@ -287,14 +259,12 @@ def _cells(column: pa.Array) -> list[bytes | NotText | None]:
 
 
 def _row(values: tuple[bytes | NotText | None, ...]) -> Row | BadRow:
-    cells: list[Cell] = []
-    for value in values:
-        try:
-            cells.append(value.decode("utf-8") if isinstance(value, bytes) else value)
-        except UnicodeDecodeError as error:
-            raw = value[:200] if isinstance(value, bytes) else b""
-            return BadRow(None, None, 0, "invalid_encoding", f"utf-8: {error.reason}", raw)
-    return Row(None, None, 0, tuple(cells))
+    try:
+        cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
+    except UnicodeDecodeError as error:
+        detail, raw = f"utf-8: {error.reason}", error.object[:200]
+        return BadRow(None, None, 0, "invalid_encoding", detail, raw)
+    return Row(None, None, 0, cells)
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:
@@ -324,20 +294,18 @@ _Parsed = tuple[Sequence[Line], Sequence[bytes | str]]  # physical lines, and th
 _Records = Iterator[_Parsed | BadRow | None]  # None stands for a blank line
 
 
-class DelimitedTable(TextTable):
+class _DelimitedTable(TextTable):
     """TSV or CSV: records of cells."""
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen columns of every record."""
         indexes = [self.columns.index(name) for name in names]
-        width = len(self.columns)
         for parsed in self._records():
             if parsed is None:
                 self.blank += 1
             elif isinstance(parsed, BadRow):
                 yield parsed
             else:
-                yield self._row(parsed, indexes, width)
+                yield self._row(parsed, indexes)
 
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
@@ -349,8 +317,8 @@ class DelimitedTable(TextTable):
             self._lines, lambda data: data.decode(encoding, "surrogateescape").split(mark)
         )
 
-    def _row(self, parsed: _Parsed, indexes: list[int], width: int) -> Row | BadRow:
-        lines, cells = parsed
+    def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | BadRow:
+        (lines, cells), width = parsed, len(self.columns)
         if len(cells) != width:
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
             return bad_row(lines, reason, f"expected {width} cells, got {len(cells)}")
@@ -359,7 +327,7 @@ class DelimitedTable(TextTable):
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
             return bad_row(lines, "invalid_encoding", detail)
-        return Row(lines[0].number, lines[0].offset, sum(line.length for line in lines), chosen)
+        return row(lines, chosen)
 
     def _read_columns(self) -> list[str]:
         for parsed in self._records():
@@ -377,9 +345,8 @@ class DelimitedTable(TextTable):
         try:
             names = [_decoded(cell, self._encoding) for cell in cells]
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
-            raise CorpusError(
-                f"{self.path}: the header is not {self._encoding}. Pass the right encoding=."
-            ) from error
+            problem = f"the header is not {self._encoding}. Pass the right encoding=."
+            raise CorpusError(f"{self.path}: {problem}") from error
         _check_names(names, self.path)
         return names
 
@@ -390,7 +357,7 @@ class DelimitedTable(TextTable):
         return [str(i) for i in range(count)] or ["text"]
 
 
-class LinesTable(DelimitedTable):
+class _LinesTable(_DelimitedTable):
     """One text per line, in the column ``text``."""
 
     def _records(self) -> _Records:
@@ -403,7 +370,7 @@ class LinesTable(DelimitedTable):
 def _plain_records(lines: Source, split: Callable[[bytes], Sequence[bytes | str]]) -> _Records:
     for line in lines:
         if line.too_long:
-            yield too_long(line)
+            yield too_long([line])
         elif not line.data:
             yield None
         else:
@@ -439,7 +406,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
             problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
         else:
             if taken[0].too_long:
-                yield too_long(taken[0])
+                yield too_long(taken[:1])
             elif not cells:
                 yield None
             else:
@@ -482,24 +449,22 @@ _PEEK_BYTES = 16 << 20
 _ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 
 
-class JsonTable(TextTable):
+class _JsonTable(TextTable):
     """One JSON object per line, or an array of objects; the columns are the keys of the first ones.
 
     Keys of objects within an object have dotted names, such as ``labels.label``.
     """
 
     def seek(self, place: Place) -> bool:
-        """Continue with the object at a place; ``False`` for an array."""
         if self._is_array or not super().seek(place):
             return False
         self._items = chain(self._lines)
         return True
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
-        """Yield the chosen keys of every object; an absent key is a null cell."""
         for line in self._items:
             if line.too_long:
-                yield too_long(line)
+                yield too_long([line])
             elif not line.data.strip():
                 self.blank += 1
             else:
@@ -508,7 +473,7 @@ class JsonTable(TextTable):
                 except BadRecordError as error:
                     yield bad_row([line], error.reason, error.detail)
                 else:
-                    yield Row(line.number, line.offset, line.length, cells)
+                    yield row([line], cells)
 
     def _cells(self, line: Line, names: Sequence[str]) -> tuple[Cell, ...]:
         try:
@@ -540,9 +505,7 @@ class JsonTable(TextTable):
 
     def _read_columns(self) -> list[str]:
         self._is_array = _ARRAY.match(self._lines.head()) is not None
-        if (
-            self._is_array and self._encoding != "utf-8"
-        ):  # whose marks may be bytes of other characters
+        if self._is_array and self._encoding != "utf-8":  # other characters have bytes of its marks
             self._lines.close()
             self._lines = Source(self.path, encoding=self._encoding, transcode=True)
             self._encoding = "utf-8"
@@ -562,16 +525,13 @@ class JsonTable(TextTable):
             try:
                 names.update(dict.fromkeys(_keys(self._parse(line))))
                 objects += 1
-            except RecursionError:
-                continue
-            except BadRecordError as error:
-                undecodable += error.reason == "invalid_encoding"
-        check_encoding(self.path, self._encoding, bad=undecodable, seen=len(filled))
+            except (RecursionError, BadRecordError) as error:
+                undecodable += getattr(error, "reason", "") == "invalid_encoding"
+        check_encoding(self.path, self._encoding, undecodable, len(filled))
         if filled and (not objects or filled[0].data.strip() == b"{"):
             raise CorpusError(
-                f"{self.path} holds neither JSON objects, one per line, nor an array of them: "
-                f"{objects} objects in its first {len(filled)} lines. If the records are inside of "
-                "a document, pass them in Python: embedkit.extract(json.load(file)['data'], …)."
+                f"{self.path} holds neither JSON objects, one per line, nor an array of them. Pass "
+                "records in a document in Python: embedkit.extract(json.load(file)['data'], …)."
             )
         return list(names)
 
@@ -619,7 +579,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class Format:
     """One corpus format."""
 
-    open: Callable[[Path, Dialect], Table]
+    open: Callable[[Path, Dialect], Table]  # a CorpusError if the file is not of the format
     suffixes: tuple[str, ...] = ()
     magic: tuple[bytes, ...] = ()  # first bytes, for files of other suffixes
     text: bool = True  # in some encoding, plain or compressed
@@ -632,34 +592,34 @@ class Format:
 
 READERS: Mapping[str, Format] = {
     "tsv": Format(
-        open=DelimitedTable,
+        open=_DelimitedTable,
         suffixes=(".tsv", ".tab", ".txt"),
         delimiters=("\t",),
         quoting="none",
         header=True,
     ),
     "csv": Format(
-        open=DelimitedTable,
+        open=_DelimitedTable,
         suffixes=(".csv",),
         delimiters=(",", ";", "\t", "|"),
         quoting="csv",
         header=True,
     ),
-    "lines": Format(open=LinesTable, quoting="none"),
+    "lines": Format(open=_LinesTable, quoting="none"),
     "jsonl": Format(
-        open=JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
+        open=_JsonTable, suffixes=(".jsonl", ".ndjson", ".json"), magic=(b"{",), same_columns=False
     ),
     "parquet": Format(
-        open=ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
+        open=_ParquetTable, suffixes=(".parquet", ".pq"), magic=(b"PAR1",), text=False
     ),
     "arrow": Format(
-        open=ArrowTable,
+        open=_ArrowTable,
         suffixes=(".arrow", ".feather", ".ipc"),
         magic=(b"ARROW1", b"\xff\xff\xff\xff"),
         text=False,
     ),
     "sheet": Format(
-        open=SheetTable, suffixes=(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), text=False
+        open=_SheetTable, suffixes=(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), text=False
     ),
     "conllu": Format(
         open=ConlluTable,
@@ -668,12 +628,6 @@ READERS: Mapping[str, Format] = {
         marks_words=True,
     ),
 }
-
-
-def open_table(path: Path, dialect: Dialect) -> Table:
-    """Open a file; a :class:`CorpusError` if it is not of the format."""
-    check_choice(FORMATS, format=dialect.format)
-    return READERS[dialect.format].open(path, dialect)
 
 
 def format_of_name(path: Path) -> str:
@@ -694,7 +648,7 @@ def format_of_content(path: Path, encoding: str) -> str:
     """The format by the first bytes of a file; text without a tab is ``lines``."""
     if name := _by_magic(first_bytes(path), text=False):
         return name
-    with Source(path, encoding=encoding) as source:
+    with closing(Source(path, encoding=encoding)) as source:
         head = source.head().lstrip()
     return _by_magic(head, text=True) or ("tsv" if b"\t" in head.split(b"\n", 1)[0] else "lines")
 

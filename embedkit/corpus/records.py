@@ -15,7 +15,7 @@ import numpy as np
 
 from embedkit.corpus.conllu import Words, words_of
 from embedkit.corpus.plan import CorpusPlan
-from embedkit.corpus.readers import READERS, open_table
+from embedkit.corpus.readers import READERS
 from embedkit.corpus.sources import (
     BadRecordError,
     BadRow,
@@ -26,6 +26,7 @@ from embedkit.corpus.sources import (
     check_encoding,
     has_surrogate,
 )
+from embedkit.display import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +94,9 @@ class ReadCounts:
                 "look CSV-quoted (\"like this\"). The quotes were kept; quoting='csv' removes them"
             )
         if self.repeated_ids:
-            notices.append(
-                f"ids are not unique: {self.repeated_ids:,} records repeat an earlier id"
-            )
+            verb = "repeats" if self.repeated_ids == 1 else "repeat"
+            repeated = count_text(self.repeated_ids, "record")
+            notices.append(f"ids are not unique: {repeated} {verb} an earlier id")
         return notices
 
 
@@ -133,11 +134,11 @@ class CorpusReader:
         return records
 
     def __iter__(self) -> Iterator[Record | Reject]:
-        counts, start = self.counts, self._start
+        counts, start, kind = self.counts, self._start, READERS[self.plan.format]
         for number, file in enumerate(self.plan.files):
             if start is not None and number < start.file:
                 continue
-            with closing(open_table(file.path, self.plan)) as table:
+            with closing(kind.open(file.path, self.plan)) as table:
                 self.file_number, self._table = number, table
                 undecodable = in_file = 0
                 if start is not None and number == start.file:
@@ -150,8 +151,8 @@ class CorpusReader:
                     counts.records += 1
                     in_file += 1
                     undecodable += isinstance(raw, BadRow) and raw.reason == "invalid_encoding"
-                    if in_file == _TRIAL:
-                        self._check_encoding(table, undecodable, in_file)
+                    if in_file == _TRIAL and kind.text:
+                        check_encoding(file.path, self.plan.encoding, undecodable, in_file)
                     if self.plan.limit is not None and row >= self.plan.limit:
                         counts.left_out["limit"] += 1
                         continue
@@ -159,13 +160,9 @@ class CorpusReader:
                     if item is not None:
                         yield item
                 counts.blank_lines += table.blank
-                if in_file < _TRIAL:
-                    self._check_encoding(table, undecodable, in_file)
+                if in_file < _TRIAL and kind.text:
+                    check_encoding(file.path, self.plan.encoding, undecodable, in_file)
                 self.file_number, self._table = number + 1, None
-
-    def _check_encoding(self, table: Table, bad: int, seen: int) -> None:
-        if READERS[self.plan.format].text:
-            check_encoding(table.path, self.plan.encoding, bad=bad, seen=seen)
 
     def _with_span(self, raw: Row, text: str) -> Row:
         """The row with the span that two of its kept columns tell, if they do."""
@@ -178,7 +175,7 @@ class CorpusReader:
         except ValueError:
             span = -1, -1
         if not 0 <= span[0] < span[1] <= len(text) or not text[span[0] : span[1]].strip():
-            raise BadRecordError("bad_span", f"{start} to {end} is no part of the text")
+            raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
         return replace(raw, spans=(span,))
 
     def _judge(self, raw: Row | BadRow, row: int, number: int) -> Record | Reject | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -79,10 +79,7 @@ def compression_of(head: bytes, path: Path) -> str | None:
     """Name of the compression by the first bytes, ``None`` for plain files."""
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     if kind in ("zip", "xz"):
-        raise CorpusError(
-            f"{path} is a {kind} file; plain, gzip, zstd and bzip2 files are read. "
-            f"Unpack it first, or pipe it: unpack-command {path.name} | embedkit extract - ..."
-        )
+        raise CorpusError(f"{path} is a {kind} file; unpack it. gzip, zstd and bzip2 are read.")
     return kind
 
 
@@ -97,36 +94,26 @@ class Source:
         self.path = path
         self._transcode = transcode or is_wide(encoding)
         self.encoding = "utf-8" if self._transcode else encoding
+        self._given = encoding
+        self._number = self._offset = 0
+        self._returned: deque[Line] = deque()
         self._file = _opened(path)
         self.size = path.stat().st_size
         try:
-            compression = compression_of(self._file.read(8) or b"", path)
-            self._file.seek(0)
-            self._stream = self._readable(compression, encoding)
-            self._number = self._offset = 0
-            self._returned: deque[Line] = deque()
-            self._check_head(encoding)
+            raw: Any = self._file
+            compression = compression_of(raw.read(8) or b"", path)
+            raw.seek(0)
+            if compression:  # pyarrow reports a truncated archive; python-zstandard does not
+                raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
+            if self._transcode:
+                if raw is self._file:
+                    raw = pa.PythonFile(raw)
+                raw = pa.transcoding_input_stream(raw, encoding, "utf-8")
+            self._stream = io.BufferedReader(raw, _HEAD)
+            self._check_head()
         except BaseException:
             self._file.close()
             raise
-
-    def _readable(self, compression: str | None, encoding: str) -> io.BufferedReader:
-        raw: Any = io.BufferedReader(self._file, _HEAD)
-        if compression:
-            # pyarrow reports a truncated archive; gzip does too, python-zstandard does not
-            raw = pa.CompressedInputStream(pa.PythonFile(raw), compression)
-            raw = io.BufferedReader(raw, _HEAD)
-        if self._transcode:
-            raw = io.BufferedReader(
-                cast(io.RawIOBase, _Transcoded(raw, encoding, self.path)), _HEAD
-            )
-        return cast(io.BufferedReader, raw)
-
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file, and drop the lines that were given back."""
@@ -151,10 +138,8 @@ class Source:
         self._number += 1
         offset, length = self._offset, len(data)
         if self._number == 1 and not data.endswith(b"\n") and b"\r" in data:
-            raise CorpusError(
-                f"{self.path} has lines that end in a carriage return alone. "
-                "Convert it first: tr '\\r' '\\n' < old > new."
-            )
+            problem = "has lines that end in a carriage return alone"
+            raise CorpusError(f"{self.path} {problem}. Convert it: tr '\\r' '\\n' < old > new.")
         if too_long := length > MAX_RECORD_BYTES:
             rest = data
             while rest and not rest.endswith(b"\n"):
@@ -200,10 +185,8 @@ class Source:
                 del buffer[_EXCERPT:at]
                 at = _EXCERPT
         if depth or buffer.strip():
-            raise CorpusError(
-                f"{self.path}: its array {'is not closed' if depth else 'is not all of it'}. The "
-                "file may be cut off: fetch it again."
-            )
+            problem = "is not closed: it may be cut off" if depth else "is not all of it"
+            raise CorpusError(f"{self.path}: its array {problem}.")
 
     def seek(self, number: int, offset: int) -> bool:
         """Continue with the line that begins at a byte; ``False`` for a packed or wide file."""
@@ -225,59 +208,31 @@ class Source:
     def _guarded(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:
             return read(size)
+        except UnicodeError as error:
+            problem = f"is not valid {self._given}: {error}. Pass the right encoding=."
+            raise CorpusError(f"{self.path} {problem}") from error
         except (OSError, EOFError) as error:
             raise CorpusError(
                 f"{self.path}: the file cannot be read to its end ({error}). It may be cut off: "
                 "fetch it again, and pass overwrite=True if shards of it were already made."
             ) from error
 
-    def _check_head(self, encoding: str) -> None:
+    def _check_head(self) -> None:
         head = self.head()
         for kind, (at, mark) in _FOREIGN.items():
             if head.startswith(mark, at):
-                raise CorpusError(
-                    f"{self.path} is {kind}, and a text file was expected. Give the file that "
-                    "holds the texts, or name its kind with format=."
-                )
+                problem = f"is {kind}, and a text file was expected"
+                raise CorpusError(f"{self.path} {problem}. Name its kind with format=.")
         if head.startswith(codecs.BOM_UTF8):
             self._stream.read(len(codecs.BOM_UTF8))
             self._offset = len(codecs.BOM_UTF8)
         elif wide := next((n for bom, n in _WIDE_BOMS.items() if head.startswith(bom)), None):
-            raise CorpusError(
-                f"{self.path} looks like {wide.upper()}, and {encoding} was expected. "
-                f"Use encoding={wide!r}."
-            )
+            raise CorpusError(f"{self.path} looks like {wide.upper()}. Use encoding={wide!r}.")
         elif head.count(0) > len(head) / 100:
             raise CorpusError(
-                f"{self.path} holds NUL bytes ({head.count(0)} in the first {len(head)}): it is "
-                "binary, or UTF-16 without a mark. Use encoding='utf-16-le' or 'utf-16-be', or "
-                "pass a text file."
+                f"{self.path} holds NUL bytes ({head.count(0)} in the first {len(head)}): it is no "
+                "text, or UTF-16 without a mark: encoding='utf-16-le' or 'utf-16-be'."
             )
-
-
-class _Transcoded(io.RawIOBase):
-    """UTF-16 or UTF-32 bytes read as UTF-8."""
-
-    def __init__(self, stream: BinaryIO, encoding: str, path: Path) -> None:
-        self._text = io.TextIOWrapper(stream, encoding, newline="")
-        self._encoding, self._path = encoding, path
-        self._pending = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(cast(bytearray, buffer))
-        try:
-            self._pending = self._pending or self._text.read(_HEAD).encode("utf-8")
-        except UnicodeError as error:
-            raise CorpusError(
-                f"{self._path} is not valid {self._encoding}: {error}. Pass the right encoding=."
-            ) from error
-        count = min(len(view), len(self._pending))
-        view[:count] = self._pending[:count]
-        self._pending = self._pending[count:]
-        return count
 
 
 def is_wide(encoding: str) -> bool:
@@ -370,8 +325,7 @@ class Table(ABC):
     def fraction(self) -> float:
         """Progress in the file, 0 to 1."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a default
         """Close the file."""
 
     @abstractmethod
@@ -419,7 +373,7 @@ class TextTable(Table):
         self._lines.close()
 
 
-def check_encoding(path: Path, encoding: str, *, bad: int, seen: int) -> None:
+def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
     if bad * 2 > seen:
         raise CorpusError(
@@ -445,7 +399,14 @@ def bad_row(lines: Sequence[Line], reason: str, detail: str) -> BadRow:
     return BadRow(first.number, first.offset, length, reason, detail, first.data[:200])
 
 
-def too_long(line: Line) -> BadRow:
-    """The reject for a line over the limit."""
-    detail = f"{line.length} bytes, at most {MAX_RECORD_BYTES} are read"
-    return bad_row([line], "record_too_long", detail)
+def row(
+    lines: Sequence[Line], cells: tuple[Cell, ...], spans: tuple[tuple[int, int], ...] | None = None
+) -> Row:
+    """The record of these physical lines."""
+    return Row(lines[0].number, lines[0].offset, sum(line.length for line in lines), cells, spans)
+
+
+def too_long(lines: Sequence[Line]) -> BadRow:
+    """The reject for a record over the limit."""
+    length = sum(line.length for line in lines)
+    return bad_row(lines, "record_too_long", f"{length} bytes, at most {MAX_RECORD_BYTES} are read")

@@ -41,6 +41,7 @@ from embedkit.dataset.fold_models import (
 )
 from embedkit.dataset.format import (
     FORMAT_VERSION,
+    MANIFEST,
     RESERVED,
     ExtractSettings,
     InputSettings,
@@ -55,6 +56,7 @@ from embedkit.dataset.format import (
     Totals,
     VectorChoices,
     VectorOptions,
+    local_dataset,
     read_manifest,
     tokenizer_settings,
 )
@@ -63,7 +65,7 @@ from embedkit.dataset.job import (
     ShardPlan,
     ShardRange,
     ShardReader,
-    already_complete,
+    existing_dataset,
     open_job,
     recorded_inputs,
     recorded_precision,
@@ -129,6 +131,8 @@ def extract(
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
+    append: bool = False,
+    update: bool = False,
     allow_env_change: bool = False,
     progress: ProgressCallback = no_progress,
     **options: Any,
@@ -147,9 +151,14 @@ def extract(
 
     Args:
         corpus: what to encode, see above.
-        out: folder to make; by default ``corpus.tsv`` → ``corpus.vectors`` in the current folder.
-            A corpus in memory has the name of its type, as ``dataframe.vectors``.
+        out: folder to make, or its address in an object store, such as ``s3://bucket/vectors``; by
+            default ``corpus.tsv`` → ``corpus.vectors`` in the current folder. A corpus in memory
+            has the name of its type, as ``dataframe.vectors``.
         overwrite: replace an existing dataset, or start an unfinished one over.
+        append: the corpus is the one that an existing dataset was made of, with further records or
+            files at its end. Only they are encoded, into new shards. An error names old records
+            that have changed.
+        update: as ``append``; shards with old records that have changed are encoded again.
         allow_env_change: resume although versions, device or the bits that it computes differ.
         progress: called after every batch, in tokens.
         **options: OPTIONS
@@ -172,7 +181,12 @@ def extract(
         corpus, out=out, reading=reading, settings=ExtractSettings(**options)
     ) as plan:
         return run_plan(
-            plan, overwrite=overwrite, allow_env_change=allow_env_change, progress=progress
+            plan,
+            overwrite=overwrite,
+            append=append,
+            update=update,
+            allow_env_change=allow_env_change,
+            progress=progress,
         )
 
 
@@ -197,27 +211,62 @@ def run_plan(
     plan: ExtractPlan,
     *,
     overwrite: bool = False,
+    append: bool = False,
+    update: bool = False,
     allow_env_change: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
+    result = _make(
+        plan,
+        overwrite=overwrite,
+        append=append,
+        update=update,
+        allow_env_change=allow_env_change,
+        progress=progress,
+    )
+    if plan.address:
+        storage.upload(
+            result.out,
+            plan.address,
+            first="_embedkit/job.json",
+            last=MANIFEST,
+            replace=overwrite or append or update,
+        )
+        logger.info(f"copied to {plan.address}")
+    return result
+
+
+def _make(
+    plan: ExtractPlan,
+    *,
+    overwrite: bool,
+    append: bool,
+    update: bool,
+    allow_env_change: bool,
+    progress: ProgressCallback,
+) -> ExtractResult:
+    """The dataset in its folder, or parts of it."""
     started = time.monotonic()
-    if already_complete(plan.out, plan.job, overwrite=overwrite):
-        return ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     options = plan.options
+    growth = existing_dataset(
+        plan.out, plan.job, plan.corpus, overwrite=overwrite, append=append, update=update
+    )
+    if growth is not None and growth.complete:
+        return ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     with open_job(
         plan.out,
         plan.job,
         overwrite=overwrite,
         allow_env_change=allow_env_change,
         shared=options.num_shards is not None,
+        growth=growth,
     ) as folder:
         shards = folder.plan(plan.corpus, progress)
         _log(folder.layout, "started")
-        done = [folder.finished(shard.number) for shard in shards.ranges]
-        receipts = [receipt for receipt in done if receipt is not None]
-        resumed = len(receipts)
-        todo = [shard for shard in shards.ranges if done[shard.number] is None]
+        receipts = folder.receipts()
+        done = _numbers(receipts)
+        todo = [shard for shard in shards.ranges if shard.number not in done]
         if options.num_shards is not None:
             todo = [s for s in todo if s.number % options.num_shards == options.shard_index]
         meter = _Meter(shards, receipts, progress)
@@ -230,14 +279,14 @@ def run_plan(
         except (KeyboardInterrupt, SystemExit):
             rows = plan.job.settings.storage.shard_rows
             kept = f"the first shard of {rows:,} records was not finished, so nothing is kept"
-            if count := sum(folder.finished(shard.number) is not None for shard in shards.ranges):
+            if count := len(_numbers(folder.receipts())):
                 kept = f"{count} finished shards of {rows:,} records are kept"
             logger.warning(kept)
             raise
         for file in plan.corpus.files:
             file.check_unchanged()
         seconds = time.monotonic() - started
-        _log(folder.layout, "finished", seconds, resumed, meter.fresh)
+        _log(folder.layout, "finished", seconds, len(done), meter.fresh)
         if options.num_shards is None:
             totals = shards.totals(receipts)
             _warn(shards, totals)
@@ -248,10 +297,14 @@ def run_plan(
                 model_source=checkpoint.source,
                 revision=checkpoint.revision,
             )
-            receipts.sort(key=lambda receipt: receipt.shard)
+            receipts.sort(key=lambda receipt: receipt.shards)
             folder.finish(receipts, plan.out, totals=totals, names=names, overwrite=overwrite)
-    missing = len(shards.ranges) - len(receipts)
-    return ExtractResult(plan.out, seconds, meter.fresh, resumed, missing_shards=missing)
+    missing = len(shards.ranges) - len(_numbers(receipts))
+    return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
+
+
+def _numbers(receipts: Sequence[Receipt]) -> set[int]:
+    return {number for receipt in receipts for number in receipt.shards}
 
 
 def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
@@ -301,8 +354,8 @@ class _Meter:
     ) -> None:
         self._accepted, self._progress = shards.counts.accepted, progress
         self._stage = "shard 1"
-        self._done = self._seen = sum(r.ledger["tokens_kept"] for r in finished)
-        self._rows = sum(r.ledger["records"] for r in finished)
+        self._done = self._seen = sum(r.ledger.get("tokens_kept", 0) for r in finished)
+        self._rows = sum(r.ledger.get("records", 0) for r in finished)
         self.fresh = 0
         self._report()
 
@@ -325,7 +378,7 @@ class _Meter:
         tokens = receipt.ledger["tokens_kept"]
         self._seen += tokens
         self._rows += receipt.ledger["records"]
-        self._stage = f"shard {receipt.shard + 1}"
+        self._stage = f"shard {receipt.shards[0] + 1}"
         self.tokens(tokens)
 
     def _report(self) -> None:
@@ -452,7 +505,7 @@ def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) 
 
 def _sizes(plan: ExtractPlan, rows: int, tokens: int, words: int) -> dict[str, int]:
     vectors = plan.vectors
-    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75}[vectors.storage]
+    per_float = {"float32": 4.0, "float16": 2.0, "compact": 1.75, "int8": 1.0}[vectors.storage]
     sizes = {name: round(rows * width * per_float) for name, width in vectors.views.items()}
     for table, count in (("words", words), ("tokens", tokens)):
         if getattr(vectors, table):
@@ -490,6 +543,14 @@ def plan_extract(
         raise UsageError(
             f"word_label={reading.word_label!r} is stored with word vectors. Pass words='mean' too."
         )
+    address = "" if out is None else storage.address_of(out)
+    if address and (settings.num_shards is not None or settings.engine != "local"):
+        raise UsageError(
+            f"out={address!r}: several machines share a folder. Pass one on a file system that all "
+            "of them see."
+        )
+    if address:
+        out = local_dataset(address, new=True)
     target = _out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
     with input_files(corpus) as files:
@@ -499,7 +560,7 @@ def plan_extract(
             logger.info(notice)
         if next(iter(CorpusReader(replace(plan, sample=None))), None) is None:
             raise CorpusError(f"{files[0].name} has no records, only a header or nothing at all.")
-        yield _with_model(plan, target, settings)
+        yield replace(_with_model(plan, target, settings), address=address)
 
 
 def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractSettings) -> ExtractPlan:

@@ -56,11 +56,9 @@ class FoldModels(FoldSettings):
 
     Attributes:
         source: SHA-256 of the input files that the run read, in order.
-        repeats: number of times that the run's records were shuffled into folds.
     """
 
     source: tuple[str, ...]
-    repeats: Count
     prefix: str
     max_length: Positive
     on_long: Annotated[str, one_of(ON_LONG)] = "truncate"
@@ -131,7 +129,7 @@ class SeenRecords:
 
     def check_unseen(self, model: str, records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if a model was trained on the text of a record."""
-        named = _NAME.match(model)  # of a further repeat it is not known which records are held out
+        named = _NAME.match(model)
         own = int(named[1]) if named else ALL_FOLDS
         trained = self.text_key[(self.fold != own) & (self.fold != ALL_FOLDS)]
         if seen := int(np.isin(keys_of(records), trained).sum()):
@@ -164,17 +162,11 @@ def keys_of_texts(texts: Sequence[str], pairs: Sequence[str | None]) -> Int64:
 
 
 def find_fold_models(model: str | Path) -> SeenRecords | None:
-    """The records of a fine-tuned run of one repeat; ``None`` if ``model`` is anything else."""
+    """The records of a fine-tuned run; ``None`` if ``model`` is anything else."""
     run = Path(model)
     if not (run / "run.json").is_file() or not (run / "model/fold-0/config.json").is_file():
         return None
-    found = _read(run)
-    if found.models.repeats > 1:
-        raise UsageError(
-            f"model={str(model)!r}: the run has {found.models.repeats} repeats, in each of which a "
-            "record is in another fold. Fine-tune with a split of one repeat."
-        )
-    return found
+    return _read(run)
 
 
 def find_run_of(model: str | Path) -> SeenRecords | None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -34,7 +34,16 @@ from embedkit.corpus.plan import CorpusSettings
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import l2_normalize, split_view
 from embedkit.errors import EncodeError, UsageError, check_counts, did_you_mean
-from embedkit.storage import Count, Positive, check_files, decode, incomplete, one_of, read_json
+from embedkit.storage import (
+    Count,
+    Positive,
+    check_files,
+    decode,
+    incomplete,
+    local_folder,
+    one_of,
+    read_json,
+)
 from embedkit.types import Float32
 
 FORMAT_VERSION = 1
@@ -43,8 +52,8 @@ FORMAT_VERSION = 1
 TABLES = ("sentences", "words", "tokens")
 """Folders of shards."""
 
-REPLACING = "_embedkit/replacing"
-"""Folder for the dataset that ``overwrite`` replaces, until it is deleted."""
+SCRATCH = "_embedkit/scratch"
+"""Folder for what an unfinished job needs, and for the dataset that it replaces; deleted last."""
 
 ROW_GROUP_ROWS = 8_192
 RESERVED = frozenset(
@@ -52,10 +61,12 @@ RESERVED = frozenset(
 )
 """Columns of embedkit's own; a kept column may not have one of these names."""
 
+MANIFEST = "_embedkit/manifest.json"
 _ADVICE = "Run the extract command that made it again."
 _PART = re.compile(r"part-\d{8}\.parquet")
 _DICTIONARY = ("label", "token")
 _PREFIX = b"embedkit."
+_SCALE = b"embedkit.scale"  # in the metadata of a column of int8
 _LAYER = "layer_"
 
 
@@ -71,8 +82,8 @@ class Layout:
         self.private = private = root / "_embedkit"
         self.manifest, self.job = private / "manifest.json", private / "job.json"
         self.rejects, self.log = private / "rejects.jsonl", private / "log.jsonl"
-        self.shards = private / "shards.parquet"
-        self.scratch = private / "scratch"
+        self.shards, self.index = private / "shards.parquet", private / "index"
+        self.scratch = root / SCRATCH
         self.receipts, self.inputs = self.scratch / "receipts", self.scratch / "inputs.json"
 
     def shard_file(self, folder: str, number: int) -> Path:
@@ -141,7 +152,7 @@ class ExtractSettings(VectorChoices):
             (``multilingual`` has one), ``""`` for none.
         prompt: name of one of the checkpoint's prompts, instead of a prefix.
         precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
-        storage: ``float32``, ``float16`` or ``compact``.
+        storage: ``float32``, ``float16``, ``compact`` or ``int8``.
         device: ``auto``, ``cpu``, ``cuda:0``, or several (``cuda:0,cuda:1``) for as many workers.
         batch_tokens: tokens per batch, padding included.
         shard_rows: records per shard.
@@ -371,9 +382,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A finished shard: its files with their SHA-256, its counts, and versions and device."""
+    """Finished shards: their files with their SHA-256, their counts, and versions and device."""
 
-    shard: Count
+    shards: tuple[Count, ...]
+    fingerprint: str  # in the footers
     files: dict[str, FileEntry]
     sha256: dict[str, str]
     ledger: dict[str, Count]
@@ -407,8 +419,8 @@ class Names:
 class Totals:
     """Counts of the corpus: ``accepted + rejected + left_out == records``.
 
-    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are no records. The
-    ledger counts tokens, windows and sequences.
+    Left out are records by ``min_chars``, ``sample`` and ``limit``; blank lines are not records.
+    The ledger counts tokens, windows and sequences.
     """
 
     records: Count = 0
@@ -425,9 +437,13 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON."""
+    """Content of ``manifest.json``; ``fingerprint`` is the SHA-256 of ``job`` as JSON.
+
+    ``extends`` are fingerprints of the datasets, oldest first, whose rows this one begins with.
+    """
 
     fingerprint: str
+    extends: tuple[str, ...] = ()
     job: JobSettings
     environments: tuple[EnvironmentShards, ...]
     totals: Totals
@@ -486,6 +502,11 @@ def _layer_order(name: str) -> tuple[int, int, str]:
     return max(numbers, default=0), len(numbers), name
 
 
+def local_dataset(path: str | Path, *, new: bool = False) -> Path:
+    """The folder of a dataset; of one in an object store a local copy of its present state."""
+    return local_folder(path, last=MANIFEST, new=new)
+
+
 def is_dataset(path: Path) -> bool:
     """Whether the folder is a complete dataset."""
     return Layout(path).manifest.is_file()
@@ -500,7 +521,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = Layout(path).manifest
     if file.is_file():
-        check_files(path, ["_embedkit/manifest.json"], advice=_ADVICE)
+        check_files(path, [MANIFEST], advice=_ADVICE)
         return decode(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
     unfinished, parent = incomplete(path), path.parent
     if Layout(path).job.is_file() and path.name.endswith(".incomplete"):
@@ -548,18 +569,52 @@ class Footer:
 
 
 def vector_column(vectors: NDArray[Any]) -> pa.Array:
-    """``(n, width)`` floats as an Arrow array of fixed-size lists, without copying."""
-    kind = pa.float16() if vectors.dtype == np.float16 else pa.float32()
+    """``(n, width)`` numbers as an Arrow array of fixed-size lists, without copying."""
+    kind = pa.from_numpy_dtype(vectors.dtype)
     element = pa.field("element", kind, nullable=False)
     flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), kind)
     return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(element, vectors.shape[1]))
 
 
-def matrix_of(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Return a vector column as ``(n, width)``; the inverse of :func:`vector_column`."""
-    whole = column.combine_chunks()
-    width = column.type.list_size
-    return np.asarray(whole.flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
+def matrix_of(table: pa.Table, name: str) -> NDArray[Any]:
+    """Return a vector column of a shard as ``(n, width)`` floats."""
+    whole, field = table.column(name).combine_chunks(), table.schema.field(name)
+    flat = np.asarray(whole.flatten().to_numpy(zero_copy_only=False))
+    matrix = flat.reshape(-1, field.type.list_size)
+    if matrix.dtype == np.int8:
+        return matrix * np.array(json.loads(field.metadata[_SCALE]), np.float32)
+    return matrix
+
+
+def scaled(vectors: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Return ``(n, width)`` vectors of a shard as int8, and the ``(width,)`` factors to undo it.
+
+    The largest number of each dimension becomes 127: a shard depends on no other one.
+    """
+    scale = np.abs(vectors).max(axis=0, initial=0) / np.float32(127)
+    scale[scale == 0] = 1
+    return np.rint(vectors / scale).clip(-127, 127).astype(np.int8), scale
+
+
+def kept_neighbours(views: Iterable[Float32]) -> dict[str, int]:
+    """Count the 10 nearest neighbours in a shard by cosine, and those that still are in int8.
+
+    They are those of its first 200 vectors.
+    """
+    counts = {"neighbours": 0, "neighbours_int8": 0}
+    for vectors in views:
+        small, scale = scaled(vectors)
+        nearest = []
+        for rows in (vectors, small * scale):
+            unit = l2_normalize(rows).astype(np.float64)
+            cosine = (unit[:200] @ unit.T).round(9)  # the same with any number of threads
+            np.fill_diagonal(cosine, -2)
+            order = np.argsort(-cosine, axis=1, kind="stable")
+            nearest.append(order[:, : min(10, max(len(rows) - 1, 0))])
+        counts["neighbours"] += nearest[0].size
+        both = (np.intersect1d(*pair) for pair in zip(*nearest, strict=True))
+        counts["neighbours_int8"] += sum(map(len, both))
+    return counts
 
 
 def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) -> NDArray[Any]:
@@ -567,10 +622,11 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
 
     ``float32``: exact, uncompressed. ``float16``: half the size on disk and in memory. ``compact``:
     float32 columns of values rounded to float16, split by bytes and compressed, about 0.43 of
-    float32. The column ``name`` and the record numbers ``rows`` are for the message.
+    float32. ``int8``: a quarter of the size, rounded when a shard is written, see :func:`scaled`.
+    The column ``name`` and the record numbers ``rows`` are for the message.
     """
     result: NDArray[Any] = vectors
-    if storage != "float32":
+    if storage in ("float16", "compact"):
         with np.errstate(over="ignore"):
             result = vectors.astype(np.float16)
     if not np.isfinite(result).all():
@@ -609,8 +665,12 @@ def shard_bytes(
         for name, column in scalars.items()
     ]
     for name, values in vectors.items():
+        metadata = None
+        if storage == "int8":
+            values, scale = scaled(values)
+            metadata = {_SCALE: json.dumps(scale.tolist()).encode()}
         column = vector_column(values)
-        fields.append(pa.field(name, column.type, nullable=False))
+        fields.append(pa.field(name, column.type, nullable=False, metadata=metadata))
         columns.append(column)
     schema = pa.schema(fields, metadata=footer.to_metadata())
     table = pa.Table.from_arrays(columns, schema=schema)
@@ -628,7 +688,9 @@ def shard_bytes(
         data_page_version="1.0",
         row_group_size=ROW_GROUP_ROWS,
         compression=compression,
-        use_dictionary=[n for n in scalars if n in _DICTIONARY],
+        # Parquet has no numbers of one byte: without a dictionary they would be of four
+        use_dictionary=[n for n in scalars if n in _DICTIONARY]
+        + (leaves if storage == "int8" else []),
         use_byte_stream_split=leaves if storage == "compact" else False,
         write_statistics=list(scalars),
         write_page_index=True,

@@ -4,8 +4,12 @@
     _embedkit/shards.parquet     where each shard begins in the corpus, and the counts of the corpus
     _embedkit/scratch/receipts/  one file for each finished shard, written after its files
 
-A shard counts as finished if its files have the size in its receipt and the footer of this job; all
+A shard counts as finished if its files have the size and the footer that its receipt tells; all
 others are made again, also those of a complete dataset that was damaged.
+
+A dataset whose corpus has grown is made anew, with links to the shards that stay. The old files of
+the corpus are compared by their SHA-256, as far as they reached; only if they differ, or cannot be
+compared so (Parquet), records are compared with the stored ones.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
-from itertools import islice
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,10 @@ import pyarrow as pa
 
 from embedkit import storage
 from embedkit.corpus import CorpusPlan, CorpusReader, Place, ReadCounts, Record, Reject
+from embedkit.corpus.readers import READERS
+from embedkit.corpus.sources import compression_of, first_bytes
 from embedkit.dataset.format import (
-    REPLACING,
+    SCRATCH,
     TABLES,
     EnvironmentShards,
     FileEntry,
@@ -36,12 +42,15 @@ from embedkit.dataset.format import (
     Manifest,
     Names,
     Receipt,
+    SourceFile,
     Totals,
     canonical_json,
     is_dataset,
     read_footer,
+    read_manifest,
 )
-from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError
+from embedkit.dataset.read import TableReader
+from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.storage import (
     decode,
     differing_files,
@@ -57,6 +66,8 @@ logger = logging.getLogger(__name__)
 
 _COUNTS = b"embedkit.counts"
 _REPORTED = 5_000
+_SHOWN = 5
+_UNFINISHED_QUOTES = {"bad_quoting", "record_too_long"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +76,6 @@ class Job:
 
     settings: JobSettings
     environment: dict[str, Any]
-
-
-def already_complete(out: Path, job: Job, *, overwrite: bool) -> bool:
-    """Whether ``out`` holds exactly this dataset, undamaged.
-
-    All files are compared with ``SHA256SUMS``. A dataset of the same job with damaged files becomes
-    ``OUT.incomplete`` again, where the job makes them anew.
-    """
-    finish_swap(out, is_dataset, private=REPLACING)
-    if _is_free(out) or overwrite:
-        return False
-    try:
-        damaged = differing_files(out, file_sums(out))
-    except DamagedError as error:
-        damaged = {"SHA256SUMS": str(error)}
-    known, environment = _known(Layout(out), damaged)
-    if differences := difference(known, asdict(job.settings)):
-        raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another out=, or replace it with "
-            f"overwrite=True. It differs in:\n{differences}"
-        )
-    if damaged:
-        _reopen(out, damaged, Job(job.settings, environment or job.environment))
-    return not damaged
-
-
-def _reopen(out: Path, damaged: Mapping[str, str], job: Job) -> None:
-    """Rename a damaged dataset to ``OUT.incomplete``, with receipts for its undamaged shards."""
-    layout = Layout(out)
-    shown = "; ".join(list(damaged.values())[:3])
-    logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
-    with storage.exclusive(out):
-        if os.path.lexists(incomplete(out)):
-            raise OutputExistsError(
-                f"{incomplete(out)} is in the way: the dataset goes there until its damaged files "
-                "are made again. Move it away."
-            )
-        names = {str(file.relative_to(out)): file for file in (layout.rejects, layout.shards)}
-        if damaged.keys() & names.keys():
-            storage.remove_file(layout.shards)  # so that the corpus is planned again
-        storage.make_folder(layout.receipts)
-        storage.write_durably(layout.job, canonical_json(asdict(job)), scratch=layout.scratch)
-        kept = JobFolder(layout, job)
-        sums = {n: d for n, d in file_sums(out, torn=True).items() if n not in damaged}
-        for number in range(len(layout.shard_files("sentences"))):
-            with suppress(KeyError, ValueError, OSError):
-                kept.write_receipt(number, {n: sums[n] for n in kept.names(number)})
-        storage.publish_folder(out, incomplete(out))
 
 
 def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
@@ -152,9 +115,12 @@ def open_job(
     overwrite: bool = False,
     allow_env_change: bool = False,
     shared: bool = False,
+    growth: Growth | None = None,
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
     layout = Layout(incomplete(out))
+    if growth is not None and not allow_env_change:
+        _check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
@@ -167,7 +133,7 @@ def open_job(
             if not layout.job.is_file():
                 content = canonical_json(asdict(job))
                 storage.write_durably(layout.job, content, scratch=layout.scratch)
-        yield JobFolder(layout, job)
+        yield JobFolder(layout, job, growth)
 
 
 def recorded_inputs(out: Path) -> dict[str, str]:
@@ -216,163 +182,83 @@ class ShardPlan:
         )
 
 
-class JobFolder:
-    """The folder of a job. Threads and processes may commit shards, each its own."""
+def read_plan(layout: Layout) -> ShardPlan:
+    """Read the plan of the shards; a :class:`DamagedError` if there is none."""
+    table = storage.read_table(layout.shards)
+    counts = json.loads((table.schema.metadata or {})[_COUNTS])
+    typed: dict[str, Any] = {k: Counter(v) if isinstance(v, dict) else v for k, v in counts.items()}
+    return ShardPlan([ShardRange(**row) for row in table.to_pylist()], ReadCounts(**typed))
 
-    def __init__(self, layout: Layout, job: Job) -> None:
-        self.layout, self.job = layout, job
-        vectors = job.settings.vectors
-        asked = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
-        self._tables = [name for name, wanted in asked.items() if wanted]
 
-    def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
-        """The plan of the shards; the first process reads the corpus for it, others wait."""
-        with storage.exclusive(self.layout.private, wait=True):
-            with suppress(DamagedError):
-                return self.read_plan()
-            self._plan_shards(corpus, progress)
-            return self.read_plan()
+def plan_shards(
+    layout: Layout, corpus: CorpusPlan, rows: int, growth: Growth | None, progress: ProgressCallback
+) -> pa.Table:
+    """Read the corpus once: write its rejects, and return where each shard of ``rows`` begins.
 
-    def read_plan(self) -> ShardPlan:
-        """Read the plan of the shards; a :class:`DamagedError` if there is none."""
-        table = storage.read_table(self.layout.shards)
-        counts = json.loads((table.schema.metadata or {})[_COUNTS])
-        typed: dict[str, Any] = {
-            k: Counter(v) if isinstance(v, dict) else v for k, v in counts.items()
-        }
-        return ShardPlan([ShardRange(**row) for row in table.to_pylist()], ReadCounts(**typed))
+    Shards that were there before the corpus has grown keep their first records.
+    """
+    known = canonical_json({file.key: file.sha256 for file in corpus.files})
+    storage.write_durably(layout.inputs, known, scratch=layout.scratch)
+    start = None if growth is None else growth.start
+    before = None if growth is None or start is None else growth.plan
+    reader, partial = CorpusReader(corpus, start), layout.scratch / "rejects.partial"
+    items, edges = iter(reader), deque[int]()
+    ranges: list[dict[str, int | None]] = []
+    if before is not None:
+        ranges = [asdict(shard) for shard in before.ranges]
+    if growth is not None:
+        items = items if growth.same else growth.compared(items)
+        edges.extend(growth.edges())
+    n_edges, rejected = len(edges), 0
+    with (
+        storage.storage_errors(layout.rejects),
+        partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
+    ):
+        if growth is not None and before is not None:
+            sink.write(growth.layout.rejects.read_text("utf-8"))
+        for number, item in enumerate(items):
+            if number % _REPORTED == 0:
+                progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
+            if isinstance(item, Reject):
+                sink.write(item.to_json() + "\n")
+                rejected += 1
+                continue
+            full = not ranges or (not edges and ranges[-1]["rows"] == rows)
+            while edges and item.row >= edges[0]:
+                edges.popleft()
+                full = True
+            if full:
+                while len(ranges) < n_edges - len(edges):  # shards that have lost all records
+                    ranges.append(_range(len(ranges), 0, -1, -1, None, None, 0))
+                begin = item.row, item.row - reader.first_row, item.line, item.offset
+                ranges.append(_range(len(ranges), item.file, *begin, rejected))
+                rejected = 0
+            ranges[-1] |= {"last_row": item.row, "rows": (ranges[-1]["rows"] or 0) + 1}
+    for file in corpus.files:
+        file.check_unchanged()
+    storage.publish_file(partial, layout.rejects)
+    counts = {f.name: getattr(reader.counts, f.name) for f in fields(ReadCounts)}
+    if before is not None:
+        for name in counts.keys() - {"records"}:
+            counts[name] += getattr(before.counts, name)
+        counts["records"] = max(counts["records"], before.counts.records)
+    ranges = ranges or [_range(0, 0, -1, -1, None, None, rejected)]
+    table = pa.Table.from_pylist(ranges, _INDEX)
+    return table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
 
-    def _plan_shards(self, corpus: CorpusPlan, progress: ProgressCallback) -> None:
-        """Read the corpus once: write its rejects, and where each shard begins."""
-        layout, rows = self.layout, self.job.settings.storage.shard_rows
-        known = canonical_json({file.key: file.sha256 for file in corpus.files})
-        storage.write_durably(layout.inputs, known, scratch=layout.scratch)
-        reader, partial = CorpusReader(corpus), layout.scratch / "rejects.partial"
-        ranges: list[dict[str, int | None]] = []
-        rejected = 0
-        with (
-            storage.storage_errors(layout.rejects),
-            partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as sink,
-        ):
-            for number, item in enumerate(reader):
-                if number % _REPORTED == 0:
-                    progress(Progress("reading", round(100 * reader.fraction), 100, "%"))
-                if isinstance(item, Reject):
-                    sink.write(item.to_json() + "\n")
-                    rejected += 1
-                    continue
-                if not ranges or ranges[-1]["rows"] == rows:
-                    begin = item.row, item.row - reader.first_row, item.line, item.offset
-                    ranges.append(_range(len(ranges), item.file, *begin, rejected))
-                    rejected = 0
-                ranges[-1] |= {"last_row": item.row, "rows": (ranges[-1]["rows"] or 0) + 1}
-        for file in corpus.files:
-            file.check_unchanged()
-        storage.publish_file(partial, layout.rejects)
-        table = pa.Table.from_pylist(ranges or [_range(0, 0, -1, -1, None, None, rejected)], _INDEX)
-        counts = {field.name: getattr(reader.counts, field.name) for field in fields(ReadCounts)}
-        table = table.replace_schema_metadata({_COUNTS: canonical_json(counts)})
-        storage.write_parquet(layout.shards, table)
 
-    def names(self, number: int) -> list[str]:
-        """Names of the files of a shard, the sentences last."""
-        part = self.layout.shard_file("sentences", number).name
-        return [f"{table}/{part}" for table in self._tables]
-
-    def finished(self, number: int) -> Receipt | None:
-        """The receipt of a shard that is complete; ``None`` if it must be made."""
-        file = self.layout.receipt(number)
-        try:
-            receipt = decode(Receipt, read_json(file), file=file)
-            for name, entry in receipt.files.items():
-                path = self.layout.root / name
-                if path.stat().st_size != entry.bytes or not self._is_ours(number, path):
-                    return None
-        except (DamagedError, ValueError, OSError):
-            return None
-        return receipt
-
-    def _is_ours(self, number: int, path: Path) -> bool:
-        footer = read_footer(path)
-        return (footer.fingerprint, footer.shard) == (self.job.settings.fingerprint, number)
-
-    def commit(self, number: int, files: Mapping[str, pa.Buffer]) -> Receipt:
-        """Make the tables of one shard durable; its receipt is written last."""
-        sums = {}
-        for table, data in files.items():
-            path = self.layout.shard_file(table, number)
-            sums[f"{table}/{path.name}"] = hashlib.sha256(data).hexdigest()
-            storage.make_folder(path.parent)
-            storage.write_durably(path, memoryview(data), scratch=self.layout.scratch)
-        return self.write_receipt(number, sums)
-
-    def write_receipt(self, number: int, sums: Mapping[str, str]) -> Receipt:
-        """Record a shard as finished, whose files have these SHA-256."""
-        footers = {name: read_footer(self.layout.root / name) for name in sums}
-        sentences = footers[self.names(number)[-1]]
-        receipt = Receipt(
-            shard=number,
-            files={
-                name: FileEntry(footer.rows, (self.layout.root / name).stat().st_size)
-                for name, footer in footers.items()
-            },
-            sha256=dict(sums),
-            ledger=dict(sentences.ledger),
-            environment=sentences.job["environment"],
-        )
-        content = canonical_json(asdict(receipt))
-        storage.write_durably(self.layout.receipt(number), content, scratch=self.layout.scratch)
-        return receipt
-
-    def finish(
-        self,
-        receipts: Sequence[Receipt],
-        out: Path,
-        *,
-        totals: Totals,
-        names: Names,
-        overwrite: bool = False,
-    ) -> Manifest:
-        """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
-        layout, settings = self.layout, self.job.settings
-        files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
-        sums = {name: digest for receipt in receipts for name, digest in receipt.sha256.items()}
-        for folder in TABLES:
-            for name in layout.content(folder):  # readers would take them for shards
-                if f"{folder}/{name}" not in files:
-                    raise DamagedError(
-                        f"{layout.root / folder / name} does not belong to this job of "
-                        f"{len(receipts)} shards. Move it away and run the same command again."
-                    )
-        shards_of: dict[str, list[int]] = {}
-        for receipt in receipts:
-            environment = json.dumps(receipt.environment, sort_keys=True)
-            shards_of.setdefault(environment, []).append(receipt.shard)
-        manifest = Manifest(
-            fingerprint=settings.fingerprint,
-            job=settings,
-            environments=tuple(
-                EnvironmentShards(json.loads(environment), tuple(shards))
-                for environment, shards in shards_of.items()
-            ),
-            totals=totals,
-            files=files,
-            names=names,
-        )
-        content = canonical_json(asdict(manifest)) + b"\n"
-        storage.write_durably(layout.manifest, content, scratch=layout.scratch)
-        for file in (layout.manifest, layout.job, layout.rejects, layout.shards):
-            if file.is_file():
-                sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
-        storage.write_sums(layout.root, sums, scratch=layout.scratch)
-        if not _is_free(out) and not overwrite:
-            raise OutputExistsError(
-                f"{out} was created by another process during the job. Move it away and run "
-                f"the same command again: the result is kept in {layout.root}."
-            )
-        storage.remove_tree(layout.scratch)
-        publish(layout.root, out, private=REPLACING)
-        return manifest
+def _receipt(root: Path, number: int, sums: Mapping[str, str]) -> Receipt:
+    """The receipt of a shard whose files below ``root``, the sentences last, have these SHA-256."""
+    footers = {name: read_footer(root / name) for name in sums}
+    sentences = footers[list(sums)[-1]]
+    return Receipt(
+        shards=(number,),
+        fingerprint=sentences.fingerprint,
+        files={n: FileEntry(f.rows, (root / n).stat().st_size) for n, f in footers.items()},
+        sha256=dict(sums),
+        ledger=dict(sentences.ledger),
+        environment=sentences.job["environment"],
+    )
 
 
 _INDEX = pa.schema([(field.name, pa.int64()) for field in fields(ShardRange)])
@@ -413,6 +299,363 @@ class ShardReader:
         return read
 
 
+class JobFolder:
+    """The folder of a job. Threads and processes may commit shards, each its own.
+
+    With ``growth`` it begins with the shards of a dataset, which it replaces.
+    """
+
+    def __init__(self, layout: Layout, job: Job, growth: Growth | None = None) -> None:
+        self.layout, self.job, self._growth = layout, job, growth
+        vectors = job.settings.vectors
+        asked = {"words": vectors.words is not None, "tokens": vectors.tokens, "sentences": True}
+        self._tables = [name for name, wanted in asked.items() if wanted]
+
+    def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
+        """The plan of the shards; the first process reads the corpus for it, others wait."""
+        with storage.exclusive(self.layout.private, wait=True):
+            with suppress(DamagedError):
+                return read_plan(self.layout)
+            rows, growth = self.job.settings.storage.shard_rows, self._growth
+            table = plan_shards(self.layout, corpus, rows, growth, progress)
+            if growth is not None:
+                self._take_over(growth, [ShardRange(**row) for row in table.to_pylist()])
+            storage.write_parquet(self.layout.shards, table)
+            return read_plan(self.layout)
+
+    def _take_over(self, growth: Growth, shards: Sequence[ShardRange]) -> None:
+        """Link the shards of a dataset that stay; those of one environment share a receipt."""
+        old, sums = growth.layout.root, file_sums(growth.layout.root, torn=True)
+        kept: dict[str, list[Receipt]] = {}
+        for shard in shards:
+            names = self.names(shard.number)
+            if shard.number in growth.changed or growth.damaged.keys() & names:
+                continue
+            with suppress(KeyError, OSError, ValueError):  # one that cannot be read is made again
+                footer = read_footer(old / names[-1])
+                where = footer.first_row, footer.last_row, footer.rows
+                if where == (shard.row, shard.last_row, shard.rows):
+                    receipt = _receipt(old, shard.number, {name: sums[name] for name in names})
+                    for name in names:
+                        storage.make_folder((self.layout.root / name).parent)
+                        storage.link_file(old / name, self.layout.root / name)
+                    key = json.dumps(receipt.environment, sort_keys=True)
+                    kept.setdefault(key, []).append(receipt)
+        for table in self._tables if kept else ():
+            storage.sync_folder(self.layout.root / table)
+        for part, receipts in enumerate(kept.values()):
+            ledger = Counter[str]()
+            for receipt in receipts:
+                ledger.update(receipt.ledger)
+            shared = Receipt(
+                shards=tuple(number for r in receipts for number in r.shards),
+                fingerprint="",
+                files={name: entry for r in receipts for name, entry in r.files.items()},
+                sha256={name: digest for r in receipts for name, digest in r.sha256.items()},
+                ledger=dict(ledger),
+                environment=receipts[0].environment,
+            )
+            self._write_receipt(self.layout.receipts / f"kept-{part}.json", shared)
+
+    def names(self, number: int) -> list[str]:
+        """Names of the files of a shard, the sentences last."""
+        part = self.layout.shard_file("sentences", number).name
+        return [f"{table}/{part}" for table in self._tables]
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts of shards that are complete; all others must be made."""
+        found, seen = list[Receipt](), set[int]()
+        for file in sorted(self.layout.receipts.glob("*.json")):
+            with suppress(DamagedError, ValueError, OSError):
+                receipt = decode(Receipt, read_json(file), file=file)
+                whole = all(self._is_ours(receipt, *item) for item in receipt.files.items())
+                if whole and seen.isdisjoint(receipt.shards):
+                    found.append(receipt)
+                    seen |= set(receipt.shards)
+        return found
+
+    def _is_ours(self, receipt: Receipt, name: str, entry: FileEntry) -> bool:
+        path = self.layout.root / name
+        if path.stat().st_size != entry.bytes:
+            return False
+        if not receipt.fingerprint:
+            return True
+        footer = read_footer(path)
+        return (footer.fingerprint, (footer.shard,)) == (receipt.fingerprint, receipt.shards)
+
+    def commit(self, number: int, files: Mapping[str, pa.Buffer]) -> Receipt:
+        """Make the tables of one shard durable; its receipt is written last."""
+        sums = {}
+        for table, data in files.items():
+            path = self.layout.shard_file(table, number)
+            sums[f"{table}/{path.name}"] = hashlib.sha256(data).hexdigest()
+            storage.make_folder(path.parent)
+            storage.write_durably(path, memoryview(data), scratch=self.layout.scratch)
+        return self.write_receipt(number, sums)
+
+    def write_receipt(self, number: int, sums: Mapping[str, str]) -> Receipt:
+        """Record a shard as finished, whose files have these SHA-256."""
+        receipt = _receipt(self.layout.root, number, sums)
+        self._write_receipt(self.layout.receipt(number), receipt)
+        return receipt
+
+    def _write_receipt(self, file: Path, receipt: Receipt) -> None:
+        content = canonical_json(asdict(receipt))
+        storage.write_durably(file, content, scratch=self.layout.scratch)
+
+    def finish(
+        self,
+        receipts: Sequence[Receipt],
+        out: Path,
+        *,
+        totals: Totals,
+        names: Names,
+        overwrite: bool = False,
+    ) -> Manifest:
+        """Write manifest and ``SHA256SUMS``, and give the folder its final name."""
+        layout, settings = self.layout, self.job.settings
+        files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
+        sums = {name: digest for receipt in receipts for name, digest in receipt.sha256.items()}
+        for folder in TABLES:
+            for name in layout.content(folder):  # readers would take them for shards
+                if f"{folder}/{name}" not in files:
+                    raise DamagedError(
+                        f"{layout.root / folder / name} does not belong to this job's "
+                        "shards. Move it away and run the same command again."
+                    )
+        shards_of: dict[str, list[int]] = {}
+        for receipt in receipts:
+            environment = json.dumps(receipt.environment, sort_keys=True)
+            shards_of.setdefault(environment, []).extend(receipt.shards)
+        growth = self._growth
+        old = {} if growth is None else file_sums(out, torn=True)
+        shards = {name: d for name, d in old.items() if not name.startswith("_embedkit/")}
+        same = growth is not None and (growth.same or shards.items() <= sums.items())
+        manifest = Manifest(
+            fingerprint=settings.fingerprint,
+            extends=growth.extends if growth is not None and same else (),
+            job=settings,
+            environments=tuple(
+                EnvironmentShards(json.loads(environment), tuple(sorted(shards)))
+                for environment, shards in shards_of.items()
+            ),
+            totals=totals,
+            files=files,
+            names=names,
+        )
+        content = canonical_json(asdict(manifest)) + b"\n"
+        storage.write_durably(layout.manifest, content, scratch=layout.scratch)
+        for file in (layout.manifest, layout.job, layout.rejects, layout.shards):
+            if file.is_file():
+                sums[file.relative_to(layout.root).as_posix()] = storage.file_sha256(file)
+        storage.write_sums(layout.root, sums, scratch=layout.scratch)
+        if same:
+            storage.link_tree(Layout(out).index, layout.index)
+        if not _is_free(out) and not overwrite and growth is None:
+            raise OutputExistsError(
+                f"{out} was created by another process during the job. Move it away and run "
+                f"the same command again: the result is kept in {layout.root}."
+            )
+        publish(layout.root, out, private=SCRATCH)
+        return manifest
+
+
+@dataclass(slots=True)
+class Growth:
+    """What stays of an existing dataset: its shards but those ``damaged`` or ``changed``.
+
+    With ``same`` all of its records are unchanged; new ones begin at ``start``, or the corpus must
+    be read from its beginning. There is no ``plan`` if it was damaged. ``extends`` are the states
+    of the dataset whose rows it begins with.
+    """
+
+    layout: Layout
+    plan: ShardPlan | None
+    corpus: CorpusPlan
+    extends: tuple[str, ...] = ()
+    update: bool = False
+    same: bool = True
+    start: Place | None = None
+    changed: set[int] = field(default_factory=set)
+    damaged: Mapping[str, str] = field(default_factory=dict)  # messages by name of the file
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is to be made."""
+        new = self.start is None or self.start.file < len(self.corpus.files)
+        return not (new or self.damaged)
+
+    @property
+    def records(self) -> int:
+        """The number of old records."""
+        return 0 if self.plan is None else self.plan.counts.records
+
+    def edges(self) -> list[int]:
+        """The record after the last one of each old shard, as far as it reaches."""
+        if self.plan is None:
+            return []
+        edges = [self.records]
+        for shard in self.plan.ranges[:0:-1]:
+            edges.insert(0, shard.row if shard.rows else edges[0])
+        return edges
+
+    def compared(self, items: Iterable[Record | Reject]) -> Iterator[Record | Reject]:
+        """The records and rejects of the corpus; old ones are compared with the stored ones.
+
+        At the end a :class:`MismatchError` names records that differ, unless they are updated.
+        """
+        edges, stored = self.edges(), dict[int, list[str | None]]()
+        shown, n_changed, number = list[str](), 0, -1
+        for item in chain(items, [None]):
+            differing: list[tuple[int, str | None, str]] = []
+            while number < len(edges) and (number < 0 or item is None or item.row >= edges[number]):
+                differing += [(row, cells[0], "missing") for row, cells in stored.items()]
+                self.changed |= {number} if stored else set()
+                number += 1
+                stored = self._stored(number) if number < len(edges) else {}
+            if item is not None and number < len(edges):
+                before = stored.pop(item.row, None)
+                now = self._cells(item) if isinstance(item, Record) else None
+                if before != now:
+                    place = "changed" if item.line is None else f"line {item.line}"
+                    differing.append((item.row, (before or now or [None])[0], place))
+                    self.changed.add(number)
+            n_changed += len(differing)
+            shown += [f"{row} (id {name}, {place})" for row, name, place in differing]
+            del shown[_SHOWN:]
+            if item is not None:
+                yield item
+        if n_changed and not self.update:
+            more = ", …" * (n_changed > len(shown))
+            raise MismatchError(
+                f"{n_changed} of the {self.records} records that {self.layout.root} was made of "
+                f"have changed or are missing: {', '.join(shown)}{more}. Restore them, or encode "
+                "their shards again with update=True."
+            )
+
+    def _cells(self, record: Record) -> list[str | None]:
+        corpus = self.corpus
+        cells: list[str | None] = [record.id, record.text]
+        cells += [record.text_pair] if corpus.text_pair is not None else []
+        cells += [record.label] if corpus.label is not None else []
+        return [*cells, *record.kept]
+
+    def _stored(self, shard: int) -> dict[int, list[str | None]]:
+        """The cells of the records of a shard, by their numbers."""
+        columns = {"text_pair": self.corpus.text_pair, "label": self.corpus.label}
+        names = ["id", "text", *(n for n, column in columns.items() if column is not None)]
+        reader = TableReader(self.layout.root, read_manifest(self.layout.root), "sentences", ())
+        table = reader.scalars(["row", *names, *self.corpus.keep], shard)
+        rows, *cells = (column.to_pylist() for column in table.columns)
+        return dict(zip(rows, map(list, zip(*cells, strict=True)), strict=True))
+
+
+def existing_dataset(
+    out: Path,
+    job: Job,
+    corpus: CorpusPlan,
+    *,
+    overwrite: bool = False,
+    append: bool = False,
+    update: bool = False,
+) -> Growth | None:
+    """What stays of the dataset ``out``; ``None`` if there is none, or it is to be replaced.
+
+    If its corpus is this one, all files are compared with ``SHA256SUMS``.
+    """
+    finish_swap(out, is_dataset, private=SCRATCH)
+    if _is_free(out):
+        return None
+    layout, settings = Layout(out), job.settings
+    if append or update:
+        manifest = read_manifest(out)
+        before = manifest.job
+        grown = replace(before, input=replace(before.input, files=settings.input.files))
+        if grown == settings != before:
+            return _growth(layout, manifest, corpus, update=update)
+    if overwrite:
+        return None
+    try:
+        damaged = differing_files(out, file_sums(out))
+    except DamagedError as error:
+        damaged = {"SHA256SUMS": str(error)}
+    if differences := difference(_known(layout, damaged)[0], asdict(settings)):
+        raise OutputExistsError(
+            f"{out} already exists with different settings. Pass another out=, or replace it with "
+            f"overwrite=True. It differs in:\n{differences}"
+        )
+    if damaged:
+        shown = "; ".join(list(damaged.values())[:3])
+        logger.warning(f"{len(damaged)} damaged files of {out} are made again: {shown}")
+    growth = Growth(layout, None, corpus, damaged=damaged)
+    with suppress(DamagedError):
+        growth.extends = read_manifest(out).extends
+    if layout.shards.relative_to(out).as_posix() not in damaged:
+        growth.plan = read_plan(layout)
+        if layout.rejects.relative_to(out).as_posix() not in damaged:
+            growth.start = _after(len(corpus.files), growth.plan)
+    return growth
+
+
+def _after(files: int, plan: ShardPlan) -> Place:
+    """The place of a file that follows so many ``files``."""
+    return Place(file=files, row=plan.counts.records, file_row=0, line=None, offset=None)
+
+
+def _growth(layout: Layout, manifest: Manifest, corpus: CorpusPlan, *, update: bool) -> Growth:
+    """What stays of a dataset whose corpus has grown."""
+    if corpus.sample is not None:
+        raise UsageError(f"sample={corpus.sample}: a grown corpus has another sample of records.")
+    plan = read_plan(layout)
+    same, start = _compared_files(manifest.job.input.files, corpus, plan)
+    marked = corpus.marks_words or corpus.word_label is not None
+    if not same and (marked or not manifest.job.storage.text):
+        why = "labelled or marked words" if marked else "texts, which are not stored,"
+        raise MismatchError(
+            f"the files that {layout.root} was made of have changed, and {why} cannot be compared. "
+            "Give further files instead, or make the dataset anew with overwrite=True."
+        )
+    extends = (*manifest.extends, manifest.fingerprint)
+    return Growth(layout, plan, corpus, extends, update, same, start)
+
+
+def _compared_files(
+    old: Sequence[SourceFile], corpus: CorpusPlan, plan: ShardPlan
+) -> tuple[bool, Place | None]:
+    """Whether the old files are the beginning of the new ones; where new records begin."""
+    now, counts, last = corpus.files, plan.counts, len(old) - 1
+    if [f.sha256 for f in old[:-1]] != [f.sha256 for f in now[:last]] or len(now) < len(old):
+        return False, None
+    if old[last].sha256 == now[last].sha256:
+        return True, _after(len(old), plan)
+    kind, path, size = READERS[corpus.format], now[last].path, old[last].bytes
+    if not kind.text or _UNFINISHED_QUOTES & counts.rejected.keys():
+        return False, None
+    digest, lines = hashlib.sha256(), 0
+    tail, left = b"", size
+    with path.open("rb") as stream:
+        while left and (data := stream.read(min(left, 1 << 20))):
+            digest.update(data)
+            lines += data.count(b"\n")
+            tail, left = (tail + data)[-2:], left - len(data)
+    complete = b"\n\n" if kind.marks_words else b"\n"
+    if digest.hexdigest() != old[last].sha256 or not tail.endswith(complete):
+        return False, None
+    final = plan.ranges[-1]
+    place = Place(
+        file=last,
+        row=counts.records,
+        file_row=counts.records - final.row + final.file_row,
+        line=1 + lines,
+        offset=size,
+    )
+    with closing(kind.open(path, corpus)) as table:
+        seekable = final.file == last and table.seek(place)
+    if seekable:
+        return True, place
+    return compression_of(first_bytes(path), path) is None, None
+
+
 def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: bool) -> None:
     recorded = _known(layout)
     settings = difference(recorded[0], asdict(job.settings))
@@ -425,23 +668,28 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
             "earlier command to finish it, pass another out=, or start over with overwrite=True. "
             f"It differs in:\n{settings}"
         )
-    elif environment and not allow_env_change:
+    elif not allow_env_change:
+        _check_environment(layout.root, recorded[1], job.environment)
+
+
+def _check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if environment := difference(before, now):
         raise MismatchError(
-            f"{layout.root} is an unfinished job of another environment; the remaining vectors "
-            "could differ from the finished ones in their last bits. Continue anyway with "
-            "allow_env_change=True (recorded in the manifest), or start over with overwrite=True. "
+            f"{path} was begun in another environment; the remaining vectors could differ from the "
+            "finished ones in their last bits. Continue anyway with allow_env_change=True "
+            "(recorded in the manifest), or start over with overwrite=True. "
             f"It differs in:\n{environment}"
         )
 
 
 def _known(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings and first environment of a job, from a file that is not damaged; else empty."""
-    for file, field in ((layout.job, "settings"), (layout.manifest, "job")):
+    for file, part in ((layout.job, "settings"), (layout.manifest, "job")):
         if file.relative_to(layout.root).as_posix() not in damaged:
             with suppress(OSError, ValueError, LookupError, TypeError):
                 content = json.loads(file.read_text("utf-8"))
-                first = content if field == "settings" else content["environments"][0]
-                return dict(content[field]), dict(first["environment"])
+                first = content if part == "settings" else content["environments"][0]
+                return dict(content[part]), dict(first["environment"])
     return {}, {}
 
 

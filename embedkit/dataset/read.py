@@ -27,6 +27,7 @@ from embedkit.dataset.format import (
     FileEntry,
     Layout,
     Manifest,
+    local_dataset,
     matrix_of,
     read_manifest,
     whole_text,
@@ -143,13 +144,15 @@ def records_of_words(data: VectorData) -> VectorData:
     return data if data.level == "sentence" else load(data.path)
 
 
+def by_record(words: Int64, rows: Int64, values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Divide values of words, whose records have the numbers ``words``, among records ``rows``."""
+    return np.split(values, np.searchsorted(words, rows[1:]))
+
+
 def word_spans_of(data: VectorData) -> list[NDArray[np.int32]]:
     """Return start and end of the stored words of each record, ``(words, 2)``, from its words."""
-    rows = records_of_words(data).row
-    record = np.searchsorted(rows, data.row)
-    ends = np.searchsorted(record, np.arange(1, len(rows)))
     spans = np.stack([data.start, data.end], axis=1).astype(np.int32)
-    return np.split(spans, ends)
+    return by_record(data.row, records_of_words(data).row, spans)
 
 
 def stored_texts(data: VectorData, *, separator: str = SEPARATOR) -> list[str] | None:
@@ -224,7 +227,7 @@ class TableReader:
             if not copy_vectors(self._part(block.shard), group, columns):
                 table = self.scalars_of(block, self._views)
                 for name, matrix in columns.items():
-                    matrix[:] = matrix_of(table.column(name))
+                    matrix[:] = matrix_of(table, name)
 
     def vectors_of(self, block: Block) -> Float32:
         """The vectors of a row group, ``(block.rows, width)``."""
@@ -438,7 +441,7 @@ def load(
         (12, 384)
     """
     check_choice(LEVELS, level=level)
-    folder = Path(path)
+    folder = local_dataset(path)
     manifest = read_manifest(folder)
     known = list(manifest.columns_of(_TABLE_OF[level]))
     if level != "sentence" and not getattr(manifest.job.vectors, _TABLE_OF[level]):
@@ -529,7 +532,7 @@ class VectorData:
     @cached_property
     def row(self) -> Int64:
         """Record numbers in the input, ``(n,)`` int64, ascending; gaps are rejects."""
-        return np.asarray(self.reader.column("row").to_numpy(), np.int64)
+        return self._integers("row")
 
     @cached_property
     def text(self) -> list[str]:
@@ -539,17 +542,17 @@ class VectorData:
     @cached_property
     def word(self) -> Int64:
         """Number of the word in its record, ``(n,)`` int64, of words and tokens; -1 for none."""
-        return np.asarray(self.reader.column("word").to_numpy(), np.int64)
+        return self._integers("word")
 
     @cached_property
     def start(self) -> Int64:
         """First character in the record's text, ``(n,)`` int64, of words and tokens."""
-        return np.asarray(self.reader.column("start").to_numpy(), np.int64)
+        return self._integers("start")
 
     @cached_property
     def end(self) -> Int64:
         """Character after the last one, ``(n,)`` int64, of words and tokens."""
-        return np.asarray(self.reader.column("end").to_numpy(), np.int64)
+        return self._integers("end")
 
     @property
     def columns(self) -> list[str]:
@@ -678,6 +681,9 @@ class VectorData:
         if work.is_dir():
             storage.sync_tree(work)
         storage.publish_file(work, target)
+
+    def _integers(self, name: str) -> Int64:
+        return np.asarray(self.reader.column(name).to_numpy(), np.int64)
 
     @cached_property
     def _sentences(self) -> TableReader:

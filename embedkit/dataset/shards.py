@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +31,22 @@ from embedkit.dataset.format import (
     Receipt,
     VectorSettings,
     cast_for_storage,
+    kept_neighbours,
     shard_bytes,
     text_column,
     text_key,
     tokenizer_settings,
     whole_text,
 )
-from embedkit.dataset.job import Job, JobFolder, ShardPlan, ShardRange, ShardReader, difference
+from embedkit.dataset.job import (
+    Job,
+    JobFolder,
+    ShardPlan,
+    ShardRange,
+    ShardReader,
+    difference,
+    read_plan,
+)
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
@@ -99,6 +108,7 @@ class ExtractPlan:
     threads: int
     seen: SeenRecords | None = None
     any_environment: bool = False
+    address: str = ""  # in an object store, of which ``out`` is the local copy
 
     def of_worker(self, number: int) -> ExtractPlan:
         """The plan as a worker gets it: without the encoder, its own device, absolute paths."""
@@ -177,41 +187,6 @@ def ahead(items: Iterator[T]) -> Iterator[Iterator[T]]:
         yield taken()
 
 
-class Writers(Generic[T]):
-    """Threads that take finished shards; a context manager that waits for them at its end.
-
-    So many bytes may be in work or waiting; more than one shard only within.
-    """
-
-    def __init__(self, *, bytes_waiting: int, threads: int | None = None) -> None:
-        self.threads = threads or min(4, max(2, (os.cpu_count() or 2) // 2))
-        self._limit = bytes_waiting
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="embedkit-write")
-        self._pending: list[tuple[int, Future[T]]] = []
-        self._results: list[T] = []
-
-    def __enter__(self) -> Writers[T]:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Wait for what was begun, also after an error, so that nothing finished is lost."""
-        self._pool.shutdown(wait=True)
-
-    def submit(self, size: int, work: Callable[[], T]) -> None:
-        """Hand over a shard of ``size`` bytes when there is room; raises earlier errors."""
-        while self._pending and (
-            self._pending[0][1].done() or sum(s for s, _ in self._pending) + size > self._limit
-        ):
-            self._results.append(self._pending.pop(0)[1].result())
-        self._pending.append((size, self._pool.submit(work)))
-
-    def results(self) -> list[T]:
-        """Results of all shards, in the order they were handed over; waits for them."""
-        while self._pending:
-            self._results.append(self._pending.pop(0)[1].result())
-        return self._results
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The records of a shard, tokenized."""
@@ -250,6 +225,9 @@ class ShardMaker:
         ledger = ledger_of(shard.texts, tokenizer, limit=self._vectors.max_length)
         ledger |= {"sequences_encoded": vectors.encoded, "batches_split": vectors.splits}
         rows = [record.row for record in shard.records] or [-1]
+        if storage == "int8":
+            stored_as, found = self._vectors.as_stored, vectors.views.items()
+            ledger |= kept_neighbours(stored_as(v, name=name, rows=rows) for name, v in found)
         files: dict[str, pa.Buffer] = {}
         for folder, scalars, stored in self._tables(shard, vectors):  # the sentences come last
             footer = Footer(
@@ -289,16 +267,13 @@ class ShardMaker:
     ) -> _Table:
         columns = layer_columns(found, records, self._folder.job.settings)
         rows, storage = columns["row"].to_numpy(), self._vectors.storage
-        return (
-            name,
-            columns,
-            {
-                f"layer_{layer}": cast_for_storage(
-                    values, storage, name=f"{name} layer_{layer}", rows=rows
-                )
-                for layer, values in found.vectors.items()
-            },
-        )
+        layers = {
+            f"layer_{layer}": cast_for_storage(
+                values, storage, name=f"{name} layer_{layer}", rows=rows
+            )
+            for layer, values in found.vectors.items()
+        }
+        return name, columns, layers
 
 
 def run_shards(
@@ -307,14 +282,25 @@ def run_shards(
     on_start: Callable[[Shard], None],
     on_tokens: Callable[[int], None],
 ) -> list[Receipt]:
-    """Make shards in this process, one after the other."""
-    writers = Writers[Receipt](bytes_waiting=_BYTES_WAITING)
-    with writers, ahead(map(maker.read, todo)) as shards:
-        for shard in shards:
-            on_start(shard)
-            pending = maker.start(shard, on_tokens)
-            writers.submit(pending.nbytes, partial(maker.write, shard, pending))
-        return writers.results()
+    """Make shards in this process, one after the other; an error waits for those begun.
+
+    So many bytes may wait to be written; more than one shard only within.
+    """
+    receipts: list[Receipt] = []
+    waiting = deque[tuple[int, Future[Receipt]]]()
+    threads = min(4, max(2, (os.cpu_count() or 2) // 2))
+    with ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as pool:
+        with ahead(map(maker.read, todo)) as shards:
+            for shard in shards:
+                on_start(shard)
+                pending = maker.start(shard, on_tokens)
+                while waiting and (
+                    waiting[0][1].done()
+                    or sum(size for size, _ in waiting) + pending.nbytes > _BYTES_WAITING
+                ):
+                    receipts.append(waiting.popleft()[1].result())
+                waiting.append((pending.nbytes, pool.submit(maker.write, shard, pending)))
+        return receipts + [future.result() for _, future in waiting]
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}
@@ -336,7 +322,7 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
                 f"differs in:\n{differences}"
             )
         folder = JobFolder(Layout(incomplete(plan.out)), job)
-        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), folder.read_plan()
+        _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
     shard = maker.read(shards.ranges[number])
     return maker.write(shard, maker.start(shard))

@@ -22,8 +22,8 @@ from embedkit.corpus import (
 )
 from embedkit.corpus.conllu import Words
 from embedkit.dataset.fold_models import keys_of_texts
-from embedkit.dataset.format import is_dataset
-from embedkit.dataset.read import load, source_of, word_spans_of
+from embedkit.dataset.format import is_dataset, local_dataset
+from embedkit.dataset.read import by_record, load, source_of, word_spans_of
 from embedkit.encoding.tokenizer import Ints, word_spans
 from embedkit.errors import CorpusError, UsageError
 from embedkit.types import Int64, ProgressCallback, no_progress
@@ -185,11 +185,12 @@ def labelled_words(data: TextData) -> LabelledWords:
     """Return the words of a corpus that marks or labels them, or of a dataset with word vectors."""
     if data.words is None and is_dataset(Path(data.name)):
         words = load(data.name, level="word")
-        ends = np.searchsorted(np.searchsorted(data.row, words.row), np.arange(1, len(data)))
         labels = None
         if "label" in words.columns:
-            labels = [part.tolist() for part in np.split(np.array(words.column("label")), ends)]
-        return LabelledWords(word_spans_of(words), np.split(words.word, ends), labels)
+            stored = np.array(words.column("label"))
+            labels = [part.tolist() for part in by_record(words.row, data.row, stored)]
+        numbers = by_record(words.row, data.row, words.word)
+        return LabelledWords(word_spans_of(words), numbers, labels)
     marked = data.words or [None] * len(data)
     spans = [
         word_spans(text)
@@ -221,7 +222,7 @@ def dataset_of(
 ) -> Path:
     """Return the folder of a dataset; a corpus is extracted first, with default settings."""
     if isinstance(source, str | os.PathLike) and not Path(source).is_file() and str(source) != "-":
-        return Path(source)
+        return local_dataset(Path(source))
     from embedkit.dataset.extract import extract
 
     options = {name: getattr(reading, name) for name in (reading.given if reading else ())}

@@ -87,10 +87,8 @@ class FinetunedRun:
 
     def _proba(self, tokenized: TokenizedTexts) -> Float64:
         given: dict[str, Any] = {"pad_id": self._tokens.pad_id, "precision": self._precision}
-        outputs = [
-            model.outputs(predict_logits(model, tokenized, **given)).numpy()
-            for model in self._models
-        ]
+        logits = [predict_logits(model, tokenized, **given) for model in self._models]
+        outputs = [m.outputs(one).numpy() for m, one in zip(self._models, logits, strict=True)]
         return np.asarray(np.mean(outputs, axis=0), np.float64)
 
 
@@ -113,32 +111,23 @@ class CheckpointClassifier:
         offline: bool = False,
     ) -> None:
         checkpoint = find_checkpoint(name, revision=revision, offline=offline)
-        advice = (
-            f"Train one on your labels: embedkit finetune CORPUS --model {checkpoint.name} "
-            "--out RUN."
-        )
+        advice = f"Train one: embedkit finetune CORPUS --model {checkpoint.name} --out RUN."
         kinds = [str(kind) for kind in checkpoint.config.get("architectures") or ()]
         if kinds and not any(kind.endswith(_CLASS) for kind in kinds):
             raise ModelError(f"{checkpoint.name} is a {kinds[0]}, not a classifier. {advice}")
         if checkpoint.config.get("problem_type") == "multi_label_classification":
-            raise ModelError(
-                f"{checkpoint.name} gives a text several labels (multi_label_classification); "
-                "embedkit predicts one of them, or a value."
-            )
+            raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
         self._tokenizer = load_tokenizer(checkpoint)
         length = choose_max_length(checkpoint, self._tokenizer, None)
         self._settings = TokenizerSettings(length)
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         if lacking := set(report["missing_keys"]) | mismatched_keys(report):
-            raise ModelError(
-                f"{checkpoint.name} has no complete classifier: {len(lacking)} weights are missing "
-                f"or of another shape, such as {min(lacking)}. {advice}"
-            )
+            problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
+            raise ModelError(f"{checkpoint.name} {problem}. {advice}")
         self._model = model.eval().to(choose_device(device))
         names = model.config.id2label
-        self.classes = tuple(str(names[i]) for i in range(model.config.num_labels))
-        if len(self.classes) == 1:
-            self.classes = ()
+        count = model.config.num_labels
+        self.classes = tuple(str(names[i]) for i in range(count)) if count > 1 else ()
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
         """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
@@ -183,7 +172,7 @@ def export(
     Args:
         run: folder that ``finetune`` wrote.
         out: folder to make.
-        fold: number of the fold, name of the model (``repeat-1-fold-0``), or ``best``: the lowest
+        fold: number of the fold, name of the model (``fold-0``), or ``best``: the lowest
             validation loss.
         overwrite: replace a folder that holds a checkpoint.
 
@@ -203,10 +192,7 @@ def export(
     source, target = Path(run), Path(out)
     content = read_run(source)
     if not isinstance(content, FinetuneRun):
-        raise UsageError(
-            f"{source} is a {content.kind} run, which holds no encoder. Give a run of embedkit "
-            "finetune."
-        )
+        raise UsageError(f"{source} is a {content.kind} run, not one of embedkit finetune.")
     name = f"fold-{fold}" if str(fold).isdigit() else str(fold)
     if name == "best":
         name = _best(source, content)
@@ -229,18 +215,12 @@ def export(
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)
         storage.sync_tree(work)
-    kind = "Token" if content.level == "word" else "Sequence"
+    kind, tokens = "Token" if content.level == "word" else "Sequence", content.tokens
     loader = f"AutoModelFor{kind}Classification" if has_head else "AutoModel"
-    return ExportResult(
-        target,
-        name,
-        content.head,
-        has_head,
-        content.tokens.prefix,
-        content.tokens.max_length,
-        content.thresholds[content.models.index(name)],
-        _CODE.format(loader, str(target)),
-    )
+    cut = content.thresholds[content.models.index(name)]
+    code = _CODE.format(loader, str(target))
+    about = content.head, has_head, tokens.prefix, tokens.max_length, cut, code
+    return ExportResult(target, name, *about)
 
 
 def _best(run: Path, content: FinetuneRun) -> str:
@@ -252,8 +232,6 @@ def _best(run: Path, content: FinetuneRun) -> str:
         if epoch.valid_loss is not None and epoch.epoch == kept
     ]
     if not losses:
-        raise UsageError(
-            f"fold='best': {run} had no validation records to choose a model by. Pass a number, "
-            f"0 to {content.split.folds - 1}."
-        )
+        problem = f"{run} had no validation records to choose a model by"
+        raise UsageError(f"fold='best': {problem}. Pass 0 to {content.split.folds - 1}.")
     return min(losses)[1]

@@ -54,9 +54,9 @@ _FILTERS = 100
 class HeadConfig(PretrainedConfig):  # type: ignore[misc]
     """Configuration of an encoder (``config.json``) with a head and its loss.
 
-    ``problem`` is ``classes`` (a logit each), ``one_logit`` (of the second of two classes) or
-    ``value`` (regression): the head predicts the distance from the mean of the training records, in
-    units of their standard deviation.
+    ``problem`` is ``classes`` (a logit each), ``one_logit`` (of the second of two classes),
+    ``sets`` of classes (a logit each, independent) or ``value`` (regression): the head predicts the
+    distance from the mean of the training records, in units of their standard deviation.
     """
 
     model_type = "embedkit-head"
@@ -150,6 +150,8 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if len(config.class_weights):
             weights = torch.tensor(config.class_weights, device=logits.device)
         smooth = config.label_smoothing
+        if config.problem == "sets":
+            return functional.binary_cross_entropy_with_logits(logits, labels.float())
         if config.problem == "classes":
             return functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smooth)
         target = labels.float() * (1 - smooth) + smooth / 2
@@ -165,7 +167,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
             return value
         if self.config.problem == "one_logit":
             return torch.stack([torch.sigmoid(-logits[:, 0]), torch.sigmoid(logits[:, 0])], dim=1)
-        return torch.softmax(logits, dim=1)
+        return logits.sigmoid() if self.config.problem == "sets" else logits.softmax(dim=1)
 
 
 class _Cls(nn.Module):
@@ -251,10 +253,8 @@ class _Own(_Cls):
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         logits: Tensor = self.module(hidden, mask)
         if logits.shape != (len(hidden), self.width):
-            raise UsageError(
-                f"head={self.name!r} gives {tuple(logits.shape)} for {len(hidden)} texts; expected "
-                f"logits {(len(hidden), self.width)}."
-            )
+            shapes = f"gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
+            raise UsageError(f"head={self.name!r} {shapes}.")
         return logits
 
 
@@ -303,8 +303,13 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
         model.encoder.requires_grad_(False)
         model.without_dropout = tuple(model.encoder.modules())
     elif layers is not None:
-        highest = 0 if layers == "embeddings" else int(layers)
-        stack = _layer_stack(model)
+        highest, config = 0 if layers == "embeddings" else int(layers), model.encoder.config
+        count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
+        lists = [m for m in model.encoder.modules() if isinstance(m, nn.ModuleList)]
+        stack = next((one for one in lists if len(one) == count), None)
+        if stack is None or config.model_type == "albert":
+            problem = f"the layers of a {config.model_type} encoder have no weights of their own"
+            raise UsageError(f"{problem}: pass freeze_layers='all'.")
         trained = {p for layer in stack[highest:] for p in layer.parameters()}
         for name, parameter in model.encoder.named_parameters():
             if parameter not in trained and not name.startswith("final_norm"):
@@ -314,24 +319,6 @@ def freeze(model: EncoderWithHead, layers: str | None) -> None:
             model.without_dropout = tuple(
                 m for m in model.encoder.modules() if kept.isdisjoint(m.modules())
             )
-
-
-def _layer_stack(model: EncoderWithHead) -> nn.ModuleList:
-    """The list of the encoder's layers."""
-    config = model.encoder.config
-    count = int(getattr(config, "num_hidden_layers", None) or config.n_layers)
-    stacks = {
-        name: module
-        for name, module in model.encoder.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    }
-    name = min(stacks, key=len, default="")
-    if not name or config.model_type == "albert":
-        raise UsageError(
-            f"the layers of a {config.model_type} encoder have no weights of their own: leave out "
-            "the number of freeze_layers=."
-        )
-    return stacks[name]
 
 
 def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[dict[str, Any]]:
@@ -383,18 +370,11 @@ def tokenize(
     words: Spans | None = None,
 ) -> TokenizedTexts:
     """Tokenize texts, with their words if their spans are given, and warn if some are cut."""
-    tokenized = tokenizer.encode(
-        texts, pairs, settings=settings, offsets=words is not None, words=words
-    )
+    offsets = words is not None
+    tokenized = tokenizer.encode(texts, pairs, settings=settings, offsets=offsets, words=words)
     if cut := int(tokenized.cut.sum()):
-        logger.warning(
-            "%s of %s texts of %s have more than max_length=%s tokens; the rest of these texts is "
-            "ignored",
-            f"{cut:,}",
-            f"{len(tokenized):,}",
-            name,
-            settings.max_length,
-        )
+        counts, limit = f"{cut:,} of {len(tokenized):,} texts of", settings.max_length
+        logger.warning(f"{counts} {name} are cut at max_length={limit} tokens")
     return tokenized
 
 
@@ -485,6 +465,7 @@ _PLAIN = {
 and the two layers of the former."""
 
 _OWN = "embedkit."
+_LAST = ("classifier.weight", "classifier.bias")
 _MACHINE = (
     "_name_or_path",
     "name_or_path",
@@ -544,9 +525,8 @@ def read_model(folder: Path) -> EncoderWithHead:
         stored = load_file(str(folder / WEIGHTS))
         model.load_state_dict(_loaded(stored, model.config), assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
-        raise DamagedError(
-            f"{folder} cannot be read: {first_line(error)}. Make the run again."
-        ) from error
+        problem = f"{first_line(error)}. Make the run again."
+        raise DamagedError(f"{folder} cannot be read: {problem}") from error
     model.float().eval()
     return model
 
@@ -567,7 +547,8 @@ def _config(model: EncoderWithHead, classes: Sequence[str], *, plain: bool) -> d
         config.architectures = [f"{_PLAIN[config.model_type][0]}For{kind}Classification"]
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = "single_label_classification" if classes else "regression"
+        kind = "multi" if model.config.problem == "sets" else "single"
+        config.problem_type = f"{kind}_label_classification" if classes else "regression"
     return _without_paths(json.loads(config.to_json_string()))
 
 
@@ -581,10 +562,10 @@ def _prefixes(config: HeadConfig) -> dict[str, str]:
     return {"encoder.": f"{encoder}.", "head.dense.": f"{dense}.", "classifier.": f"{output}."}
 
 
-def _stored(weights: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
+def _stored(weights: dict[str, Tensor], config: HeadConfig) -> dict[str, Tensor]:
     if is_plain_head(config) and config.problem == "one_logit":
-        two = {n: v for n, v in weights.items() if n.startswith("classifier.")}
-        weights = {**weights, **{n: torch.cat([torch.zeros_like(v), v]) for n, v in two.items()}}
+        for name in _LAST:
+            weights[name] = torch.cat([torch.zeros_like(weights[name]), weights[name]])
     return _renamed(weights, _prefixes(config))
 
 
@@ -593,18 +574,15 @@ def _loaded(stored: Mapping[str, Tensor], config: HeadConfig) -> dict[str, Tenso
     # the longest first: "classifier.dense." and "" begin other names too
     weights = _renamed(stored, dict(sorted(parts.items(), key=lambda part: -len(part[0]))))
     if is_plain_head(config) and config.problem == "one_logit":
-        for name in ("classifier.weight", "classifier.bias"):
+        for name in _LAST:
             weights[name] = weights[name][1:]
     return weights
 
 
 def _renamed(weights: Mapping[str, Tensor], parts: Mapping[str, str]) -> dict[str, Tensor]:
     """Replace the first of the prefixes that each name has."""
-    renamed = {}
-    for name, value in weights.items():
-        part = next(p for p in parts if name.startswith(p))
-        renamed[parts[part] + name.removeprefix(part)] = value
-    return renamed
+    first = {name: next(p for p in parts if name.startswith(p)) for name in weights}
+    return {parts[p] + name.removeprefix(p): weights[name] for name, p in first.items()}
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:

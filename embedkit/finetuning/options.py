@@ -22,6 +22,7 @@ from embedkit.choices import (
 )
 from embedkit.errors import UsageError, check_counts, check_seed, first_line
 from embedkit.runs.metrics import Threshold
+from embedkit.runs.predictions import SEPARATOR
 
 WORDS = "words"
 """Head of taggers: a linear layer on the first token of each word."""
@@ -32,7 +33,9 @@ class TrainingOptions:
     """Settings of training: keywords of ``finetune``.
 
     Attributes:
-        task: ``classification`` or ``regression``.
+        task: ``classification``, ``regression``, or ``multilabel``: a record has any number of
+            classes, each with a logit of its own.
+        label_separator: between the classes of a record, for ``multilabel``.
         level: ``sentence``: texts are labelled, or ``word``: their words, by a linear layer on the
             first token of each, as in ``AutoModelForTokenClassification``.
         head: one of :data:`~embedkit.choices.HEADS`, or a class of ``torch.nn.Module`` (its name as
@@ -73,6 +76,7 @@ class TrainingOptions:
     """
 
     task: str = "classification"
+    label_separator: str = SEPARATOR
     level: str = "sentence"
     head: str | Callable[[int, int], Any] = "cls"
     cnn_widths: tuple[int, ...] = (2, 3, 4)
@@ -124,7 +128,8 @@ class TrainingOptions:
         )
         check_seed(self.seed)
         widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
-        layers = "all" if self.freeze_layers is None else self.freeze_layers
+        layers = self.freeze_layers or "all"
+        layers_fit = layers in ("embeddings", "all") or layers.isdigit()
         checks = (
             ("learning_rate", 0 < self.learning_rate < math.inf, rate),
             ("head_learning_rate", 0 < self.head_rate < math.inf, rate),
@@ -134,38 +139,28 @@ class TrainingOptions:
             ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
             ("validation", 0 <= self.validation <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
             ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),
-            (
-                "freeze_layers",
-                layers in ("embeddings", "all") or layers.isdigit(),
-                "a number, embeddings or all",
-            ),
+            ("freeze_layers", layers_fit, "a number, embeddings or all"),
         )
         for name, fits, expected in checks:
             if not fits:
                 value = getattr(self, name)
                 shown = repr(",".join(map(str, value)) if isinstance(value, tuple) else value)
                 raise UsageError(f"{name}={shown}: expected {expected}.")
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
-        if self.level == "word" and (self.head != "cls" or self.task == "regression"):
-            raise UsageError(
-                "level='word' has a head and labels of its own; leave out head=, task=."
-            )
-        if self.task == "regression":
+        if self.level == "word" and (self.head != "cls" or self.task != "classification"):
+            raise UsageError("level='word' has its own head and labels; leave out head=, task=.")
+        if self.task != "classification":
             for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
                 if getattr(self, name):
-                    raise UsageError(f"{name}= is for classes, not for task='regression'.")
-        needs = {"patience": self.patience is not None, "select_by": self.select_by != "loss"}
+                    raise UsageError(f"{name}= is for classes, not for task={self.task!r}.")
+        needs = {
+            "patience": self.patience is not None,
+            "select_by": self.select_by != "loss",
+            "threshold": self.chooses_threshold,
+        }
         for name in (name for name, given in needs.items() if given and not self.validation):
             raise UsageError(f"{name}= needs validation records; pass validation=0.1.")
         if self.stride is not None and self.on_long != "window":
             raise UsageError(f"stride={self.stride} is for on_long='window'.")
-        if self.chooses_threshold and not self.validation:
-            raise UsageError(
-                f"threshold={self.threshold!r} is chosen on validation records; pass validation=0.2"
-                "."
-            )
         if self.lora is not None and self.freeze_layers is not None:
             raise UsageError("lora= trains no weight of the encoder; leave out freeze_layers=.")
         if self.lora is not None and find_spec("peft") is None:
@@ -201,10 +196,8 @@ def own_head(name: str) -> Callable[[int, int], Any]:
     try:
         head: Callable[[int, int], Any] = attrgetter(path)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"head={name!r} cannot be imported: {first_line(error)}. Define the class at the top "
-            "of a module that can be imported wherever the run is used."
-        ) from error
+        advice = "Define the class at the top of a module that can be imported"
+        raise UsageError(f"head={name!r}: {first_line(error)}. {advice}.") from error
     return head
 
 

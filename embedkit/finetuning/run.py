@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +58,14 @@ from embedkit.runs.folder import (
     RunResult,
     check_free,
     check_one_test_set,
-    count_seen,
     default_out,
     path_from,
     resumable_run,
     write_results,
 )
 from embedkit.runs.metrics import Threshold, check_metric
-from embedkit.runs.predictions import (
-    Predictions,
-    Target,
-    TestSet,
-    check_folds,
-    target_from,
-    target_like,
-)
-from embedkit.runs.run import (
-    Cost,
-    DatasetContent,
-    EpochScores,
-    FinetuneRun,
-    TestSetContent,
-    Tokens,
-    Truncated,
-)
+from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
+from embedkit.runs.run import Cost, DatasetContent, EpochScores, FinetuneRun, Tokens, Truncated
 from embedkit.runs.split import (
     TEST,
     UNUSED,
@@ -89,7 +74,6 @@ from embedkit.runs.split import (
     align_split,
     assign_folds,
     make_split,
-    same_text_groups,
     write_split,
 )
 from embedkit.storage import UNFINISHED
@@ -171,10 +155,8 @@ def finetune(
     except TypeError as error:
         raise TypeError(str(error).replace("TrainingOptions.__init__", "finetune")) from None
     if where.index:
-        raise UsageError(
-            f"device={device!r}: training runs on the first CUDA device. Choose another one by "
-            f"CUDA_VISIBLE_DEVICES={where.index} and device='cuda'."
-        )
+        advice = f"set CUDA_VISIBLE_DEVICES={where.index} and device='cuda'"
+        raise UsageError(f"device={device!r}: training runs on the first CUDA device; {advice}.")
     fp32_on_cpu = None if options.precision == "auto" else options.precision
     precision = choose_precision(fp32_on_cpu, where)
     if precision == "int8" or (precision == "fp16" and where.type == "cpu"):
@@ -216,7 +198,13 @@ def finetune(
     tokens = TokenizerSettings(length, options.on_long, stride or 0, prefix)
     tokenizer.room(tokens, paired=data.pairs is not None)
     units = _Units.of(data, tokenizer, tokens, options.level)
-    target, records = _labels_and_folds(units, options, split, folds)
+    target = _target(units, options)
+    if split is None:
+        sets = options.task == "multilabel"
+        labelled = Labelled(data.source, data.row, data.labels, data.text_keys(), None, sets)
+        records = make_split(labelled, folds=folds, seed=options.seed)
+    else:
+        records = align_split(split, source=data.source, row=data.row, name=data.name)
     assigned = records
     if units.word is not None:
         assigned = records.of_words(units.record, units.word)
@@ -226,12 +214,22 @@ def finetune(
     else:
         check_one_test_set(assigned, test)
         further = _Units.of(more, tokenizer, tokens, options.level)
-        test_set = _further_test_set(further, target, data)
+        test_set = TestSet.further(
+            target,
+            further.labels,
+            rows=more.row,
+            keys=more.text_keys(),
+            training=data.text_keys(),
+            source=more.source,
+            rejected=sum(more.rejected.values()),
+            name=more.name,
+            row=further.row,
+            ids=further.ids,
+            features=further.texts,
+            word=further.word,
+        )
     check_folds(target, assigned)
-    divided, choosing = divide(
-        assigned, target, fraction=options.validation, for_threshold=options.chooses_threshold
-    )
-    _check_validation(divided, target, options)
+    divided, choosing = divide(assigned, target, options)
     identity = {
         "source": list(data.source),
         "reading": data.reading,
@@ -271,6 +269,8 @@ class _Units:
     record: Int64  # number of the text of each unit, ascending
     word: Int64 | None  # number of the word in it
     labels: Sequence[str | None] | None
+    row: Int64  # record numbers
+    ids: list[str]  # of the records
 
     @classmethod
     def of(
@@ -280,62 +280,28 @@ class _Units:
         spans = None if words is None else words.spans
         texts = tokenize(tokenizer, data.texts, data.pairs, tokens, name=data.name, words=spans)
         record, index = labelled_units(texts)
+        row, ids = data.row[record], [data.ids[i] for i in record]
         if words is None or index is None:
-            return cls(data, texts, record, None, data.labels)
+            return cls(data, texts, record, None, data.labels, row, ids)
         at = list(zip(record.tolist(), index.tolist(), strict=True))
         number = np.array([words.number[i][j] for i, j in at], np.int64)
         labels = None if words.labels is None else [words.labels[i][j] for i, j in at]
-        return cls(data, texts, record, number, labels)
-
-    @property
-    def row(self) -> Int64:
-        """Record numbers."""
-        return self.data.row[self.record]
-
-    @property
-    def ids(self) -> list[str]:
-        """Ids of the records."""
-        return [self.data.ids[i] for i in self.record]
+        return cls(data, texts, record, number, labels, row, ids)
 
 
-def _labels_and_folds(
-    units: _Units, options: TrainingOptions, file: str | Path | Split | None, folds: int
-) -> tuple[Target, Split]:
-    """Targets of the units, and the folds of the records."""
-    data = units.data
+def _target(units: _Units, options: TrainingOptions) -> Target:
+    """Targets of the units, if the options fit them."""
     if units.labels is None:
-        raise UsageError(
-            f"{data.name} has no labels of words. Name their column with word_label=; a dataset is "
-            "extracted with words='mean', word_label=."
-        )
-    target = target_from(units.labels, rows=units.row, name=data.name, task=options.task)
+        raise UsageError(f"{units.data.name} has no labels of words. Name them with word_label=.")
+    about: dict[str, Any] = {"rows": units.row, "name": units.data.name, "task": options.task}
+    target = target_from(units.labels, separator=options.label_separator, **about)
     for name in ("one_logit", "threshold"):
         if getattr(options, name) and len(target.classes) != 2:
             raise UsageError(f"{name}= needs two classes; there are {len(target.classes)}.")
     if options.select_by != "loss":
-        check_metric(options.select_by, classes=len(target.classes), name="select_by")
-    if file is None:
-        records = Labelled(data.source, data.row, data.labels, data.text_keys(), None)
-        return target, make_split(records, folds=folds, seed=options.seed)
-    return target, align_split(file, source=data.source, row=data.row, name=data.name)
-
-
-def _further_test_set(units: _Units, target: Target, data: TextData) -> TestSet:
-    """A corpus of its own as test set."""
-    more, keys = units.data, units.data.text_keys()
-    return TestSet(
-        row=units.row,
-        ids=units.ids,
-        group=same_text_groups(keys, None, len(more))[units.record],
-        target=target_like(target, units.labels, rows=units.row, name=more.name),
-        features=units.texts,
-        content=TestSetContent(
-            source=more.source,
-            rejected=sum(more.rejected.values()),
-            seen_texts=count_seen(keys, data.text_keys()),
-        ),
-        word=units.word,
-    )
+        sets, classes = target.separator is not None, len(target.classes)
+        check_metric(options.select_by, classes=classes, sets=sets, name="select_by")
+    return target
 
 
 # validation records
@@ -345,7 +311,6 @@ def _further_test_set(units: _Units, target: Target, data: TextData) -> TestSet:
 class FoldRecords:
     """The records of one fold, as indices; no record is in two of them."""
 
-    repeat: int
     fold: int
     train: Int64
     valid: Int64  # validation records that choose the epoch
@@ -355,11 +320,16 @@ class FoldRecords:
     @property
     def model(self) -> str:
         """Name of the folder of the fold's model."""
-        return f"repeat-{self.repeat}-fold-{self.fold}" if self.repeat else f"fold-{self.fold}"
+        return f"fold-{self.fold}"
+
+    @property
+    def result(self) -> str:
+        """Name of the file of the fold's result until the run is complete."""
+        return f"{UNFINISHED}/folds/{self.model}.json"
 
 
 def divide(
-    split: Split, target: Target, *, fraction: float, for_threshold: bool
+    split: Split, target: Target, options: TrainingOptions
 ) -> tuple[tuple[FoldRecords, ...], Int64]:
     """Return the records of every fold, and the validation records that choose thresholds.
 
@@ -368,39 +338,32 @@ def divide(
     same in every fold, so that no model is trained on them and the threshold for the mean of all
     models can be chosen on their mean predictions.
     """
-    seed, group, strata = split.settings.seed + VALIDATION_SEED, split.group, target.strata
-    parts = [split.fold(*name) for name in split.names]
-    none = split.in_folds[:0]
-    by_epoch = by_threshold = none
-    if for_threshold:
-        both = validation_records(
-            split.in_folds,
-            fraction,
-            group=group,
-            strata=strata,
-            seed=seed,
-            trains=[train for train, _ in parts],
-        )
-        by_threshold = validation_records(both, 0.5, group=group, strata=strata, seed=seed + 1)
+    fraction, seed = options.validation, split.settings.seed + VALIDATION_SEED
+    if not fraction and split.n_folds == 1:
+        raise UsageError("folds=1: the baseline is of validation records; pass validation=0.1.")
+    chosen_from = partial(validation_records, group=split.group, strata=target.strata)
+    parts = split.subsets()
+    by_epoch = by_threshold = split.in_folds[:0]
+    if options.chooses_threshold:
+        trains = [train for train, _ in parts]
+        both = chosen_from(split.in_folds, fraction, seed=seed, trains=trains)
+        by_threshold = chosen_from(both, 0.5, seed=seed + 1)
         by_epoch = np.setdiff1d(both, by_threshold)
-    divided = []
-    for number, ((repeat, fold), (train, held_out)) in enumerate(
-        zip(split.names, parts, strict=True)
-    ):
+    divided: list[FoldRecords] = []
+    for fold, (train, held_out) in enumerate(parts):
         valid = np.intersect1d(train, by_epoch)
-        if fraction and not for_threshold:
-            own = seed + _FOLD_SEED * (1 + number)
-            valid = validation_records(
-                train, fraction, group=group, strata=strata, seed=own, trains=[train]
-            )
-            if not len(valid):
-                raise UsageError(
-                    f"validation={fraction:g}: the {len(train)} training records of a fold are too "
-                    "few, or too similar, to use some of them for validation. Pass validation=0."
-                )
-        rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
+        if fraction and not options.chooses_threshold:
+            own = seed + _FOLD_SEED * (1 + fold)
+            valid = chosen_from(train, fraction, seed=own, trains=[train])
         chooses = np.intersect1d(train, by_threshold)
-        divided.append(FoldRecords(repeat, fold, rest, valid, chooses, held_out))
+        few = options.chooses_threshold and len(np.unique(target.y[chooses])) < 2
+        if fraction and (few or not len(valid)):
+            raise UsageError(
+                f"validation={fraction:g}: the {len(train)} training records of fold {fold} are "
+                "too few, or too similar, to choose epoch or threshold= by some of them."
+            )
+        rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
+        divided.append(FoldRecords(fold, rest, valid, chooses, held_out))
     return tuple(divided), by_threshold
 
 
@@ -430,25 +393,6 @@ def validation_records(
         kept = group[chosen[np.isin(strata[chosen], lost)]]  # groups are never divided
         chosen = chosen[~np.isin(group[chosen], kept)]
     return chosen
-
-
-def _check_validation(
-    folds: Sequence[FoldRecords], target: Target, options: TrainingOptions
-) -> None:
-    """Raise a :class:`UsageError` if a fold lacks records to choose epoch or threshold by."""
-    if not options.validation and all(fold.fold == 0 for fold in folds):
-        raise UsageError(
-            "folds=1: the majority of the training labels is taken from validation records; pass "
-            "validation=0.1."
-        )
-    for fold in folds if options.chooses_threshold else ():
-        both = len(np.unique(target.y[fold.threshold])) == 2
-        if not (both and len(fold.valid)):
-            raise UsageError(
-                f"threshold={options.threshold!r}: the {len(fold.threshold)} validation records of "
-                f"fold {fold.fold} that choose it are not of both classes. Pass a larger "
-                f"validation= than {options.validation:g}."
-            )
 
 
 def choose_thresholds(
@@ -494,12 +438,8 @@ def _all_folds(job: _Job, folder: Path) -> list[FoldResult]:
         result = _read_result(folder, fold)
         if result is None:
             if encoder is None:
-                encoder = load_model(
-                    job.checkpoint,
-                    pad_id=job.tokenizer.pad_id,
-                    device=torch.device("cpu"),
-                    dtype=torch.float32,
-                )
+                pad_id, cpu = job.tokenizer.pad_id, torch.device("cpu")
+                encoder = load_model(job.checkpoint, pad_id=pad_id, device=cpu, dtype=torch.float32)
                 if job.options.head == "pooler" and pooler_layer(encoder) is None:
                     message = "%s has no pooler weights; the head starts with random ones"
                     logger.warning(message, job.checkpoint.name)
@@ -511,23 +451,17 @@ def _all_folds(job: _Job, folder: Path) -> list[FoldResult]:
     return results
 
 
-def _result_file(fold: FoldRecords) -> str:
-    return f"{UNFINISHED}/folds/{fold.model}.json"
-
-
 def _read_result(folder: Path, fold: FoldRecords) -> FoldResult | None:
     """Read the result of a fold; ``None`` if it is not finished, or damaged."""
-    file = _result_file(fold)
-    if file not in storage.file_sums(folder, torn=True):
+    if fold.result not in storage.file_sums(folder, torn=True):
         return None
     try:
-        storage.check_files(
-            folder, [file, f"model/{fold.model}"], advice="Its model is trained again."
-        )
+        files = [fold.result, f"model/{fold.model}"]
+        storage.check_files(folder, files, advice="Its model is trained again.")
     except DamagedError as error:
         logger.warning("%s", error)
         return None
-    return FoldResult(**json.loads((folder / file).read_text("utf-8")))
+    return FoldResult(**json.loads((folder / fold.result).read_text("utf-8")))
 
 
 def _train(
@@ -536,10 +470,8 @@ def _train(
     """Train the model of a fold, and predict with it."""
     split, fold, options = job.split, job.folds[number], job.options
     seed = options.seed + _FOLD_SEED * number
-    title = f"fold {fold.fold + 1} of {split.n_folds}"
-    title += f", repeat {fold.repeat + 1}" if split.repeats > 1 else ""
     training = Fold(
-        name=title,
+        name=f"fold {fold.fold + 1} of {split.n_folds}",
         texts=job.units.texts,
         record=job.units.record,
         target=job.target,
@@ -552,14 +484,11 @@ def _train(
         work=work,
     )
     head = _head_settings(options, job.target, fold.train)
-    model, result = train_fold(
-        training, build_model(encoder, seed=seed, **head), progress=job.progress
-    )
+    start = build_model(encoder, seed=seed, **head)
+    model, result = train_fold(training, start, progress=job.progress)
 
     def proba(some: TokenizedTexts) -> list[Any]:
-        logits = predict_logits(
-            model, some, pad_id=job.tokenizer.pad_id, precision=options.precision
-        )
+        logits = predict_logits(model, some, pad_id=training.pad_id, precision=options.precision)
         return list(model.outputs(logits).tolist())
 
     started = time.perf_counter()
@@ -589,7 +518,8 @@ def _head_settings(options: TrainingOptions, target: Target, train: Int64) -> di
         settings["class_weights"] = (len(y) / (len(counts) * np.maximum(counts, 1))).tolist()
     if options.one_logit:
         return {**settings, "problem": "one_logit", "n_outputs": 1}
-    return {**settings, "problem": "classes", "n_outputs": len(target.classes)}
+    problem = "classes" if target.separator is None else "sets"
+    return {**settings, "problem": problem, "n_outputs": len(target.classes)}
 
 
 def _keep(
@@ -600,17 +530,12 @@ def _keep(
     for old in (ready, final):
         if old.is_dir():
             storage.remove_tree(old)
-    file = folder / _result_file(fold)
+    file = folder / fold.result
     for place in (ready, final.parent, file.parent):
         storage.make_folder(place)
+    length = job.tokens.max_length
     with saving(ready):
-        write_model(
-            model,
-            job.tokenizer,
-            ready,
-            classes=job.target.classes,
-            max_length=job.tokens.max_length,
-        )
+        write_model(model, job.tokenizer, ready, classes=job.target.classes, max_length=length)
     storage.sync_tree(ready)
     storage.publish_folder(ready, final)
     storage.write_durably(file, json.dumps(asdict(result)).encode(), scratch=file.parent)
@@ -642,13 +567,10 @@ def _predictions(
     subsets, ids = [], job.units.ids
     for fold, result, limit in zip(job.folds, results, each, strict=True):
         common: dict[str, Any] = {
-            "row": job.split.row,
+            "records": job.split,
             "ids": ids,
-            "word": job.split.word,
             "target": job.target,
             "fold": fold.fold,
-            "repeat": fold.repeat,
-            "group": job.split.group,
             "threshold": limit,
         }
         inner = None
@@ -657,9 +579,8 @@ def _predictions(
             more = [p for p, seen in zip(result.threshold_proba, chooses, strict=True) if seen]
             index = np.concatenate([fold.valid, fold.threshold])
             inner = Predictions.of_fold(index, np.array([*result.valid_proba, *more]), **common)
-        subsets.append(
-            Predictions.of_fold(fold.held_out, np.array(result.proba), inner=inner, **common)
-        )
+        proba = np.array(result.proba)
+        subsets.append(Predictions.of_fold(fold.held_out, proba, inner=inner, **common))
     if job.test is not None:
         proba = np.mean([result.test_proba for result in results], axis=0)
         subsets.append(job.test.predictions(proba, threshold=final))
@@ -671,18 +592,28 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     options, texts = job.options, job.units.texts
     predictions, thresholds, final = _predictions(job, results, options.decision)
     log = [
-        {"repeat": fold.repeat, "fold": fold.fold, **line}
+        {"fold": fold.fold, **line}
         for fold, result in zip(job.folds, results, strict=True)
         for line in result.log
     ]
     lines = "".join(json.dumps(line) + "\n" for line in log)
     storage.write_durably(folder / "training.jsonl", lines.encode(), scratch=folder)
-    _write_split(job, folder)
+    # the split, and beside the models which of them has not seen which record
+    data, made = job.units.data, job.records
+    write_split(made, folder / "split.parquet")
+    models = FoldModels(
+        models=tuple(fold.model for fold in job.folds),
+        fold_of_model=tuple(fold.fold for fold in job.folds),
+        split=made.fingerprint,
+        source=data.source,
+        **asdict(job.tokens),
+    )
+    seen = np.where(made.folds == UNUSED, TEST, made.folds)  # by no model
+    SeenRecords(folder, models, made.row, data.text_keys(), seen).write()
     draw_training(folder, log, metric="macro-F1" if job.target.classes else "R²")
     on_gpu = job.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(job.device) if on_gpu else peak_memory_bytes()
     settings = asdict(options) | {"head_learning_rate": options.head_rate}
-    names = [fold.model for fold in job.folds]
     return write_results(
         folder,
         FinetuneRun,
@@ -707,9 +638,11 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
         views=(),
         threshold=final,
         thresholds=tuple(thresholds),
-        models=tuple(names),
+        models=models.models,
         epochs=tuple(result.epoch for result in results),
-        history={n: _history(result.log) for n, result in zip(names, results, strict=True)},
+        history={
+            name: _history(result.log) for name, result in zip(models.models, results, strict=True)
+        },
         truncated=Truncated(
             records=int(texts.cut.sum()),
             tokens=int(texts.n_tokens.sum()) - len(texts.ids),
@@ -727,28 +660,11 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     )
 
 
-def _write_split(job: _Job, folder: Path) -> None:
-    """Write the split, and beside the models which of them has not seen which record."""
-    data, split = job.units.data, job.records
-    write_split(split, folder / "split.parquet")
-    models = FoldModels(
-        models=tuple(fold.model for fold in job.folds),
-        fold_of_model=tuple(fold.fold for fold in job.folds),
-        split=split.fingerprint,
-        source=data.source,
-        repeats=split.repeats,
-        **asdict(job.tokens),
-    )
-    seen = np.where(split.folds[:, 0] == UNUSED, TEST, split.folds[:, 0])  # by no model
-    SeenRecords(folder, models, split.row, data.text_keys(), seen).write()
-
-
 def _history(log: Sequence[dict[str, Any]]) -> tuple[EpochScores, ...]:
     """Losses and scores of each epoch of a model."""
     epochs: dict[float, dict[str, float]] = {}
     for line in log:
-        values = {name: line[name] for name in _EPOCH if name in line}
-        if values:
+        if values := {name: line[name] for name in _EPOCH if name in line}:
             epochs.setdefault(line["epoch"], {}).update(values)
     return tuple(EpochScores(epoch=epoch, **epochs[epoch]) for epoch in sorted(epochs))
 

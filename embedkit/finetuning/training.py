@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,8 @@ from embedkit.finetuning.model import (
     save_weights,
 )
 from embedkit.finetuning.options import TrainingOptions
-from embedkit.runs.metrics import (
-    LOWER_IS_BETTER,
-    beta_of,
-    classification_metrics,
-    regression_metrics,
-)
-from embedkit.runs.predictions import Target, decide
+from embedkit.runs.metrics import LOWER_IS_BETTER, beta_of, metrics_for
+from embedkit.runs.predictions import Target
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -122,10 +117,11 @@ def train_fold(
     lora = None if options.lora is None else add_lora(model, options.lora, seed=fold.seed)
     model.to(fold.device)
     storage.make_folder(fold.work)
-    last, earlier, state, totals = _last_checkpoint(fold.work), 0.0, None, _Totals()
+    last, earlier, state = _last_checkpoint(fold.work), 0.0, None
+    totals = {"texts": 0.0, "loss": 0.0, "right": 0.0}  # of the epoch so far
     if last is not None:
         kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
-        earlier, totals = float(kept_there["seconds"]), _Totals(**kept_there["totals"])
+        earlier, totals = float(kept_there["seconds"]), kept_there["totals"]
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
     started = time.perf_counter()
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
@@ -154,22 +150,13 @@ def train_fold(
     return model.eval(), trained
 
 
-@dataclass(slots=True)
-class _Totals:
-    """Sums over the training records of the epoch so far."""
-
-    texts: int = 0
-    loss: float = 0.0
-    right: int = 0
-
-
 class _FoldTrainer(Trainer):  # type: ignore[misc]
     """The Trainer with this module's batches, evaluation and checkpoints."""
 
     control: Any
 
     def __init__(
-        self, fold: Fold, model: EncoderWithHead, totals: _Totals, callback: _Callback
+        self, fold: Fold, model: EncoderWithHead, totals: dict[str, float], callback: _Callback
     ) -> None:
         self.fold, self._totals = fold, totals
         validates = len(fold.valid) > 0
@@ -199,15 +186,14 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
         self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
     ) -> Any:
         """Compute the loss of a batch as the Trainer does, and count it."""
-        labels = inputs["labels"]
+        labels, totals = inputs["labels"], self._totals
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
-        right = 0
         if self.fold.target.classes:
-            y_pred = self.model.outputs(outputs.logits.detach()).argmax(1)
-            right = int((y_pred == labels).sum())
-        self._totals.texts += len(labels)
-        self._totals.loss += float(loss.detach()) * len(labels)
-        self._totals.right += right
+            proba = self.model.outputs(outputs.logits.detach())
+            right = proba.argmax(1) == labels if labels.ndim == 1 else (proba >= 0.5) == labels
+            totals["right"] += int(right.reshape(len(labels), -1).all(1).sum())
+        totals["texts"] += len(labels)
+        totals["loss"] += float(loss.detach()) * len(labels)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
@@ -221,14 +207,13 @@ class _FoldTrainer(Trainer):  # type: ignore[misc]
             proba = self.model.outputs(logits).numpy()
         metrics = {"eval_loss": loss, "eval_score": _value(y, proba, target, "macro_f1", "r2")}
         if target.classes:
-            metrics["eval_accuracy"] = _value(y, proba, target, "accuracy", "")
+            accuracy = "accuracy" if y.ndim == 1 else "subset_accuracy"
+            metrics["eval_accuracy"] = _value(y, proba, target, accuracy, "")
         by = fold.options.select_by
         metrics[_CHOSEN_BY] = loss if by == "loss" else _value(y, proba, target, by, by)
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
-            raise UsageError(
-                f"select_by={by!r} is not defined on the {len(y)} validation records of "
-                f"{fold.name}. Pass a larger validation= than {fold.options.validation:g}."
-            )
+            problem = f"is not defined on the {len(y)} validation records of {fold.name}"
+            raise UsageError(f"select_by={by!r} {problem}. Pass a larger validation=.")
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -323,7 +308,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     """Stops a fold that diverges or does not improve; marks complete checkpoints; reports."""
 
     def __init__(
-        self, fold: Fold, earlier: float, totals: _Totals, progress: ProgressCallback
+        self, fold: Fold, earlier: float, totals: dict[str, float], progress: ProgressCallback
     ) -> None:
         self._fold, self._totals, self._progress = fold, totals, progress
         self._started = time.perf_counter() - earlier
@@ -349,17 +334,17 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
-        means["epoch_loss"] = totals.loss / max(totals.texts, 1)
+        means["epoch_loss"] = totals["loss"] / max(totals["texts"], 1)
         if self._fold.target.classes:
-            means["epoch_accuracy"] = totals.right / max(totals.texts, 1)
-        totals.texts, totals.loss, totals.right = 0, 0.0, 0
+            means["epoch_accuracy"] = totals["right"] / max(totals["texts"], 1)
+        totals.update(dict.fromkeys(totals, 0.0))
         state.log_history.append(means)
         control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = self._fold.work / f"checkpoint-{state.global_step}"
         storage.sync_tree(folder)
-        content = {"seconds": time.perf_counter() - self._started, "totals": asdict(self._totals)}
+        content = {"seconds": time.perf_counter() - self._started, "totals": self._totals}
         storage.write_durably(folder / _COMPLETE, json.dumps(content).encode(), scratch=folder)
         kept = {folder.name, f"checkpoint-{state.best_global_step}"}
         for other in self._fold.work.glob("checkpoint-*"):
@@ -374,11 +359,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _diverged(fold: Fold, problem: str) -> EncodeError:
-    half = "" if fold.options.precision == "fp32" else ", or precision='fp32'"
+    half = "" if fold.options.precision == "fp32" else " or precision='fp32'"
     return EncodeError(
-        f"{fold.name}: {problem}. Pass a smaller learning_rate= than "
-        f"{fold.options.learning_rate:g}{half}. Finished folds are kept for these settings; others "
-        "start over, with overwrite=True."
+        f"{fold.name}: {problem}. Pass overwrite=True with a smaller learning_rate= than "
+        f"{fold.options.learning_rate:g}{half}."
     )
 
 
@@ -413,7 +397,5 @@ def saving(folder: Path) -> AbstractContextManager[None]:
 
 def _value(y: Any, proba: Float64, target: Target, of_classes: str, of_values: str) -> float:
     """A metric of the likeliest class, or of values."""
-    if target.classes:
-        metrics = classification_metrics(y, proba, decide(proba), beta=beta_of(of_classes))
-        return metrics[of_classes].value(len(y))
-    return regression_metrics(y, proba)[of_values].value(len(y))
+    metric = of_classes if target.classes else of_values
+    return metrics_for(y, proba, beta=beta_of(metric))[metric].value(len(y))

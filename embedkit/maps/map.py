@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import storage
 from embedkit.choices import LAYOUT_METHODS, check_choice
 from embedkit.dataset.info import atlas_line
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
 from embedkit.encoding.views import layer_rank, parse_layers, split_view
-from embedkit.errors import OutputExistsError, UsageError, check_counts
+from embedkit.errors import UsageError, check_counts
 from embedkit.machine import faiss_with_threads, usable_cores
-from embedkit.pages import cut_texts, packed, packed_json, render_page, with_names
+from embedkit.pages import cut_texts, packed, packed_json, page_file, render_page, with_names
 from embedkit.search.exact import unit_rows
+from embedkit.storage import write_files
 from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -374,11 +374,7 @@ def explore(
     'map.html'
     """
     check_choice(LAYOUT_METHODS, method=method)
-    file = Path(out or f"{Path(dataset).resolve().name}.explore.html")
-    if file.suffix not in (".html", ".htm"):
-        raise UsageError(f"out={str(file)!r}: expected a name ending in .html.")
-    if file.exists() and not overwrite:
-        raise OutputExistsError(f"{file} exists. Choose another name, or pass overwrite=True.")
+    file = page_file(out or f"{Path(dataset).resolve().name}.explore.html", overwrite=overwrite)
     data = load(dataset, view)
     views = _views(data, layers)
     check_counts(limit=limit)
@@ -432,8 +428,7 @@ def explore(
         "first": color or (columns[0].name if columns else ""),
     }
     html = _page(data, indices, content, columns, ordered).encode()
-    storage.make_folder(file.absolute().parent)
-    storage.write_durably(file, html, scratch=file.absolute().parent)
+    write_files({file: html}, overwrite=True)
     layouts, atlas = tuple(one.layout for one in ordered), atlas_line(data.path, data.manifest)
     counts = (len(indices), len(data))
     return Explored(file, method, views[start], layouts, chance, *counts, atlas, len(html))
@@ -530,7 +525,6 @@ def _apart_text(ways: Mapping[str, float]) -> str:
     def listed(some: Sequence[str]) -> str:
         return " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
 
-    together = f"the {many} labels" if many > 2 else listed(names)
     together = f"the {many} labels" if many > 2 else listed(names)
     if len(apart) == many:
         return f"{together} stand apart"

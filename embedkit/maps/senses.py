@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL, FIGURE_FORMATS, check_choice
 from embedkit.contexts.senses import SenseReport, compare_senses, sense_text
 from embedkit.contexts.uses import WordReport, describe_uses, uses_in_dataset, uses_in_texts
@@ -20,7 +19,8 @@ from embedkit.drawing import SHAPES, Scene, as_file
 from embedkit.encoding.views import parse_layers
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps.map import aligned, first_axes
-from embedkit.pages import render_page
+from embedkit.pages import in_context, page_file, render_page
+from embedkit.storage import write_files
 from embedkit.types import Float32, ProgressCallback, no_progress
 
 _PANEL, _GAP, _LEFT = 150.0, 14.0, 110.0
@@ -85,13 +85,12 @@ def words(
     if of_senses and dataset is not None:
         if against is not None and out is None:
             raise UsageError("against= is for the page: pass out= too.")
-        page, drawing = (None if file is None else Path(file) for file in (out, figure))
-        check_outputs(page, drawing, overwrite=overwrite)
+        _files(out, figure, overwrite)  # before anything is computed
         datasets = [dataset, *([Path(against)] if against is not None else [])]
         given: dict[str, Any] = {"sense": sense, "span": span, "match": match}
         reports = [compare_senses(one, word, progress=progress, **given) for one in datasets]
-        if page is not None or drawing is not None:
-            write_senses(reports, out=page, figure=drawing, overwrite=overwrite)
+        if out is not None or figure is not None:
+            write_senses(reports, out=out, figure=figure, overwrite=overwrite)
         return reports
     if of_senses:
         raise UsageError("sentences have no columns: sense=, span= and pages need a dataset.")
@@ -112,17 +111,6 @@ def words(
     return describe_uses(uses, word, layer=chosen, clusters=clusters)
 
 
-def check_outputs(page: Path | None, figure: Path | None, *, overwrite: bool) -> None:
-    """Check the names of the files before anything is computed."""
-    if page is not None and page.suffix not in (".html", ".htm"):
-        raise UsageError(f"out={str(page)!r}: expected a name ending in .html.")
-    if figure is not None:
-        check_choice(FIGURE_FORMATS, figure=figure.suffix.removeprefix("."))
-    for file in (page, figure):
-        if file is not None and file.exists() and not overwrite:
-            raise OutputExistsError(f"{file} exists. Choose another name, or pass overwrite=True.")
-
-
 def write_senses(
     reports: Sequence[SenseReport],
     *,
@@ -134,8 +122,7 @@ def write_senses(
 
     Two reports are of the same uses by different models, which stand side by side on the page.
     """
-    page, drawing = (None if file is None else Path(file) for file in (out, figure))
-    check_outputs(page, drawing, overwrite=overwrite)
+    page, drawing = _files(out, figure, overwrite)
     shared = set.intersection(*({(u.row, u.start, u.end, u.text) for u in r.uses} for r in reports))
     if not shared:
         raise UsageError("the datasets have no use in common; expected the same corpus in both.")
@@ -144,6 +131,7 @@ def write_senses(
         for r in reports
     ]
     words = [_words(report, some) for report, some in zip(reports, kept, strict=True)]
+    files: dict[Path, bytes] = {}
     if page is not None:
         names = [report.model for report in reports]
         if len(set(names)) < len(names):
@@ -157,17 +145,23 @@ def write_senses(
             "shapes": list(SHAPES.values()),
             "start": _start(reports[0], words[0]),
         }
-        html = render_page("senses", content=content, count=len(shared)).encode()
-        storage.make_folder(page.absolute().parent)
-        storage.write_durably(page, html, scratch=page.absolute().parent)
+        files[page] = render_page("senses", content=content, count=len(shared)).encode()
     if drawing is not None:
         scene = _multiples(reports[0], words[0])
-        storage.make_folder(drawing.absolute().parent)
-        storage.write_durably(
-            drawing,
-            as_file(scene, drawing.suffix.removeprefix(".")),
-            scratch=drawing.absolute().parent,
-        )
+        files[drawing] = as_file(scene, drawing.suffix.removeprefix("."))
+    write_files(files, overwrite=True)
+
+
+def _files(
+    out: str | Path | None, figure: str | Path | None, overwrite: bool
+) -> tuple[Path | None, Path | None]:
+    page = None if out is None else page_file(out, overwrite=overwrite)
+    if figure is None:
+        return page, None
+    check_choice(FIGURE_FORMATS, figure=Path(figure).suffix.removeprefix("."))
+    if Path(figure).exists() and not overwrite:
+        raise OutputExistsError(f"{figure} exists. Choose another name, or pass overwrite=True.")
+    return page, Path(figure)
 
 
 def _start(report: SenseReport, words: Sequence[_Word]) -> dict[str, Any]:
@@ -200,24 +194,14 @@ def _positions(report: SenseReport, uses: Sequence[int]) -> Float32:
 
 def _uses(report: SenseReport, words: Sequence[_Word]) -> dict[str, Any]:
     """The sentences, by word; of long ones the words around the use."""
-    found = {}
+    found: dict[str, Any] = {}
     for word in words:
-        uses = []
         for i in word.uses:
             use = report.uses[i]
-            left = max(0, use.start - _AROUND)
-            uses.append(
-                {
-                    "row": use.row,
-                    "id": use.id,
-                    "sense": report.senses[i],
-                    "before": "…" * (left > 0) + use.text[left : use.start],
-                    "word": use.text[use.start : use.end],
-                    "after": use.text[use.end : use.end + _AROUND]
-                    + "…" * (len(use.text) > use.end + _AROUND),
-                }
-            )
-        found[word.name] = uses
+            context = in_context(use.text, use.start, use.end, around=_AROUND)
+            about = {"row": use.row, "id": use.id, "sense": report.senses[i]}
+            about |= dict(zip(("before", "word", "after"), context, strict=True))
+            found.setdefault(word.name, []).append(about)
     return found
 
 
@@ -225,7 +209,6 @@ def _model(report: SenseReport, words: Sequence[_Word]) -> dict[str, Any]:
     """What the page shows of one model; NaN becomes null."""
     return {
         "layers": list(report.units),
-        "centered": report.centered,
         "chance": report.chance,
         "scored": report.scored,
         "n_words": len(report.by_word),

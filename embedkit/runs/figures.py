@@ -12,12 +12,13 @@ import numpy as np
 
 from embedkit import storage
 from embedkit.display import shorten
-from embedkit.drawing import WIDTH, Plot, Scene, as_file, text_width
+from embedkit.drawing import WIDTH, Anchor, Plot, Scene, as_file, text_width
 from embedkit.encoding.views import layer_rank, split_view
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text
 from embedkit.runs.predictions import Predictions
-from embedkit.runs.run import Agreement, ProbeRun
+from embedkit.runs.run import ProbeRun, ViewScore
+from embedkit.types import Bool, Float64, Int64
 
 LARGEST_MATRIX = 20
 """Classes of the largest confusion matrix that can be read."""
@@ -30,26 +31,28 @@ _CURVES = 3
 def draw_run(folder: Path, predictions: Predictions) -> None:
     """Draw the out-of-fold predictions of a run to ``figures/``."""
     p = predictions.take(predictions.out_of_fold)
-    if not p.classes:
-        save(folder, "values.png", lambda: values(p))
-        return
-    if len(p.classes) <= LARGEST_MATRIX:
-        save(folder, "confusion.png", lambda: confusion(p))
-    save(folder, "reliability.png", lambda: reliability({"run": (0, reliability_bins(p))}))
+    figures: dict[str, Callable[[], Scene]] = {"values": lambda: values(p)}
+    if p.of_sets:
+        return  # neither a confusion matrix nor one confidence
+    if p.classes:
+        figures = {"reliability": lambda: reliability({"run": (0, reliability_bins(p))})}
+    if 0 < len(p.classes) <= LARGEST_MATRIX:
+        figures["confusion"] = lambda: confusion(p)
+    save(folder, **figures)
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
     """Draw scores by layer to ``figures/layers.png``, and learning curves to ``learning.png``."""
-    save(folder, "layers.png", lambda: layers(result))
+    save(folder, layers=lambda: layers(result))
     if result.view_scores[0].curve:
-        save(folder, "learning.png", lambda: learning(result))
+        save(folder, learning=lambda: learning(result))
 
 
 def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str) -> None:
     """Draw losses and validation scores of every model, lines of ``training.jsonl``, by epoch."""
     models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in log:
-        models.setdefault((line["repeat"], line["fold"], line.get("seed", 0)), []).append(line)
+        models.setdefault(line["fold"], []).append(line)
 
     def curves(key: str) -> list[list[tuple[float, float]]]:
         known = [
@@ -59,21 +62,16 @@ def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str
         return [sorted(points) for points in known if points]
 
     losses = {"training loss": curves("loss"), "validation loss": curves("valid_loss")}
-    save(folder, "training.png", lambda: training(losses))
+    save(folder, training=lambda: training(losses))
     if scores := curves("valid_score"):
-        save(folder, "validation.png", lambda: training({f"validation {metric}": scores}))
+        save(folder, validation=lambda: training({f"validation {metric}": scores}))
 
 
-def draw_similarity(folder: Path, agreement: Sequence[Agreement]) -> None:
-    """Draw Spearman's correlation by layer to ``figures/layers.png``."""
-    scores = {one.view: one.spearman for one in agreement}
-    save(folder, "layers.png", lambda: heat_map("spearman", scores))
-
-
-def save(folder: Path, name: str, draw: Callable[[], Scene]) -> None:
-    """Draw a figure, and write it durably to the folder ``figures``."""
+def save(folder: Path, **figures: Callable[[], Scene]) -> None:
+    """Draw figures, and write them durably to the folder ``figures``."""
     storage.make_folder(folder / "figures")
-    storage.write_durably(folder / "figures" / name, png_of(draw), scratch=folder)
+    for name, draw in figures.items():
+        storage.write_durably(folder / "figures" / f"{name}.png", png_of(draw), scratch=folder)
 
 
 def png_of(draw: Callable[[], Scene]) -> bytes:
@@ -96,8 +94,7 @@ def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
     """Return bins of as many records each, from the least to the most confident."""
     from scipy.stats import binomtest
 
-    confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
-    order = np.argsort(confidence, kind="stable")
+    confidence, right, order = _confidence(p)
     bins = []
     for part in np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _MOST_BINS))):
         ends = binomtest(int(right[part].sum()), len(part)).proportion_ci(method="wilson")
@@ -106,8 +103,14 @@ def reliability_bins(p: Predictions) -> tuple[ReliabilityBin, ...]:
     return tuple(bins)
 
 
-def _percent(value: float) -> str:
-    return f"{value * 100:g} %"
+def _confidence(p: Predictions) -> tuple[Float64, Bool, Int64]:
+    """Probabilities of the predicted classes, whether they are right, and the ascending order."""
+    confidence = p.proba.max(1)
+    return confidence, p.proba.argmax(1) == p.y, np.argsort(confidence, kind="stable")
+
+
+_FRACTIONS: dict[str, Any] = dict.fromkeys(("x_text", "y_text"), lambda value: f"{value * 100:g} %")
+"""Axes in per cent."""
 
 
 def reliability(methods: Mapping[str, tuple[int, Sequence[ReliabilityBin]]]) -> Scene:
@@ -125,8 +128,7 @@ def reliability(methods: Mapping[str, tuple[int, Sequence[ReliabilityBin]]]) -> 
             f"{name}: " + ", ".join(f"{b.confidence:.2f} → {b.right:.2f}" for b in bins)
             for name, (_, bins) in methods.items()
         ),
-        x_text=_percent,
-        y_text=_percent,
+        **_FRACTIONS,
     )
     start = max(first, low)
     plot.line(plot.at(start, start), plot.at(1, 1), colour="soft", dashed=True)
@@ -140,7 +142,7 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
     """Fraction that is right of the surest records, by their share, of methods in their styles."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, (_, p) in methods.items():
-        confidence, right = p.proba.max(1), p.proba.argmax(1) == p.y
+        confidence, right, _ = _confidence(p)
         counts = np.arange(1, len(right) + 1)
         fractions = right[np.argsort(-confidence, kind="stable")].cumsum() / counts
         # of very few records the fraction is noise
@@ -158,8 +160,7 @@ def answered(methods: Mapping[str, tuple[int, Predictions]]) -> Scene:
             f"all {line[-1][1]:.2f}"
             for name, line in lines.items()
         ),
-        x_text=_percent,
-        y_text=_percent,
+        **_FRACTIONS,
     )
     for name, (style, _) in reversed(list(methods.items())):
         plot.curve(lines[name], style, marks=False)
@@ -208,17 +209,15 @@ def confusion(p: Predictions) -> Scene:
     )
     scene.note(left + size / 2, 14, "predicted")
     scene.text(14, top + size / 2, "true", colour="soft", size=12, anchor="middle", turned=True)
+    anchor: Anchor = "start" if turned else "middle"
     for i in range(count):
         middle = cell * (i + 0.5)
         scene.text(left - 6, top + middle + 4, names[i], size=12, anchor="end")
-        if turned:
-            scene.text(left + middle + 4, top - 6, names[i], size=12, turned=True)
-        else:
-            scene.text(left + middle, top - 6, names[i], size=12, anchor="middle")
+        at = left + middle + (4 if turned else 0), top - 6
+        scene.text(*at, names[i], size=12, anchor=anchor, turned=turned)
         for j in range(count):
             x, y, depth = left + cell * j, top + cell * i, float(fractions[i, j])
-            inside = (x + 1, y + 1, cell - 2, cell - 2)
-            scene.box(*inside, colour="m0", opacity=0.04 + 0.7 * depth)
+            scene.box(x + 1, y + 1, cell - 2, cell - 2, colour="m0", opacity=0.04 + 0.7 * depth)
             number = f"{counts[i, j]:,}"
             scene.text(x + cell / 2, y + cell / 2 + 4, number, size=11, anchor="middle")
     return scene
@@ -259,9 +258,9 @@ def heat_map(
         score, chosen = scores[view], view in framed
         below = sign * (best.value - score.value)
         depth = max(0.0, 1 - below / margin) if margin > 0 else float(below <= 0)
-        opacity, outline = round(0.06 + 0.36 * depth, 3), "ink" if chosen else None
-        inside = (x + 2, y + 2, width - 4, height - 4)
-        scene.box(*inside, colour="m0", opacity=opacity, outline=outline, name=view)
+        shade: dict[str, Any] = {"outline": "ink" if chosen else None, "colour": "m0"}
+        shade["opacity"] = round(0.06 + 0.36 * depth, 3)
+        scene.box(x + 2, y + 2, width - 4, height - 4, name=view, **shade)
         said = metric_text(score.value, metric)
         half = (score.high - score.low) / 2
         if math.isfinite(half):
@@ -284,16 +283,16 @@ def layers(probe: ProbeRun) -> Scene:
 
 def learning(result: ProbeRun) -> Scene:
     """Scores by number of training records, of the best view of each pooling."""
-    sign = 1 if result.metric in LOWER_IS_BETTER else -1
-    best: dict[str, Any] = {}
+    lower = result.metric in LOWER_IS_BETTER
+    best: dict[str, ViewScore] = {}
+    sign = 1 if lower else -1
     for view in sorted(result.view_scores, key=lambda v: (-v.chosen, sign * v.score.value)):
-        if view.curve:
-            best.setdefault(split_view(view.name)[0], view)
+        best.setdefault(split_view(view.name)[0], view)
     shown = list(best.values())[:_CURVES]
-    points = [p for view in shown for p in view.curve]
-    known = [v for _, p in points for v in (p.value, p.low, p.high) if math.isfinite(v)]
-    counts = sorted({records for records, _ in points})
-    ends = (min(known), max(known)) if sign < 0 else (max(known), min(known))
+    points = [p for view in shown for _, p in view.curve]
+    known = [v for p in points for v in (p.value, p.low, p.high) if math.isfinite(v)]
+    counts = [records for records, _ in shown[0].curve]  # by the folds, the same for every view
+    ends = (max(known), min(known)) if lower else (min(known), max(known))
     plot = Plot(
         (counts[0], counts[-1]),
         ends,
@@ -333,8 +332,6 @@ def training(lines: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Sc
     for style, name in enumerate(names):
         for line in lines[name]:
             plot.curve(line, style, width=1.2)
-    ends = [float(np.mean([line[-1][1] for line in lines[name]])) for name in names]
-    plot.names(
-        [(name, end, style) for style, (name, end) in enumerate(zip(names, ends, strict=True))]
-    )
+    last = {name: float(np.mean([line[-1][1] for line in lines[name]])) for name in names}
+    plot.names([(name, end, style) for style, (name, end) in enumerate(last.items())])
     return plot

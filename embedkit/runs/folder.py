@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -28,10 +29,11 @@ import numpy as np
 from embedkit import storage
 from embedkit.corpus.conllu import Words
 from embedkit.corpus.readers import READERS
-from embedkit.dataset.format import whole_text
+from embedkit.dataset.format import local_dataset, whole_text
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData, source_of
+from embedkit.dataset.settings import DatasetEncoder
 from embedkit.display import ShownFolder
 from embedkit.encoding.tokenizer import Spans, word_spans
 from embedkit.errors import (
@@ -129,8 +131,8 @@ def new_run(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     work = incomplete(out)
     if (work / UNFINISHED).is_dir() and not overwrite:
         raise OutputExistsError(
-            f"{work} holds an unfinished run of another kind. Finish it with its own command, "
-            "choose another out=, or pass overwrite=True to discard it."
+            f"{work} holds an unfinished run of another kind. Finish it, choose another out=, or "
+            "pass overwrite=True to discard it."
         )
     with new_folder(out) as work:
         yield work
@@ -180,9 +182,8 @@ def _check_job(work: Path, job: Path, settings: dict[str, Any], *, overwrite: bo
         return
     if not overwrite:
         raise MismatchError(
-            f"{work} is an unfinished run with other input, model or settings. Repeat the earlier "
-            "command to finish it, choose another out=, or pass overwrite=True to start over. It "
-            f"differs in:\n{differences}"
+            f"{work} is an unfinished run. Repeat its command, choose another out=, or "
+            f"pass overwrite=True to start over. It differs in:\n{differences}"
         )
     storage.empty_folder(work)
 
@@ -234,7 +235,7 @@ def write_results(
         classes=predictions.classes,
         threshold_metric=decision.metric if decision else None,
         split=split.record,
-        records={"folds": len(predictions.first_repeat), "test": len(predictions.test)},
+        records={"folds": len(predictions.out_of_fold), "test": len(predictions.test)},
         test_set=test.content if test else None,
         scores=reported_scores(predictions, seed=seed, beta=decision.beta if decision else None),
         per_class=class_scores(predictions),
@@ -288,7 +289,7 @@ def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
         >>> embedkit.info("vectors").manifest.totals.accepted
         12
     """
-    path = Path(what)
+    path = local_dataset(what)
     if path.is_file():
         raise UsageError(f"{what} is a file. Give the folder of a dataset, a run or a checkpoint.")
     if is_run(path):
@@ -316,7 +317,7 @@ def _wrong_field(content: Run) -> str:
     """Name of a field that contradicts others, else ``""``."""
     if not isinstance(content, PredictionRun):
         return ""
-    classes, of_classes = content.classes, content.task == "classification"
+    classes, of_classes = content.classes, content.task != "regression"
     views, limits, vectors = set(content.views), [content.threshold], content.dataset.vectors
     agrees = {
         "classes": len(set(classes)) == len(classes)
@@ -340,15 +341,8 @@ def _wrong_field(content: Run) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what decides a number."""
-    import lightgbm
-    import sklearn
-
-    return {
-        "embedkit": __version__,
-        "numpy": np.__version__,
-        "scikit-learn": sklearn.__version__,
-        "lightgbm": lightgbm.__version__,
-    }
+    libraries = ("numpy", "scikit-learn", "lightgbm")
+    return {"embedkit": __version__} | {name: version(name) for name in libraries}
 
 
 def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetContent:
@@ -381,19 +375,17 @@ def check_alike(
     Without ``vectors`` the model reads texts, whose vectors do not matter. A
     :class:`MismatchError` names the settings that differ.
     """
-    differences = []
-    if made.pairs != expected.pairs:
-        differences.append(f"pairs is {made.pairs!r}, expected {expected.pairs!r}")
+    differences: list[str] = []
+    both: list[tuple[str, Any, Any]] = [("pairs", made.pairs, expected.pairs)]
     if vectors:
         ours, theirs = made.vector_settings, expected.vector_settings
-        differences += ours.differences(theirs)
-        if level == "word" and ours.words != theirs.words:
-            differences.append(f"words is {ours.words!r}, expected {theirs.words!r}")
+        differences = ours.differences(theirs)
+        both += [("words", ours.words, theirs.words)] if level == "word" else []
+    differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in both if a != b]
     if differences:
         raise MismatchError(
-            f"{name} was made with other settings than the data that the model was fitted on: "
-            f"{'; '.join(differences[:4])}. Extract it again with the same settings, or give "
-            "the corpus file itself."
+            f"{name} does not fit the data of the model: {'; '.join(differences[:4])}. Extract it "
+            "with the same settings, or give the corpus file itself."
         )
 
 
@@ -403,37 +395,32 @@ def marked_spans(words: Sequence[Words | None]) -> list[Sequence[tuple[int, int]
     return list(spans) if spans else None
 
 
-def words_of_texts(texts: Sequence[str], spans: Spans | None) -> tuple[Int64, Int64, list[str]]:
-    """Return the words of texts: number of the text, number in the text, and word.
+def words_of_texts(
+    texts: Sequence[str], spans: Spans | None, encode: DatasetEncoder | None
+) -> tuple[Int64, Int64, Int64, Any]:
+    """Return the words of texts: number of the text, number in the text, ends, and features.
 
-    Without ``spans`` (start and end of each word) they are divided at white space.
+    Without ``spans`` (start and end of each word) they are divided at white space. The features
+    are vectors, or without an encoder the words themselves.
     """
-    ends = [word_spans(text) for text in texts] if spans is None else spans
-    counts = [len(pairs) for pairs in ends]
-    words = [text[a:b] for text, pairs in zip(texts, ends, strict=True) for a, b in pairs]
-    number = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])
-    return np.repeat(np.arange(len(texts)), counts), number, words
+    if encode is not None:
+        vectors = encode.words(texts, spans=spans)
+        ends = np.stack([vectors.start, vectors.end], axis=1)
+        return vectors.row, vectors.word.astype(np.int64), ends.astype(np.int64), vectors.X
+    pairs = [word_spans(text) for text in texts] if spans is None else spans
+    words = [text[a:b] for text, some in zip(texts, pairs, strict=True) for a, b in some]
+    record = np.repeat(np.arange(len(texts)), [len(some) for some in pairs])
+    number = np.concatenate([np.empty(0, np.int64), *(np.arange(len(some)) for some in pairs)])
+    return record, number, np.concatenate([np.empty((0, 2), int), *map(np.asarray, pairs)]), words
 
 
 def check_one_test_set(split: Split, test: object) -> None:
     """Raise a :class:`UsageError` if the split has a test set beside ``test``."""
     if len(split.test):
-        raise UsageError(
-            f"the split has a test set already; leave out test={str(test)!r}, or take a split "
-            "without one."
-        )
+        raise UsageError(f"the split has a test set already; leave out test={str(test)!r}.")
 
 
 def joined_pairs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
     """Return texts as TF-IDF reads them; pairs are joined by a space."""
     seconds: Sequence[str | None] = pairs or [None] * len(texts)
     return [whole_text(a, b, separator=" ") for a, b in zip(texts, seconds, strict=True)]
-
-
-def count_seen(
-    keys: Sequence[int] | Int64 | None, training: Sequence[int] | Int64 | None
-) -> int | None:
-    """Return how many text keys occur among the training keys; ``None`` if either is unknown."""
-    if keys is None or training is None:
-        return None
-    return int(np.isin(np.asarray(keys), np.asarray(training)).sum())

@@ -1,7 +1,7 @@
 """Intervals and paired tests of metrics: a jackknife of sampling units.
 
-A unit is what the split keeps together: a group, else the records of one text, else one record,
-with all its repeats. A metric is a function of weighted records; the influence of a unit is how
+A unit is what the split keeps together: a group, else the records of one text, else one record.
+A metric is a function of weighted records; the influence of a unit is how
 the metric changes when the unit counts half, and the sum of squared influences is the variance of
 the metric. The influence on a difference of two methods is the difference of their influences, and
 its p is Student's t of the difference and the error that its interval shows. ``docs/method.md`` has

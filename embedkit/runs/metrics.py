@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Metric
 from embedkit.types import Bool, Float64, Int64
+
+T = TypeVar("T")
 
 _BINS = 15  # of the calibration error, of equal width between 0 and 1
 
@@ -35,7 +37,8 @@ class MetricRow:
         of: predictions → the metric as a function of weights.
         label: its name as people write it, where that is not the name with spaces.
         task: ``classes``; ``two`` for metrics of the second of two classes; ``entities`` for words
-            with tags such as ``B-PER``; or ``values``.
+            with tags such as ``B-PER``; ``sets`` of classes; or ``values``.
+        of_sets: whether it is a metric of sets of classes, too.
         compared: whether ``compare`` shows it whatever metric is asked for.
         worst: predictions → the end of its range.
         counts_all: whether a perfect value rests on all records, not on those of the rarer class.
@@ -43,38 +46,40 @@ class MetricRow:
 
     of: Callable[[Any], Callable[[Float64], Float64]]
     label: str = ""
-    task: Literal["classes", "two", "entities", "values"] = "classes"
+    task: Literal["classes", "two", "entities", "sets", "values"] = "classes"
     percent: bool = False
     lower: bool = False
     compared: bool = False
     scale: Literal["fraction", "correlation", "error", "explained"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0
     counts_all: bool = False
+    of_sets: bool = False
 
 
-def _percent(of: Any, label: str = "", task: Any = "classes", **more: Any) -> MetricRow:
-    return MetricRow(of, label, task, percent=True, **more)
-
-
-def _error(of: Any, label: str, worst: Any, task: Any = "classes") -> MetricRow:
-    return MetricRow(of, label, task, lower=True, compared=True, scale="error", worst=worst)
-
-
-def _correlation_row(of: Any, label: str, task: Any = "values", compared: bool = True) -> MetricRow:
-    return MetricRow(of, label, task, compared=compared, scale="correlation", worst=lambda _: -1.0)
+_percent = partial(MetricRow, percent=True)
+_error = partial(MetricRow, lower=True, compared=True, scale="error")
+_rank = partial(MetricRow, scale="correlation", worst=lambda _: -1.0)
 
 
 METRICS: Mapping[str, MetricRow] = {
+    "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
-    "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True),
+    "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True, of_sets=True),
+    "lrap": _percent(lambda p: _mean(p.ranking_precision), "LRAP", "sets", compared=True),
+    "subset_accuracy": _percent(
+        lambda p: _mean((p.y == p.predicted).all(1)), task="sets", compared=True
+    ),
     "log_loss": _error(
-        lambda p: _mean(-np.log(p.true)), "log-loss", lambda _: -math.log(_SMALLEST)
+        lambda p: _mean(-np.log(p.true)),
+        "log-loss",
+        worst=lambda _: -math.log(_SMALLEST),
+        of_sets=True,
     ),
     "brier": _error(
-        lambda p: _mean(p.brier), "Brier score", lambda p: 1.0 if p.classes == 2 else 2.0
+        lambda p: _mean(p.brier), "Brier score", worst=lambda p: 1.0 if p.classes == 2 else 2.0
     ),
     "calibration_error": _error(
-        lambda p: _calibration_error(p.y, p.proba), "calibration error", lambda _: 1.0
+        lambda p: _calibration_error(p.y, p.proba), "calibration error", worst=lambda _: 1.0
     ),
     "roc_auc": _percent(lambda p: _mean_roc_auc(p.ranked), "ROC-AUC", compared=True),
     "average_precision": _percent(
@@ -84,10 +89,12 @@ METRICS: Mapping[str, MetricRow] = {
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: p.cells.f_beta(1.0), "F1", "two"),
     "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy),
-    "mcc": _correlation_row(lambda p: p.cells.mcc, "MCC", "classes", compared=False),
+    "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
     "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
-    "rmse": _error(lambda p: p.rmse, "RMSE", lambda p: p.largest, "values"),
-    "mae": _error(lambda p: _mean(np.abs(p.y - p.predicted)), "MAE", lambda p: p.largest, "values"),
+    "rmse": _error(lambda p: p.rmse, "RMSE", "values", worst=lambda p: p.largest),
+    "mae": _error(
+        lambda p: _mean(np.abs(p.y - p.predicted)), "MAE", "values", worst=lambda p: p.largest
+    ),
     "r2": MetricRow(
         lambda p: p.r2,
         "R²",
@@ -96,8 +103,8 @@ METRICS: Mapping[str, MetricRow] = {
         scale="explained",
         worst=lambda p: 1 - (p.largest / p.unit) ** 2,
     ),
-    "pearson": _correlation_row(lambda p: p.pearson, "Pearson"),
-    "spearman": _correlation_row(lambda p: p.spearman, "Spearman"),
+    "pearson": _rank(lambda p: p.pearson, "Pearson", "values", compared=True),
+    "spearman": _rank(lambda p: p.spearman, "Spearman", "values", compared=True),
 }
 """All metrics, in the order of tables. F-beta scores, such as ``f2``, are like ``f1``."""
 
@@ -154,20 +161,22 @@ def metric_text(value: float | None, metric: str, *, signed: bool = False) -> st
     return f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
 
 
-def check_metric(metric: str, *, classes: int, name: str = "metric") -> None:
+def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "metric") -> None:
     """Raise a :class:`UsageError` for a metric that does not exist for so many classes.
 
     A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    known = _rows(classes, beta_of(metric))
+    known = _rows(classes, beta_of(metric), sets=sets)
     if metric not in known:
         raise UsageError(
             f"{name}={metric!r}: expected {', '.join(known)}.{did_you_mean(metric, known)}"
         )
 
 
-def _rows(classes: int, beta: float | None = None) -> dict[str, MetricRow]:
+def _rows(classes: int, beta: float | None = None, *, sets: bool = False) -> dict[str, MetricRow]:
     """The metrics of so many classes, or of values for 0, with that F-beta score."""
+    if sets:
+        return {n: row for n, row in METRICS.items() if row.task == "sets" or row.of_sets}
     tasks = ("values",) if not classes else ("classes", "two") if classes == 2 else ("classes",)
     rows = {name: row for name, row in METRICS.items() if row.task in tasks}
     if classes == 2 and beta is not None and f"f{beta:g}" not in rows:
@@ -175,29 +184,28 @@ def _rows(classes: int, beta: float | None = None) -> dict[str, MetricRow]:
     return rows
 
 
-def classification_metrics(
-    y: Int64, probabilities: Float64, predicted: Int64, *, beta: float | None = None
+def metrics_for(
+    y: NDArray[Any], output: Float64, predicted: Int64 | None = None, *, beta: float | None = None
 ) -> dict[str, Metric]:
-    """Return the metrics of classes in :data:`METRICS` as functions of weights.
+    """Return the metrics of predictions in :data:`METRICS` as functions of weights.
 
     Args:
-        y: ``(n,)`` true class numbers.
-        probabilities: ``(n, classes)``, each row summing to 1.
-        predicted: ``(n,)`` predicted class numbers.
+        y: ``(n,)`` true class numbers, or values of a regression; or ``(n, classes)`` 0 or 1 of
+            sets of classes, like ``predicted``.
+        output: ``(n, classes)`` probabilities, each row summing to 1; or ``(n,)`` values.
+        predicted: ``(n,)`` predicted class numbers; by default the likeliest.
         beta: also F-beta of the second of two classes, as ``f2`` for 2.
     """
-    return _metrics(_Labels(y, probabilities, predicted), beta)
-
-
-def regression_metrics(y: Float64, predicted: Float64) -> dict[str, Metric]:
-    """Return the metrics of ``(n,)`` values in :data:`METRICS` as functions of weights."""
-    return _metrics(_Values(y, predicted), None)
-
-
-def _metrics(p: _Labels | _Values, beta: float | None) -> dict[str, Metric]:
+    p: _Labels | _Sets | _Values
+    if output.ndim == 1:
+        p = _Values(y, output)
+    elif y.ndim > 1:
+        p = _Sets(y, output, (output >= 0.5) * 1 if predicted is None else predicted)
+    else:
+        p = _Labels(y, output, output.argmax(1) if predicted is None else predicted)
     return {
         name: Metric(row.of(p), row.scale, row.worst(p), None if row.counts_all else p.rarer)
-        for name, row in _rows(p.classes, beta).items()
+        for name, row in _rows(p.classes, beta, sets=y.ndim > 1).items()
     }
 
 
@@ -232,6 +240,43 @@ class _Labels:
         """Rankings by the probability of each class; of two by that of the second alone."""
         scored_classes = range(self.classes) if self.classes > 2 else range(1, self.classes)
         return [_Ranking(self.y == c, self.proba[:, c]) for c in scored_classes]
+
+
+class _Sets:
+    """Predicted sets of classes and probabilities, and what several metrics compute from them."""
+
+    rarer = None
+
+    def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
+        self.y, self.proba, self.predicted = y, proba, predicted
+        self.classes, self.cells = proba.shape[1], self
+        self._right, self._involved = y * predicted, y + predicted
+
+    @property
+    def true(self) -> Float64:
+        """Geometric mean of the probabilities that the classes of each record are as they are."""
+        each = np.where(self.y, self.proba, 1 - self.proba)
+        return np.asarray(np.exp(np.log(np.clip(each, _SMALLEST, 1)).mean(1)))
+
+    @property
+    def ranking_precision(self) -> Float64:
+        """Of the classes down to each true one, by probability, the mean fraction that is true."""
+        from scipy.stats import rankdata
+
+        of_true = rankdata(np.where(self.y, -self.proba, 1), "max", axis=1)
+        precision = (of_true / rankdata(-self.proba, "max", axis=1) * self.y).sum(1)
+        count = self.y.sum(1)
+        return np.where(count > 0, precision / np.maximum(count, 1), 1.0)
+
+    def micro_f1(self, weights: Float64) -> Float64:
+        """F1 of all pairs of a record and a class."""
+        right, involved = (weights @ part.sum(1) for part in (self._right, self._involved))
+        return _ratio(2 * right, involved)
+
+    def macro_f1(self, weights: Float64) -> Float64:
+        """Mean of the F1 of every class, 0 for one that is neither true nor predicted."""
+        each = _ratio(2 * (weights @ self._right), weights @ self._involved)
+        return np.asarray(each.mean(1))
 
 
 class Entities:
@@ -450,20 +495,31 @@ def _ratio(part: Float64, whole: Float64) -> Float64:
     return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=whole > 0)
 
 
+def _kept(method: Callable[[Any, Float64], T]) -> Callable[[Any, Float64], T]:
+    """A method whose last result is kept, since several metrics ask for the same weights."""
+
+    def call(self: Any, weights: Float64) -> T:
+        if self.last is None or self.last[0] is not weights:
+            self.last = weights, method(self, weights)
+        return self.last[1]  # type: ignore[no-any-return]
+
+    return call
+
+
 class _Confusion:
     """Weight of the records of every true and predicted class, and metrics of it."""
+
+    last: Any = None
 
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
         self._classes = classes
         self._cells = _indicator(y * classes + predicted, classes**2)
-        self._last: tuple[Float64, Float64] | None = None
 
+    @_kept
     def _table(self, weights: Float64) -> Float64:
-        """``(samples, true, predicted)``; kept, since several metrics ask for the same."""
-        if self._last is None or self._last[0] is not weights:
-            table = np.asarray(self._cells @ weights.T).T
-            self._last = weights, table.reshape(-1, self._classes, self._classes)
-        return self._last[1]
+        """``(samples, true, predicted)``."""
+        table = np.asarray(self._cells @ weights.T).T
+        return table.reshape(-1, self._classes, self._classes)
 
     def _marginals(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
         """``(samples, classes)``: rightly predicted, true, and predicted."""
@@ -504,24 +560,22 @@ class _Confusion:
 class _Ranking:
     """Records in order of score, ties together, for metrics of a ranking."""
 
+    last: Any = None
+
     def __init__(self, positive: Bool, scores: Float64) -> None:
-        self._last: tuple[Float64, tuple[Float64, Float64, Float64]] | None = None
         self._order = np.argsort(-scores, kind="stable")
         self._positive = positive[self._order].astype(np.float64)
         self._starts = np.append(0, np.flatnonzero(np.diff(scores[self._order])) + 1)
 
+    @_kept
     def _sums(self, weights: Float64) -> tuple[Float64, Float64, Float64]:
-        """Weights of positives and negatives at every score, and of positives down to it; kept."""
-        if self._last is None or self._last[0] is not weights:
-            ordered = np.take(weights, self._order, axis=1)
-            gained = ordered * self._positive
-            missed = ordered - gained
-            if len(self._starts) < len(self._order):
-                gained, missed = (
-                    np.add.reduceat(w, self._starts, axis=1) for w in (gained, missed)
-                )
-            self._last = weights, (gained, missed, np.cumsum(gained, axis=1))
-        return self._last[1]
+        """Weights of positives and negatives at every score, and of positives down to it."""
+        ordered = np.take(weights, self._order, axis=1)
+        gained = ordered * self._positive
+        missed = ordered - gained
+        if len(self._starts) < len(self._order):
+            gained, missed = (np.add.reduceat(w, self._starts, axis=1) for w in (gained, missed))
+        return gained, missed, np.cumsum(gained, axis=1)
 
     def roc_auc(self, weights: Float64) -> Float64:
         """Area under the ROC curve by trapezoids; NaN if only one class is there."""

@@ -1,6 +1,6 @@
 """Targets, predictions for held-out records, their scores, and ``predictions.parquet``.
 
-    row, id, group, repeat, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
+    row, id, group, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
     row, word, id …                                                 for words
     view_<name> …                                                   by each view of a probe
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from embedkit import storage
 from embedkit.dataset.read import has_label
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.intervals import Metric, scored
-from embedkit.runs.metrics import Entities, beta_of, classification_metrics, regression_metrics
+from embedkit.runs.metrics import Entities, beta_of, metrics_for
 from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore, TestSetContent
-from embedkit.runs.split import TEST, Split
+from embedkit.runs.split import TEST, Split, same_text_groups
 from embedkit.storage import check_columns, check_files, read_table
 from embedkit.types import Float64, Int64
 
 logger = logging.getLogger(__name__)
+
+SEPARATOR = "|"
+"""Between the classes of a record, unless told otherwise."""
 
 _MANY_CLASSES = 20
 _UNEVEN = 0.8  # share of the largest class
@@ -40,37 +44,53 @@ _UNEVEN = 0.8  # share of the largest class
 class Target:
     """Labels: ``(n,)`` class numbers int64, or values float64 of a regression, without classes.
 
-    A record without a label has -1, or NaN.
+    Sets of classes are ``(n, classes)`` int64, 1 for each class of a record; ``separator`` stands
+    between their names. A record without a label has -1, or NaN.
     """
 
     y: NDArray[Any]
     classes: tuple[str, ...]
+    separator: str | None = None
 
     @property
     def strata(self) -> Int64:
-        """Class numbers; a single class for a regression."""
-        return self.y if self.classes else np.zeros(len(self.y), np.int64)
+        """Class numbers; a single class for a regression and for sets of classes."""
+        single = self.classes and self.separator is None
+        return self.y if single else np.zeros(len(self.y), np.int64)
 
 
 def target_from(
-    labels: Sequence[str | None], *, rows: Int64, name: str, task: str = "classification"
+    labels: Sequence[str | None],
+    *,
+    rows: Int64,
+    name: str,
+    task: str = "classification",
+    separator: str = SEPARATOR,
 ) -> Target:
     """Return the target for labels as written; ``rows`` and the ``name`` of the data are shown."""
-    known = np.array([has_label(label) for label in labels], bool)
-    if not known.all():
-        some = [label for label in labels if has_label(label)]
-        target = target_from(some, rows=rows[known], name=name, task=task)
-        y = np.full(len(known), -1) if target.classes else np.full(len(known), np.nan)
-        y[known] = target.y
-        logger.warning(f"{name}: {int((~known).sum()):,} of {len(known):,} records have no label")
-        return Target(y, target.classes)
-    names = np.unique(np.array(labels, np.str_))
+    sets = task == "multilabel"
+    if not separator:
+        raise UsageError(f"label_separator={separator!r}: expected a text.")
+    known = [label for label in labels if (label is not None if sets else has_label(label))]
+    each = [parts_of(label, separator) for label in known] if sets else [known]
+    names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
     if not len(names):
         raise UsageError(f"{name} has no labelled records.")
     if len(names) == 1:
         raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
-    if task == "regression":
-        return Target(_values(labels, rows, name), ())
+    if sets:
+        target = _sets(labels, tuple(names.tolist()), separator)
+    elif task == "regression":
+        target = Target(_values(labels, rows, name), ())
+    else:
+        target = _numbered(labels, _classes(names, name))
+    if missing := len(labels) - len(known):
+        logger.warning(f"{name}: {missing:,} of {len(labels):,} records have no label")
+    return target
+
+
+def _classes(names: NDArray[np.str_], name: str) -> tuple[str, ...]:
+    """The classes by number; an error for many different values that are no class numbers."""
     values = np.array([_number(label) for label in names])
     # numbers by value, then everything else by name
     classes = tuple(names[np.argsort(values, kind="stable")].tolist())
@@ -80,8 +100,27 @@ def target_from(
             f"{name}: the {len(classes)} different labels look like values ({classes[0]} to "
             f"{classes[-1]}), not classes. Pass task='regression'."
         )
+    return classes
+
+
+def parts_of(label: str | None, separator: str) -> list[str]:
+    """Return the classes of a record as its label names them, such as ``a|b``; none if empty."""
+    return [name for part in (label or "").split(separator) if (name := part.strip())]
+
+
+def _sets(labels: Sequence[str | None], classes: tuple[str, ...], separator: str) -> Target:
+    y = np.zeros((len(labels), len(classes)), np.int64)
+    numbers = {name: i for i, name in enumerate(classes)}
+    for row, label in enumerate(labels):
+        y[row, [numbers[name] for name in parts_of(label, separator)]] = 1
+        y[row] -= label is None  # unlike an empty label
+    return Target(y, classes, separator)
+
+
+def _numbered(labels: Sequence[str | None], classes: tuple[str, ...]) -> Target:
     numbers = {label: i for i, label in enumerate(classes)}
-    return Target(np.array([numbers[str(x)] for x in labels], np.int64), classes)
+    y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
+    return Target(np.array(y, np.int64), classes)
 
 
 def target_like(
@@ -89,67 +128,68 @@ def target_like(
 ) -> Target:
     """Return the target for further records by the classes of another; empty without labels."""
     if labels is None or not any(map(has_label, labels)):
-        return Target(np.empty(0, np.int64), target.classes)
-    numbers = {label: i for i, label in enumerate(target.classes)}
+        return replace(target, y=target.y[:0])
+    separator = target.separator
     for label, row in zip(labels, rows, strict=True):
-        if not has_label(label):
+        if label is None or not (separator or has_label(label)):
             raise UsageError(
                 f"{name}: row {row} has no label while others have one. Label all or none."
             )
-        if numbers and label not in numbers:
-            raise UsageError(
-                f"{name}: row {row} has the label {label!r}, which no training record has; "
-                f"there are {', '.join(target.classes[:10])}."
-            )
+        for part in parts_of(label, separator) if separator else [label]:
+            if target.classes and part not in target.classes:
+                raise UsageError(
+                    f"{name}: row {row} has the label {part!r}, which no training record has; "
+                    f"there are {', '.join(target.classes[:10])}."
+                )
+    if separator is not None:
+        return _sets(labels, target.classes, separator)
     if not target.classes:
         return Target(_values(labels, rows, name), ())
-    return Target(np.array([numbers[str(x)] for x in labels], np.int64), target.classes)
+    return _numbered(labels, target.classes)
 
 
-def check_folds(target: Target, split: Split, *, repeats: int | None = None) -> None:
+def check_folds(target: Target, split: Split) -> None:
     """Raise a :class:`UsageError` if a fold cannot be fitted or predicted.
 
-    A rare label of words may be missing among the training words of a fold, where it then has the
-    probability 0: sentences cannot be left out for it.
+    A rare label of words, or of sets of classes, may be missing among the training records of a
+    fold, where it then has the probability 0: sentences cannot be left out for it.
     """
-    for repeat in range(repeats or split.repeats):
-        for fold in range(split.n_folds):
-            train, test = split.fold(repeat, fold)
-            if not len(test) or not len(train):
-                raise UsageError(
-                    f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
-                    "record among these. Make the split again from the records that are there."
-                )
-            y = target.y[np.concatenate([train, test])]
-            if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
-                raise UsageError(f"{missing} records of the folds have no label. Split them again.")
-            if not target.classes:
-                continue
-            where = f"the training records of fold {fold}"
-            counts = np.bincount(target.y[train], minlength=len(target.classes))
-            if split.word is None and not counts.all():
-                absent = target.classes[int(np.argmin(counts))]
-                raise UsageError(
-                    f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
-                    f"{len(target.y)} records. Every label needs records in 2 folds or more: use "
-                    "fewer folds, or leave rare labels out."
-                )
-            if np.count_nonzero(counts) == 1:
-                label = target.classes[int(np.argmax(counts))]
-                raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
+    for fold, (train, test) in enumerate(split.subsets()):
+        if not len(test) or not len(train):
+            raise UsageError(
+                f"fold {fold} of the split has no {'training' if len(test) else 'held-out'} "
+                "record among these. Make the split again from the records that are there."
+            )
+        y = target.y[np.concatenate([train, test])]
+        if missing := np.count_nonzero(y < 0 if target.classes else np.isnan(y)):
+            raise UsageError(f"{missing} records of the folds have no label. Split them again.")
+        if not target.classes or target.separator is not None:
+            continue
+        where = f"the training records of fold {fold}"
+        counts = np.bincount(target.y[train], minlength=len(target.classes))
+        if split.word is None and not counts.all():
+            absent = target.classes[int(np.argmin(counts))]
+            raise UsageError(
+                f"label {absent!r} does not occur in {where}: {len(target.classes)} labels for "
+                f"{len(target.y)} records. Use fewer folds, or leave rare labels out."
+            )
+        if np.count_nonzero(counts) == 1:
+            label = target.classes[int(np.argmax(counts))]
+            raise UsageError(f"all words have the label {label!r} in {where}. Use other folds.")
 
 
 def class_prior(y: NDArray[Any], classes: Sequence[str], count: int) -> Float64:
     """Return ``(count, classes)`` class frequencies, or the mean ``(count,)`` of a regression."""
-    if not classes:
-        return np.full(count, y.mean())
+    if not classes or y.ndim > 1:
+        return np.tile(y.mean(0), (count,) + (1,) * (y.ndim - 1))
     return np.tile(np.bincount(y, minlength=len(classes)) / len(y), (count, 1))
 
 
 def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
     values = np.array([_number(str(label)) for label in labels])
-    if not np.isfinite(values).all():
-        i = int(np.argmin(np.isfinite(values)))
+    wrong = ~np.isfinite(values) & [has_label(label) for label in labels]
+    if wrong.any():
+        i = int(np.argmax(wrong))
         raise UsageError(
             f"{name}: the label {labels[i]!r} of row {rows[i]} is not a number, "
             "as task='regression' needs."
@@ -170,7 +210,7 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
     The first records are one of each class, so that a classifier can be fitted on few.
     """
     order = np.random.default_rng(seed).permutation(train)
-    if not target.classes:
+    if not target.classes or target.separator is not None:
         return order
     y = target.y[order]
     by_class = np.argsort(y, kind="stable")
@@ -180,16 +220,10 @@ def growing_order(train: Int64, target: Target, *, seed: int) -> Int64:
 
 
 _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
-_COLUMNS = {
-    "row": pa.int64(),
-    "id": pa.string(),
-    "group": pa.int64(),
-    "repeat": pa.int16(),
-    "fold": pa.string(),
-}
+_COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
 _ROUNDING = 1e-3
-_ARRAYS = ("row", "group", "fold", "repeat", "y", "proba", "y_pred", "word")
+_ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 
 
@@ -197,15 +231,15 @@ _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
 class Predictions:
     """Predictions by models that had not seen the records; arrays have one row for each.
 
-    Out-of-fold predictions come first, ordered by repeat and row; then the test set.
+    Out-of-fold predictions come first, ordered by row; then the test set.
 
     Attributes:
         group: sampling units: records that the split keeps together.
         fold: number of the fold that a record was held out in, ``-1`` for the test set.
-        y: class numbers int64, or values float64 of a regression; ``-1`` or NaN in a test set
-            without labels.
+        y: class numbers int64, or values float64 of a regression, or ``(m, classes)`` 0 or 1 of
+            sets of classes; ``-1`` or NaN in a test set without labels.
         proba: ``(m, classes)`` probabilities, or ``(m,)`` values of a regression.
-        y_pred: predicted class numbers, or the values of a regression.
+        y_pred: predicted class numbers, or sets, or the values of a regression.
         classes: labels by class number; empty for a regression.
         word: number of the word in the record; -1 where records are predicted.
         inner: predictions for the training records of each fold, by models that saw neither them
@@ -217,7 +251,6 @@ class Predictions:
     ids: tuple[str, ...]
     group: Int64
     fold: Int64
-    repeat: Int64
     y: NDArray[Any]
     proba: Float64
     y_pred: NDArray[Any]
@@ -232,31 +265,28 @@ class Predictions:
         index: Int64,
         proba: Float64,
         *,
-        row: Int64,
+        records: Split | TestSet,
         ids: Sequence[str] | NDArray[np.str_],
         target: Target,
         fold: int,
-        group: Int64 | None = None,
-        repeat: int = 0,
         threshold: float | None = None,
         inner: Predictions | None = None,
-        word: Int64 | None = None,
     ) -> Predictions:
         """Return the predictions ``proba`` of one fold, or of the test set.
 
-        They are those of the records ``index`` of ``row``, ``ids``, ``group``, ``word`` and the
-        target, whose ``y`` may be empty. Without groups every record is a sampling unit.
+        They are of ``index`` in the records, ids and target, whose ``y`` may be empty.
         """
-        unknown = np.full(len(index), -1) if target.classes else np.full(len(index), np.nan)
+        row, word = records.row, records.word
+        shape = (len(index), *target.y.shape[1:])
+        unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
         return cls(
             row=row[index],
             ids=tuple(str(ids[i]) for i in index),
-            group=(row if group is None else group)[index],
+            group=records.group[index],
             fold=np.full(len(index), fold),
-            repeat=np.full(len(index), repeat),
             y=target.y[index] if len(target.y) else unknown,
             proba=proba,
-            y_pred=decide(proba, threshold=threshold),
+            y_pred=decide(proba, threshold=threshold, sets=target.separator is not None),
             classes=target.classes,
             inner=inner,
             word=np.full(len(index), -1) if word is None else word[index],
@@ -277,7 +307,7 @@ class Predictions:
         )._ordered()
 
     def _ordered(self) -> Predictions:
-        order = np.lexsort((self.keys, self.repeat, self.fold == TEST))
+        order = np.lexsort((self.keys, self.fold == TEST))
         return replace(self.take(order), inner=self.inner)
 
     def take(self, index: Int64) -> Predictions:
@@ -293,6 +323,11 @@ class Predictions:
     def keys(self) -> Int64:
         """``(m,)`` numbers that are equal for the same word of the same record, ascending."""
         return keys_of(self.row, self.word)
+
+    @property
+    def of_sets(self) -> bool:
+        """True if sets of classes are predicted."""
+        return self.y.ndim > 1
 
     @property
     def of_words(self) -> bool:
@@ -313,48 +348,44 @@ class Predictions:
     def scored_test(self) -> Int64:
         """Indices of the records of the test set whose labels are known."""
         known = self.y >= 0 if self.classes else np.isfinite(self.y)
+        known = known.all(1) if self.of_sets else known
         return np.flatnonzero((self.fold == TEST) & known)
 
-    @property
-    def first_repeat(self) -> Int64:
-        """Indices of the out-of-fold predictions of the first repeat: every record once."""
-        return np.flatnonzero((self.fold != TEST) & (self.repeat == 0))
-
     def folds(self) -> list[tuple[Int64, Int64]]:
-        """Return train and test indices of every fold of every repeat."""
-        folds = []
-        for repeat in np.unique(self.repeat[self.out_of_fold]):
-            here = (self.repeat == repeat) & (self.fold != TEST)
-            for fold in np.unique(self.fold[here]):
-                test = here & (self.fold == fold)
-                folds.append((np.flatnonzero(here & ~test), np.flatnonzero(test)))
-        return folds
+        """Return train and test indices of every fold."""
+        held_out = self.fold[self.out_of_fold]
+        return [
+            (np.flatnonzero((self.fold != TEST) & (self.fold != i)), np.flatnonzero(self.fold == i))
+            for i in np.unique(held_out)
+        ]
 
     def with_proba(self, proba: Float64, y_pred: NDArray[Any] | None = None) -> Predictions:
         """Return other predictions for the same records."""
-        y_pred = decide(proba) if y_pred is None else y_pred
+        y_pred = decide(proba, sets=self.of_sets) if y_pred is None else y_pred
         return replace(self, proba=proba, y_pred=y_pred, inner=None, views={})
 
     def majority(self) -> Predictions:
         """Return the baseline: class frequencies (or the mean) of each fold's training records.
 
-        Where no other fold holds them, they are those with inner predictions.
+        Where no other fold holds them, they are those with inner predictions. Of sets of classes it
+        is the set with the best micro-F1.
         """
-        proba = np.empty(self.proba.shape)
-        for train, test in [*self.folds(), (self.first_repeat, self.test)]:
+        proba, y_pred = np.empty(self.proba.shape), np.zeros_like(self.y_pred)
+        for train, test in [*self.folds(), (self.out_of_fold, self.test)]:
             if not len(test):
                 continue
             if len(train):
                 y = self.y[train]
             elif self.inner is not None:
-                y = self.inner.y[self.inner.repeat == self.repeat[test[0]]]
+                y = self.inner.y
             else:
-                raise UsageError(
-                    "a split of one fold has no training labels to compare with: train with "
-                    "tune=True, or fine-tune with validation= above 0."
-                )
+                raise UsageError("one fold has a majority by tune=True, or validation= above 0.")
             proba[test] = class_prior(y, self.classes, len(test))
-        return self.with_proba(proba)
+            if self.of_sets:
+                order = np.argsort(-y.mean(0))
+                gains = y.mean(0)[order].cumsum() / (np.arange(1, len(order) + 1) + y.mean(0).sum())
+                y_pred[np.ix_(test, order[: gains.argmax() + 1])] = 1
+        return self.with_proba(proba, y_pred if self.of_sets else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,23 +417,46 @@ class TestSet:
     ) -> TestSet | None:
         """Return the test set of a split, if there is one; the features are its own alone."""
         index = split.test
-        return (
-            None
-            if not len(index)
-            else cls(
-                row=split.row[index],
-                ids=[str(ids[i]) for i in index],
-                group=split.group[index],
-                target=Target(target.y[index], target.classes),
-                features=features,
-                word=None if split.word is None else split.word[index],
-            )
+        if not len(index):
+            return None
+        return cls(
+            row=split.row[index],
+            ids=[str(ids[i]) for i in index],
+            group=split.group[index],
+            target=replace(target, y=target.y[index]),
+            features=features,
+            word=None if split.word is None else split.word[index],
+        )
+
+    @classmethod
+    def further(
+        cls,
+        target: Target,
+        labels: Sequence[str | None] | None,
+        *,
+        rows: Int64,
+        keys: Int64,
+        training: Int64,
+        source: tuple[str, ...],
+        rejected: int,
+        name: str,
+        **fields: Any,
+    ) -> TestSet:
+        """Return a test set of its own, of whose records these are ``rows`` and text ``keys``.
+
+        ``training`` are text keys of the training records.
+        """
+        seen = int(np.isin(keys, training).sum())
+        return cls(
+            group=same_text_groups(keys, None, len(rows))[np.searchsorted(rows, fields["row"])],
+            target=target_like(target, labels, rows=fields["row"], name=name),
+            content=TestSetContent(source=source, rejected=rejected, seen_texts=seen),
+            **fields,
         )
 
     def predictions(self, proba: Float64, *, threshold: float | None) -> Predictions:
         """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
-        names = ("row", "ids", "group", "target", "word")
-        where = {name: getattr(self, name) for name in names}
+        where: dict[str, Any] = {"records": self, "ids": self.ids, "target": self.target}
         index = np.arange(len(self.row))
         return Predictions.of_fold(index, proba, fold=TEST, threshold=threshold, **where)
 
@@ -412,13 +466,16 @@ def keys_of(row: Int64, word: NDArray[Any] | None) -> Int64:
     return np.asarray(row * _MOST_WORDS + (0 if word is None else word.astype(np.int64) + 1))
 
 
-def decide(proba: Float64, *, threshold: float | None = None) -> NDArray[Any]:
+def decide(proba: Float64, *, threshold: float | None = None, sets: bool = False) -> NDArray[Any]:
     """Return class numbers for probabilities ``(n, classes)``; values ``(n,)`` are returned as is.
 
-    With a threshold, the second of two classes is predicted where its probability reaches it.
+    With a threshold, the second of two classes is predicted where its probability reaches it. Of
+    ``sets`` every class is predicted whose probability reaches 0.5: ``(n, classes)``, 0 or 1.
     """
     if proba.ndim == 1:
         return proba
+    if sets:
+        return np.asarray(proba >= 0.5, np.int64)
     if threshold is None:
         return np.asarray(proba.argmax(1), np.int64)
     return np.asarray(proba[:, 1] >= threshold, np.int64)
@@ -432,14 +489,12 @@ def metrics_of(
     With ``beta`` F-beta of the second of two classes is one of them. The ``baseline`` has that of
     predicting the second class for every record, the best that is possible without looking.
     """
-    if not p.classes:
-        return regression_metrics(p.y, p.proba)
-    metrics = classification_metrics(p.y, p.proba, p.y_pred, beta=beta)
+    metrics = metrics_for(p.y, p.proba, p.y_pred, beta=beta)
     if baseline and len(p.classes) == 2:
-        positive = classification_metrics(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
+        positive = metrics_for(p.y, p.proba, np.ones_like(p.y_pred), beta=beta)
         metrics |= {name: positive[name] for name in metrics if beta_of(name)}
     if p.of_words and Entities.known_by(p.classes):
-        first = (np.diff(p.row, prepend=-1) != 0) | (np.diff(p.repeat, prepend=-1) != 0)
+        first = np.diff(p.row, prepend=-1) != 0
         metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
     return metrics
 
@@ -451,6 +506,8 @@ def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int6
     class has more than 80 % of the records, so that always predicting it looks good, or if classes
     were weighted.
     """
+    if any(run.task == "multilabel" for run in runs):
+        return "micro_f1"
     by_threshold = {run.threshold_metric for run in runs}
     if len(by_threshold) == 1 and (metric := by_threshold.pop()):
         return metric
@@ -469,8 +526,8 @@ def reported_scores(
     baseline = predictions.majority()
     reported = {}
     for name, index in _scored_subsets(predictions).items():
-        ours, theirs = predictions.take(index), baseline.take(index)
-        majority = metrics_of(theirs, beta=beta, baseline=True)
+        ours = predictions.take(index)
+        majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
         scores = scored(metrics_of(ours, beta=beta), ours.group, seed=seed)
         reported[name] = {
             metric: ReportedScore(**asdict(score), majority=majority[metric].value(len(index)))
@@ -517,19 +574,32 @@ def _table(predictions: Predictions) -> pa.Table:
         **({"word": p.word.astype(np.int32)} if p.of_words else {}),
         "id": pa.array(p.ids, pa.string()),
         "group": p.group,
-        "repeat": p.repeat.astype(np.int16),
         "fold": fold_names(p.fold),
     }
-    if names:
+    if p.of_sets:
+        columns |= {"y_true": _names(p.y, names), "y_pred": _names(p.y_pred, names)}
+    elif names:
         labels: Mapping[int, str | None] = dict(enumerate(names)) | {-1: None}
         columns["y_true"] = pa.array([labels[int(i)] for i in p.y], pa.string())
         columns["y_pred"] = [names[i] for i in p.y_pred]
-        columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     else:
         columns |= {"y_true": pa.array(p.y, from_pandas=True), "y_pred": p.proba}
+    columns |= {f"proba_{label}": p.proba[:, i] for i, label in enumerate(names)}
     for view, values in p.views.items():
-        columns[f"view_{view}"] = [names[i] for i in values] if names else values
+        if p.of_sets:
+            columns[f"view_{view}"] = _names(values, names)
+        else:
+            columns[f"view_{view}"] = [names[i] for i in values] if names else values
     return pa.table(columns)
+
+
+_SETS = pa.list_(pa.field("element", pa.string()))  # as Parquet names it
+
+
+def _names(y: Int64, names: Sequence[str]) -> pa.Array:
+    """The names of sets of classes, null where they are unknown."""
+    some = [None if (row < 0).any() else [names[i] for i in row.nonzero()[0].tolist()] for row in y]
+    return pa.array(some, _SETS)
 
 
 def fold_names(fold: Int64) -> list[str]:
@@ -547,11 +617,12 @@ def read_predictions(
 
 def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Predictions:
     check_files(file.parent, [file.name], advice=_ADVICE)
-    answers = pa.string() if classes else pa.float64()
+    table = read_table(file, advice=_ADVICE)
+    sets = "y_true" in table.column_names and table.schema.field("y_true").type == _SETS
+    answers = (_SETS if sets else pa.string()) if classes else pa.float64()
     proba = [f"proba_{name}" for name in classes]
     columns = _COLUMNS | {"y_true": answers, "y_pred": answers} | dict.fromkeys(proba, pa.float64())
     columns |= {f"view_{view}": answers for view in views}
-    table = read_table(file, advice=_ADVICE)
     of_words = "word" in table.column_names
     if of_words:
         columns = {"row": pa.int64(), "word": pa.int32()} | columns
@@ -564,7 +635,6 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
             ids=tuple(table["id"].to_pylist()),
             group=table["group"].to_numpy(),
             fold=np.array([number[fold] for fold in table["fold"].to_pylist()], np.int64),
-            repeat=table["repeat"].to_numpy().astype(np.int64),
             y=y,
             proba=np.stack([table[n].to_numpy() for n in proba], axis=1) if classes else y_pred,
             y_pred=y_pred,
@@ -583,19 +653,34 @@ def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Pr
 
 def _problem(p: Predictions) -> str:
     """What is invalid, or "": values are finite and in range, probabilities sum to 1."""
-    if len(p.row) and min(p.row.min(), p.repeat.min()) < 0:
-        return "row or repeat is negative"
+    if len(p.row) and p.row.min() < 0:
+        return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    wrong = ~((p.proba >= 0) & (p.proba <= 1)).all(axis=1)  # NaN too
-    wrong |= np.abs(p.proba.sum(axis=1) - 1) > _ROUNDING
-    if wrong.any():
-        return f"row {p.row[wrong][0]} has invalid probabilities: {p.proba[wrong][0]}"
+    tolerance = np.inf if p.of_sets else _ROUNDING
+    if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
+        return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
+
+
+def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
+    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else ""."""
+    wrong = ~((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN too
+    wrong |= np.abs(proba.sum(axis=1) - 1) > tolerance
+    if not wrong.any():
+        return ""
+    return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0]}"
 
 
 def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:
     if not classes:
         return np.asarray(column.to_numpy(), np.float64)
     numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)} | {None: -1}
+    if column.type == _SETS:
+        y = np.full((len(column), len(classes)), -1)
+        for row, names in enumerate(column.to_pylist()):
+            if names is not None:
+                y[row] = 0
+                y[row, [numbers[name] for name in names]] = 1
+        return y
     return np.array([numbers[label] for label in column.to_pylist()], np.int64)

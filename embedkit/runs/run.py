@@ -63,17 +63,16 @@ class TestSetContent:
 
     source: tuple[str, ...]  # SHA-256 of its files
     rejected: int
-    seen_texts: int | None  # texts that are also training texts; None without texts
+    seen_texts: int  # texts that are also training texts
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Parameters of one fit; the model of all folds has neither repeat nor fold."""
+    """Parameters of one fit; the model of all folds has no fold."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     slope: float = 1.0  # factor of the coefficients of a logistic regression
     score: float = float("nan")  # inner score, higher is better; NaN without tuning
-    repeat: int | None = None
     fold: int | None = None
 
 

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +83,6 @@ class SplitSettings:
 
     source: tuple[str, ...]  # SHA-256 of the input files, in order
     folds: Positive  # 1: a fifth of the records is held out, the others are trained on
-    repeats: Annotated[int, Meta(gt=0, le=10_000)]
     seed: Count
     stratified: bool
     test: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction that was asked for
@@ -102,8 +100,8 @@ class Split:
     Attributes:
         row: ``(n,)`` record numbers, ascending; of words that of each word's record.
         group: ``(n,)``; records of one number always share a fold.
-        folds: ``(n, repeats)``; :data:`TEST` is the test set and :data:`UNUSED` are records
-            without a label, the same in every repeat; :data:`TRAIN` are never held out.
+        folds: ``(n,)``; :data:`TEST` is the test set and :data:`UNUSED` are records without a
+            label; :data:`TRAIN` are never held out.
         word: ``(n,)`` number of each word in its record; ``None`` of records.
     """
 
@@ -115,7 +113,7 @@ class Split:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.in_folds):,} records in {self.n_folds} folds"
-        return f"Split({sizes}, {self.repeats} repeats, {len(self.test):,} records in the test set)"
+        return f"Split({sizes}, {len(self.test):,} records in the test set)"
 
     @property
     def fingerprint(self) -> str:
@@ -133,45 +131,34 @@ class Split:
 
     @property
     def n_folds(self) -> int:
-        """Number of folds in each repeat."""
+        """Number of folds."""
         return int(self.folds.max()) + 1
-
-    @property
-    def repeats(self) -> int:
-        """Number of times that the records were shuffled into folds."""
-        return int(self.folds.shape[1])
 
     @property
     def test(self) -> Int64:
         """Indices of the test set."""
-        return np.flatnonzero(self.folds[:, 0] == TEST)
+        return np.flatnonzero(self.folds == TEST)
 
     @property
     def in_folds(self) -> Int64:
         """Indices of all records but the test set, held out or not."""
-        return np.flatnonzero(~np.isin(self.folds[:, 0], (TEST, UNUSED)))
-
-    @property
-    def names(self) -> list[tuple[int, int]]:
-        """Repeat and number of every fold."""
-        return list(product(range(self.repeats), range(self.n_folds)))
+        return np.flatnonzero(~np.isin(self.folds, (TEST, UNUSED)))
 
     def of_words(self, record: Int64, word: Int64 | None) -> Split:
         """Return the split of words, by the index of each one's record and its number in it."""
         return Split(self.row[record], self.group[record], self.folds[record], self.settings, word)
 
-    def fold(self, repeat: int, number: int) -> tuple[Int64, Int64]:
-        """Return train and test indices of one fold."""
-        folds = self.folds[:, repeat]
-        train = ~np.isin(folds, (number, TEST, UNUSED))
-        return np.flatnonzero(train), np.flatnonzero(folds == number)
+    def subsets(self) -> list[tuple[Int64, Int64]]:
+        """Return train and test indices of every fold."""
+        fitted = ~np.isin(self.folds, (TEST, UNUSED))
+        held_out = [self.folds == number for number in range(self.n_folds)]
+        return [(np.flatnonzero(fitted & ~test), np.flatnonzero(test)) for test in held_out]
 
 
 def write_split(split: Split, path: Path) -> None:
     """Write a split durably; the same split gives the same bytes."""
-    names = ["fold", *(f"fold_{i}" for i in range(1, split.repeats))]
-    columns = {name: split.folds[:, i].astype(np.int16) for i, name in enumerate(names)}
-    table = pa.table({"row": split.row, "group": split.group, **columns})
+    columns = {"row": split.row, "group": split.group, "fold": split.folds.astype(np.int16)}
+    table = pa.table(columns)
     table = table.replace_schema_metadata(
         {_KEY: json.dumps(asdict(split.record), sort_keys=True).encode()}
     )
@@ -190,13 +177,12 @@ def read_split(path: Path) -> Split:
         raise UsageError(f"{path} was not written by embedkit split.")
     content = parse_json(table.schema.metadata[_KEY], file=path)
     settings = decode(SplitSettings, content, file=path)
-    names = ["fold", *(f"fold_{i}" for i in range(1, settings.repeats))]
-    folds = dict.fromkeys(names, pa.int16())
-    check_columns(table, {"row": pa.int64(), "group": pa.int64(), **folds}, file=path)
+    expected = {"row": pa.int64(), "group": pa.int64(), "fold": pa.int16()}
+    check_columns(table, expected, file=path)
     split = Split(
         row=table["row"].to_numpy(),
         group=table["group"].to_numpy(),
-        folds=np.stack([table[n].to_numpy().astype(np.int64) for n in names], axis=1),
+        folds=table["fold"].to_numpy().astype(np.int64),
         settings=replace(settings, fingerprint=""),
     )
     if split.fingerprint != settings.fingerprint:
@@ -211,18 +197,20 @@ def split_for(
     column: str | None = None,
     folds: int,
     seed: int,
+    sets: bool = False,
 ) -> Split:
     """Return the fold of every record of a dataset; words are in the fold of their record.
 
     Vectors that the models of a fine-tuned run made keep the folds of that run: the model of a fold
     was trained on all others, so that under another split an estimator would be fitted on vectors
     of models that were trained on its held-out records. Others have the split of a file, or one by
-    a kept column, or a new one.
+    a kept column, or a new one, which is not stratified if labels name ``sets`` of classes.
     """
     records = records_of_words(data)
 
     def labelled() -> Labelled:
-        given = records_of(records)  # of words, labels of their records do not matter
+        given = replace(records_of(records), sets=sets)
+        # of words, labels of their records do not matter
         return replace(given, labels=None) if data.level == "word" else given
 
     run = None if data.manifest.job.folds is None else Path(data.manifest.names.model)
@@ -245,21 +233,19 @@ def split_for(
         file = Path(run or "") / "split.parquet" if split is None else split
         if isinstance(file, Path) and split is None and not file.is_file():
             raise UsageError(
-                f"{data.path} was made by the models of the run {run}, which is not there. "
-                "Pass split= with the split.parquet of that run."
+                f"{data.path} was made by the models of the run {run}, which is not there. Pass "
+                "its split.parquet as split=."
             )
         source, name = source_of(data), str(data.path)
         result = align_split(file, source=source, row=records.row, name=name)
     if run is not None:
         own = np.array(records.column("fold"), np.int64)
-        other = int((result.folds != own[:, None]).any(axis=1).sum())
+        other = int((result.folds != own).sum())
         if other:
             raise MismatchError(
-                f"{data.path} holds vectors of the models of {run}, one for each fold; "
-                f"{f'column {column!r}' if column else split} has {other} of its {len(own)} "
-                "records in another fold, where models that were trained on held-out records "
-                "would make the vectors. Leave out split=, or pass the run's own: "
-                f"{run / 'split.parquet'}."
+                f"{f'column {column!r}' if column else split} has {other} of {len(own)} records in "
+                f"another fold than the models of {run}, which made the vectors of {data.path}. "
+                f"Leave out split=, or pass the run's own: {run / 'split.parquet'}."
             )
     if data.level == "sentence":
         return result
@@ -300,6 +286,7 @@ class Labelled:
     labels: list[str | None] | None  # as written; None without a label column
     keys: Sequence[int] | Int64  # text_key of every record
     groups: list[str | None] | None  # values of the group column
+    sets: bool = False  # labels name sets of classes, by which nothing is stratified
 
 
 def split(
@@ -308,10 +295,10 @@ def split(
     out: str | Path | None = None,
     folds: int = 5,
     test: float = 0.0,
-    repeats: int = 1,
     seed: int = 0,
     label: str | None = None,
     group: str | None = None,
+    label_separator: str | None = None,
     allow_duplicates: bool = False,
     overwrite: bool = False,
     reading: CorpusOptions | None = None,
@@ -323,10 +310,11 @@ def split(
         out: Parquet file to write, if any.
         folds: number of folds; 1: a single training, with a fifth of the records held out.
         test: fraction of the records to hold out as test set, 0.01 to 0.5; 0 for none.
-        repeats: number of times that the records are shuffled into folds.
         seed: of the shuffle, and of ``sample``.
         label: column to stratify by; of a dataset it is the one it was made with.
         group: column whose values must not be divided; of a dataset one that was kept.
+        label_separator: between the classes of a record (``task="multilabel"``); folds are not
+            stratified then, and an empty label is a record without a class.
         allow_duplicates: allow records of the same text in different folds.
         overwrite: replace the file.
         reading: how a corpus is read; ``label``, ``keep`` and ``seed`` are taken from above.
@@ -343,14 +331,9 @@ def split(
     if out is not None and Path(out).exists() and not overwrite:
         raise OutputExistsError(f"{out} exists. Choose another out=, or pass overwrite=True.")
     records = _records(source, label, group, reading or CorpusOptions(), seed)
-    result = make_split(
-        records,
-        folds=folds,
-        test=test,
-        repeats=repeats,
-        seed=seed,
-        allow_duplicates=allow_duplicates,
-    )
+    records = replace(records, sets=label_separator is not None)
+    options: dict[str, Any] = {"seed": seed, "allow_duplicates": allow_duplicates}
+    result = make_split(records, folds=folds, test=test, **options)
     if out is not None:
         write_split(result, Path(out))
     return result
@@ -361,70 +344,48 @@ def make_split(
     *,
     folds: int = 5,
     test: float = 0.0,
-    repeats: int = 1,
     seed: int = 0,
     allow_duplicates: bool = False,
 ) -> Split:
     """Assign records to folds; arguments and errors as for :func:`split`."""
     check_seed(seed)
-    check_counts(folds=folds, repeats=repeats)
+    check_counts(folds=folds)
     if test != 0 and not _SMALLEST_TEST <= test <= 0.5:
-        raise UsageError(
-            f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5, such as 0.2."
-        )
+        raise UsageError(f"test={test:g}: expected a fraction from {_SMALLEST_TEST} to 0.5.")
     known = _labelled(records)
-    if not known.all():
-        some = make_split(
-            _taken(records, known),
-            folds=folds,
-            test=test,
-            repeats=repeats,
-            seed=seed,
-            allow_duplicates=allow_duplicates,
-        )
-        group = np.full(len(known), -1)
-        group[known] = some.group
-        result = np.full((len(known), repeats), UNUSED)
-        result[known] = some.folds
-        return Split(records.row, group, result, some.settings)
-    if len(records.row) < folds:
-        raise UsageError(f"{len(records.row)} records are too few for {folds} folds.")
-    groups = same_text_groups(
-        None if allow_duplicates else records.keys, records.groups, len(records.row)
-    )
+    some, count = _taken(records, known), int(known.sum())
+    if count < folds:
+        raise UsageError(f"{count} records are too few for {folds} folds.")
+    groups = same_text_groups(None if allow_duplicates else some.keys, some.groups, count)
     assigned_to = folds if folds > 1 else _HOLDOUT
-    strata = _strata(records, assigned_to)
-    in_test = np.zeros(len(records.row), bool)
+    strata = _strata(some, assigned_to)
+    in_test = np.zeros(count, bool)
     if test:
         part = Fraction(test).limit_denominator(20)
         if abs(part - test) > test / 10:
             part = Fraction(1, round(1 / test))
         assigned = assign_folds(strata, groups, part.denominator, seed=seed + 7_919)
         in_test = assigned < part.numerator
+    assigned = np.full(count, TEST)
+    assigned[~in_test] = assign_folds(strata[~in_test], groups[~in_test], assigned_to, seed=seed)
+    if folds == 1:
+        assigned[assigned > 0] = TRAIN
+    result, group = np.full(len(known), UNUSED), np.full(len(known), -1)
+    result[known], group[known] = assigned, groups
     unit = "group" if records.groups is not None else ""
     if not allow_duplicates:
         unit = f"{unit} and text" if unit else "text"
-    columns = []
-    for repeat in range(repeats):
-        column = np.full(len(records.row), TEST, np.int64)
-        column[~in_test] = assign_folds(
-            strata[~in_test], groups[~in_test], assigned_to, seed=seed + repeat
-        )
-        if folds == 1:
-            column[column > 0] = TRAIN
-        columns.append(column)
     settings = SplitSettings(
         source=records.source,
         folds=folds,
         test=test,
-        repeats=repeats,
         seed=seed,
-        stratified=records.labels is not None,
+        stratified=records.labels is not None and not records.sets,
         grouped=records.groups is not None,
         allow_duplicates=allow_duplicates,
         unit=unit or "record",
     )
-    return Split(records.row, groups, np.stack(columns, axis=1), settings)
+    return Split(records.row, group, result, settings)
 
 
 def split_by_column(
@@ -435,12 +396,10 @@ def split_by_column(
     ``test`` marks the test set, every other value a fold. Where only one other value is left, such
     as ``train``, its records are assigned to ``folds`` folds.
     """
-    empty = [i for i, value in enumerate(values) if value is None or not str(value).strip()]
-    if empty:
-        raise UsageError(
-            f"split_column={column!r}: row {records.row[empty[0]]} has no value there."
-        )
-    given = np.array([str(value).strip() for value in values], np.str_)
+    given = np.array(["" if v is None else str(v).strip() for v in values], np.str_)
+    if not given.all():
+        row = records.row[int(np.argmin(given.astype(bool)))]
+        raise UsageError(f"split_column={column!r}: row {row} has no value there.")
     in_test = given == "test"
     used = ~in_test & _labelled(records)
     names = np.unique(given[used])
@@ -457,13 +416,12 @@ def split_by_column(
     settings = SplitSettings(
         source=records.source,
         folds=int(result.max()) + 1,
-        repeats=1,
         seed=seed,
-        stratified=shuffled and records.labels is not None,
+        stratified=shuffled and records.labels is not None and not records.sets,
         column=column,
         unit="text",
     )
-    return Split(records.row, groups, result[:, None], settings)
+    return Split(records.row, groups, result, settings)
 
 
 def assign_folds(strata: Int64, groups: Int64, folds: int, *, seed: int) -> Int64:
@@ -527,25 +485,18 @@ def same_text_groups(
 
 
 def leaking_records(split: Split) -> int:
-    """Return how many records of the first repeat have one of their group in another fold."""
-    fold = split.folds[:, 0]
-    _, group = np.unique(split.group[fold != UNUSED], return_inverse=True)
-    fold = fold[fold != UNUSED]
-    lowest = np.full(len(group), fold.max())
-    highest = np.full(len(group), TRAIN)
-    np.minimum.at(lowest, group, fold)
-    np.maximum.at(highest, group, fold)
-    return int((lowest < highest)[group].sum())
+    """Return how many records have one of their group in another fold."""
+    used = split.folds != UNUSED
+    fold, group = split.folds[used], split.group[used]
+    groups, folds = np.unique(np.unique([group, fold], axis=1)[0], return_counts=True)
+    return int(np.isin(group, groups[folds > 1]).sum())
 
 
 def records_of(data: VectorData, label: str | None = None, group: str | None = None) -> Labelled:
     """Return the records of a dataset as a split needs them."""
     stored = data.manifest.job.input.label
     if label is not None and label != stored:
-        raise UsageError(
-            f"label={label!r}: {data.path} was made with the label column {stored!r}. "
-            "Split the corpus itself, or extract again with another label."
-        )
+        raise UsageError(f"label={label!r}: {data.path} was made with the label {stored!r}.")
     return Labelled(
         source=source_of(data),
         row=data.row,
@@ -578,7 +529,8 @@ def _records(
 
 def _labelled(records: Labelled) -> Bool:
     """True for records with a label, or for all where none has one."""
-    known = np.array([has_label(label) for label in records.labels or ()], bool)
+    labels = records.labels or ()
+    known = np.array([label is not None if records.sets else has_label(label) for label in labels])
     return known if known.any() else np.ones(len(records.row), bool)
 
 
@@ -586,14 +538,14 @@ def _taken(records: Labelled, index: Bool) -> Labelled:
     def some(values: Any) -> Any:
         return None if values is None else [v for v, use in zip(values, index, strict=True) if use]
 
-    labels, groups = some(records.labels), some(records.groups)
-    keys = some(records.keys)
-    return Labelled(records.source, records.row[index], labels, keys, groups)
+    labels, keys, groups = map(some, (records.labels, records.keys, records.groups))
+    row = records.row[index]
+    return replace(records, row=row, labels=labels, keys=keys, groups=groups)
 
 
 def _strata(records: Labelled, folds: int) -> Int64:
     """Return ``(n,)`` class numbers, or bins of values if some of many are rarer than the folds."""
-    if records.labels is None:
+    if records.labels is None or records.sets:
         return np.zeros(len(records.row), np.int64)
     names, classes, counts = np.unique(
         np.array(records.labels, np.str_), return_inverse=True, return_counts=True
@@ -609,12 +561,9 @@ def _strata(records: Labelled, folds: int) -> Int64:
     if len(names) > 2 and np.isfinite(values).all():
         return _bins(values, counts, max(folds, len(classes) // _BINS))[classes]
     rare = str(names[np.argmin(counts)])
-    advice = f"Use {counts.min()} folds or fewer, or leave that class out."
-    if counts.min() == 1:
-        advice = "Leave that class out, or join it with another."
     raise UsageError(
         f"{len(names)} labels for {len(classes)} records; label {rare!r} has {counts.min()}, fewer "
-        f"than the {folds} folds. {advice}"
+        f"than the {folds} folds. Use fewer folds, leave that class out, or join it with another."
     )
 
 

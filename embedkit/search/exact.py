@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embedkit.choices import SEARCH_METRICS, WHITENINGS, check_choice
 from embedkit.dataset.read import Block, VectorData, load, text_keys
 from embedkit.dataset.settings import DatasetEncoder, encode_as
-from embedkit.display import Shown
+from embedkit.display import Shown, count_text
 from embedkit.errors import UsageError, check_counts, first_line
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
@@ -340,7 +340,7 @@ class Searcher:
             settings = made.settings
             if self._prefix is not None:
                 settings = replace(settings, prefix=self._prefix)
-            if settings.on_long == "error":  # a long query is no error of the dataset's
+            if settings.on_long == "error":  # for the dataset's texts, not for queries
                 settings = replace(settings, on_long="truncate")
             self._encode = DatasetEncoder(made.encoder, settings, data.views)
         self._warn(self._encode, queries)
@@ -405,7 +405,7 @@ class Searcher:
         """Find a few more than asked for, and still more where too many were duplicates."""
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
-            logger.warning("k=%d, but there are only %d records to choose from", k, there)
+            logger.warning("k=%d, more than the %s to choose from", k, count_text(there, "record"))
         # the most that an index is asked for: beyond that exact search is faster
         most = there if self._is_exact else min(there, max(k + 1, _MOST_OF_INDEX))
         asked = min(most, k + bool(own) if self._keys is None else 2 * k + 16)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from embedkit.types import Float32, Progress, ProgressCallback, no_progress
 RECALL_K = 10  # recall is the fraction of the ten nearest records that are found
 _HELD_OUT = 500
 _PER_LIST, _LEAST_SAMPLE = 64, 16_384
+_FILE = "index.faiss"
 _HASHED_BYTES = 512 << 20  # a quarter of a second
 
 
@@ -104,6 +105,7 @@ def build_index(
     metric: str = "cosine",
     whitening: str | None = None,
     overwrite: bool = False,
+    append: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> IndexInfo:
     """Build an index of a view in one pass over the vectors, and save it beside the dataset.
@@ -116,6 +118,8 @@ def build_index(
         metric: ``cosine``, ``dot`` or ``euclid``.
         whitening: ``center`` or ``whiten``, or ``None``.
         overwrite: replace an index of the same kind, view and metric.
+        append: add the records by which the dataset has grown to such an index, if there is one.
+            Lists and whitening stay those of the old records, and so does the recall.
         progress: called with the stage and the records done.
 
     Raises:
@@ -135,6 +139,8 @@ def build_index(
             f"{KINDS[kind].minimum:,} or more."
         )
     target = _folder(data, kind, metric, whitening)
+    if append and target.exists():
+        return _extended(target, data, progress)
     if target.exists() and not overwrite:
         raise OutputExistsError(f"{target} exists already; pass overwrite=True to build it again.")
     with storage.new_folder(target) as folder, faiss_with_threads(usable_cores()) as faiss:
@@ -169,15 +175,7 @@ def build_index(
             recall = float((indices[:, :, None] == right[:, None, :]).any(axis=2).mean())
         if count:
             index.add_with_ids(_prepared(data.reader.vectors_at(held), metric, fitted), held)
-        file = folder / "index.faiss"
-        # faiss itself does not notice that the end of a file could not be written
-        with storage.storage_errors(file, RuntimeError), file.open("wb") as sink:
-            faiss.write_index(index, faiss.PyCallbackIOWriter(sink.write))
-        if fitted is not None:
-            with (folder / "whitening.npz").open("wb") as sink:
-                matrix = np.empty((0, 0), np.float32) if fitted.matrix is None else fitted.matrix
-                np.savez(sink, mean=fitted.mean, matrix=matrix)
-        storage.sync_tree(folder)
+        file = _write(faiss, index, fitted, folder)
         info = IndexInfo(
             fingerprint=data.manifest.fingerprint,
             kind=kind,
@@ -191,8 +189,52 @@ def build_index(
             nbytes=file.stat().st_size,
             seconds=time.perf_counter() - started,
         )
-        content = json.dumps(asdict(info), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-        storage.write_durably(folder / "index.json", content.encode(), scratch=folder)
+        _write_info(info, folder)
+    return info
+
+
+def _write(faiss: Any, index: Any, fitted: Whitening | None, folder: Path) -> Path:
+    """Write an index and its whitening; its file."""
+    file = folder / _FILE
+    # faiss itself does not notice that the end of a file could not be written
+    with storage.storage_errors(file, RuntimeError), file.open("wb") as sink:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(sink.write))
+    if fitted is not None:
+        with (folder / "whitening.npz").open("wb") as sink:
+            matrix = np.empty((0, 0), np.float32) if fitted.matrix is None else fitted.matrix
+            np.savez(sink, mean=fitted.mean, matrix=matrix)
+    storage.sync_tree(folder)
+    return file
+
+
+def _write_info(info: IndexInfo, folder: Path) -> None:
+    content = json.dumps(asdict(info), ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    storage.write_durably(folder / "index.json", content.encode(), scratch=folder)
+
+
+def _extended(target: Path, data: VectorData, progress: ProgressCallback) -> IndexInfo:
+    """Add the records of a dataset that an index of its earlier state does not have."""
+    started = time.perf_counter()
+    opened = _opened(target, data, "Build it again with overwrite=True.")
+    info, index = opened.info, opened.index
+    if info.fingerprint == data.manifest.fingerprint:
+        return info
+    with storage.new_folder(target) as folder, faiss_with_threads(usable_cores()) as faiss:
+        index = faiss.read_index(str(target / _FILE))  # a mapped one cannot grow
+        for block in data.reader.blocks:
+            if block.start >= info.records:
+                vectors = _prepared(data.reader.vectors_of(block), info.metric, opened.whitening)
+                index.add_with_ids(vectors, np.arange(block.start, block.stop))
+                progress(Progress("adding", block.stop, len(data), "records"))
+        file = _write(faiss, index, opened.whitening, folder)
+        info = replace(
+            info,
+            fingerprint=data.manifest.fingerprint,
+            records=len(data),
+            nbytes=file.stat().st_size,
+            seconds=time.perf_counter() - started,
+        )
+        _write_info(info, folder)
     return info
 
 
@@ -240,28 +282,42 @@ def open_index(
             f"{data.path} has no index {folder.name}; it has {', '.join(names) or 'none'}. "
             f"{again.replace(' again', '').removesuffix(' --overwrite.')}."
         )
-    compared = ["index.json", *(["whitening.npz"] if whitening else [])]
-    file = folder / "index.faiss"
+    opened = _opened(folder, data, again)
+    if opened.info.fingerprint != data.manifest.fingerprint:
+        raise MismatchError(
+            f"{folder} has {opened.info.records:,} of the {len(data):,} records: the dataset has "
+            f"grown since. Add them: {again.removeprefix('Build it again: ')}".replace(
+                "--overwrite", "--append"
+            )
+        )
+    return opened
+
+
+def _opened(folder: Path, data: VectorData, again: str) -> AnnIndex:
+    """The index in a folder, of the dataset or of one that it extends."""
+    compared = ["index.json", *["whitening.npz"] * folder.name.endswith(tuple(WHITENINGS))]
+    file = folder / _FILE
     if not file.is_file() or file.stat().st_size <= _HASHED_BYTES:  # larger ones by ``verify``
         compared.append(file.name)
     storage.check_files(folder, compared, advice=again)
     file = folder / "index.json"
     info = decode(IndexInfo, read_json(file, advice=again), file=file, advice=again)
-    if info.fingerprint != data.manifest.fingerprint:
+    manifest = data.manifest
+    if info.fingerprint not in (manifest.fingerprint, *manifest.extends):
         raise MismatchError(
             f"{folder} was built for another dataset or another state of this one (fingerprint "
-            f"{info.fingerprint[:12]}, now {data.manifest.fingerprint[:12]}). {again}"
+            f"{info.fingerprint[:12]}, now {manifest.fingerprint[:12]}). {again}"
         )
-    file, fitted = folder / "index.faiss", None
+    file, fitted = folder / _FILE, None
     try:
         with faiss_with_threads(usable_cores()) as faiss:
-            mapped = faiss.IO_FLAG_MMAP if "ivf" in kind else faiss.IO_FLAG_MMAP_IFC
+            mapped = faiss.IO_FLAG_MMAP if "ivf" in info.kind else faiss.IO_FLAG_MMAP_IFC
             index = faiss.read_index(str(file), mapped)
         if index.ntotal != info.records or index.d != info.width:
             raise ValueError(f"it has {index.ntotal} vectors of width {index.d}")
-        if whitening is not None:
+        if info.whitening is not None:
             with np.load(folder / "whitening.npz") as parts:
-                matrix = parts["matrix"] if whitening == "whiten" else None
+                matrix = parts["matrix"] if info.whitening == "whiten" else None
                 fitted = Whitening(parts["mean"], matrix)
     except (OSError, ValueError, RuntimeError) as error:
         raise DamagedError(f"{file} cannot be read: {error}. {again}") from error
@@ -284,4 +340,4 @@ def _check(kind: str, metric: str, whitening: str | None) -> None:
 
 def _folder(data: VectorData, kind: str, metric: str, whitening: str | None) -> Path:
     name = ".".join(["+".join(data.views), kind, metric, *([whitening] if whitening else [])])
-    return Layout(data.path).private / "index" / name
+    return Layout(data.path).index / name

@@ -19,7 +19,7 @@
   const layerOf = (model) => (first.layers.length < 2 ? model.layers.length - 1
     : Math.round((state.layer / (first.layers.length - 1)) * (model.layers.length - 1)));
   const named = (layer) => (/^\d+$/.test(layer) ? `layer ${layer}` : layer);
-  const signed = (value) => `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(3)}`;
+  const signed = (value) => `${value <= -0.0005 ? "\u2212" : "+"}${Math.abs(value).toFixed(3)}`;
   const known = (...values) => values.every((value) => value !== null && value !== undefined);
 
   // one column of panels for each model
@@ -39,7 +39,7 @@
       const whose = beside ? `${shown(panel.model.name)}. ` : "";
       const section = panel.card(whose + { map: "Uses", word: "Same sense and other sense, this word", all: "Nearest other use has the same sense, all words" }[kind]);
       if (kind !== "map") section.append(make("p", "caption", kind === "word"
-        ? `Mean cosine of two uses${panel.model.centered ? ", after the mean of the layer is subtracted" : ""}.`
+        ? "Mean cosine of two uses, after the mean of the layer is subtracted."
         : `Of ${count(panel.model.scored)} uses of ${count(panel.model.n_words)} words; band: 95 % interval.`));
       panel[kind] = make("div");
       section.append(panel[kind]);
