@@ -147,7 +147,7 @@ def embedkit_engine(precision: str) -> Callable[[Folder, int], Engine]:
         encoder = Encoder.load(
             str(folder.path), device="cpu", precision=precision, max_length=folder.length
         )
-        return lambda texts: np.asarray(encoder.encode(list(texts)))
+        return lambda texts: np.asarray(encoder.encode(list(texts), pooling="mean"))
 
     return make
 
