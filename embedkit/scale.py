@@ -138,7 +138,7 @@ def run_on_ray(
     try:
         import ray
     except ImportError as error:
-        raise UsageError("engine='ray' needs Ray: pip install 'embedkit[ray]'") from error
+        raise UsageError("engine='ray' needs Ray: pip install 'ray>=2.40'") from error
     started = not ray.is_initialized()
     if started:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
