@@ -160,8 +160,8 @@ class ExtractSettings(VectorChoices):
         workers: processes that make shards; by default this one, or one for each device. On CPU
             they share the cores; a device may have several. A script that passes two or more needs
             ``if __name__ == "__main__":``.
-        engine: ``local``, or ``ray`` for workers on all machines of a cluster (``pip install ray``);
-            corpus and ``out`` must be on a file system that all of them see.
+        engine: ``local``, or ``ray`` (``pip install ray``) for workers on all machines of a
+            cluster; corpus and ``out`` must be on a file system that all of them see.
         address: of the Ray cluster; by default the one that ``ray`` finds, or a new one here.
         gpus_per_worker: GPUs that Ray gives to a worker, such as ``0.5``.
         shard_index: make only this one of ``num_shards`` parts of the shards, from 0, beside other
