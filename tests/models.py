@@ -350,9 +350,6 @@ def build_old(
     entries = OLD_VOCABULARIES[vocabulary].split()
     stated = {
         "architectures": ["BertForMaskedLM"],
-        "attention_probs_dropout_prob": 0.1,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
         "hidden_size": 16,
         "initializer_range": 0.2,
         "intermediate_size": 24,
@@ -360,7 +357,6 @@ def build_old(
         "model_type": "bert",
         "num_attention_heads": 2,
         "num_hidden_layers": 2,
-        "type_vocab_size": 2,
         "vocab_size": len(entries),
         **config,
     }

@@ -15,10 +15,8 @@ import pytest
 
 import embedkit
 from embedkit.dataset.format import read_manifest
-from embedkit.dataset.job import JobFolder
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.index import open_index
-from embedkit.types import Progress
 from tests.processes import invoke
 from tests.store_fixtures import (
     quick,  # noqa: F401 - a fixture
@@ -163,42 +161,6 @@ def test_records_that_are_missing_are_named_or_removed(tmp_path: Path) -> None:
     run(corpus, out, update=True, **OPTIONS)
     run(corpus, tmp_path / "whole", **OPTIONS)
     assert_equal(out, tmp_path / "whole")
-
-
-class Crash(BaseException):
-    """The power goes out."""
-
-
-@pytest.mark.parametrize("where", ["plan", "shard 5", "finish"])
-def test_an_interrupted_append_leaves_the_dataset_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    corpus, out = tmp_path / "c.tsv", tmp_path / "out"
-    tsv(corpus, OLD)
-    run(corpus, out, **OPTIONS)
-    before = tree(out)
-    tsv(corpus, [*OLD, *NEW])
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise Crash
-
-    def progress(state: Progress) -> None:
-        if state.stage == where:
-            raise Crash
-
-    with monkeypatch.context() as patch:
-        if where == "plan":
-            patch.setattr("embedkit.storage.write_parquet", stop)
-        elif where == "finish":
-            patch.setattr(JobFolder, "finish", stop)
-        with pytest.raises(Crash):
-            run(corpus, out, append=True, progress=progress, **OPTIONS)
-    assert tree(out) == before
-    assert embedkit.verify(out).ok
-    run(corpus, out, append=True, **OPTIONS)
-    run(corpus, tmp_path / "whole", **OPTIONS)
-    assert_equal(out, tmp_path / "whole")
-    assert not (tmp_path / "out.incomplete").exists()
 
 
 def test_a_damaged_shard_of_a_grown_dataset_is_made_again(tmp_path: Path) -> None:
