@@ -188,3 +188,25 @@ def browser() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket of an S3 server in this process."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fsspec.filesystem("s3").clear_instance_cache()
+    bucket = fsspec.filesystem("s3")
+    if bucket.exists("bucket"):  # the server's memory outlives it
+        bucket.rm("bucket", recursive=True)
+    bucket.mkdir("bucket")
+    yield bucket
+    server.stop()

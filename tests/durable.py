@@ -260,11 +260,6 @@ def _tree(names: Names, changes: Sequence[tuple[Names, Names]], data: dict[int, 
 
 # Commands, in children of this process
 
-ROWS = [
-    (f"{number:02}", f"the movie was {word} {'a ' * (number % 3)}{number % 7}", str(number % 2))
-    for number, word in enumerate(("bad", "good") * 14)
-]
-
 
 def _dataset(folder: Path) -> Any:
     import embedkit
@@ -353,15 +348,18 @@ def prepare(folder: Path) -> None:
     install()
     from embedkit.encoding.encoder import Encoder
     from embedkit.runs import figures
-    from tests.store_fixtures import load_quickly, tiny_model
+    from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
     Encoder.load = load_quickly  # type: ignore[method-assign, assignment]
     figures.png_of = lambda *_, **__: b"a figure"
     load_quickly(str(tiny_model()))
     folder.mkdir()
-    lines = ["id\tdocument\tlabel", *("\t".join(row) for row in ROWS), "99\t\t1"]
-    (folder / "corpus.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    (folder / "more.tsv").write_text("\n".join([*lines[:9], "100\t\t1"]) + "\n", "utf-8")
+    rows = [
+        (f"{number:02}", f"the movie was {word} {'a ' * (number % 3)}{number % 7}", str(number % 2))
+        for number, word in enumerate(("bad", "good") * 14)
+    ]
+    write_tsv(folder / "corpus.tsv", [*rows, ("99", "", "1")])
+    write_tsv(folder / "more.tsv", [*rows[:8], ("100", "", "1")])
     assert in_child(partial(_call, f"{EXTRACT} data", folder))()["code"] == 3
     gc.freeze()  # a collection would copy all pages for every child
     gc.disable()

@@ -110,9 +110,8 @@ def build(family: str, folder: Path) -> Path:
     """Write the tiny checkpoint of a family into ``folder`` and return it."""
     tokenizer = _TOKENIZERS.get(family, _wordpiece)()
     tokenizer.save_pretrained(folder)
-    kind = {"bert_left": "bert", "bert_mlm": "bert", "roberta_wordpiece": "roberta"}.get(
-        family, "bert" if family == "japanese" else family
-    )
+    berts = dict.fromkeys(("bert_left", "bert_mlm", "japanese"), "bert")
+    kind = {**berts, "roberta_wordpiece": "roberta"}.get(family, family)
     ids = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,

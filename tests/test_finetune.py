@@ -37,16 +37,14 @@ from embedkit.storage import seal
 from tests.finetune_fixtures import N, corpus_of, finetuned, predictions, tuned, write_lines
 from tests.processes import command
 from tests.run_fixtures import scores_of, train
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
     folder = tmp_path_factory.mktemp("finetune")
-    with loading_quickly():
-        corpus = corpus_of(folder / "corpus.tsv")
-        embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()))
+    extract_tiny(corpus_of(folder / "corpus.tsv"), folder / "data")
     split(folder / "data", out=folder / "split.parquet", folds=3, test=0.2)
     tuned_on(folder, folder / "run", split=folder / "split.parquet", epochs=4)
     return folder

@@ -18,7 +18,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from tests.finetune_fixtures import tuned
 from tests.processes import command
-from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, load_quickly, loading_quickly, tiny_model, write_tsv
 
 TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad bus"]
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with loading_quickly():
         for name, label in (("rare", "label"), ("array", None)):
             corpus = where / f"{name}.{'tsv' if label else 'json'}"
-            embedkit.extract(corpus, out=where / name, label=label, model=str(tiny_model()))
+            extract_tiny(corpus, where / name, label=label)
         yield where
 
 
@@ -84,9 +84,7 @@ def test_labels_are_numbers_where_all_are(tmp_path: Path, monkeypatch: pytest.Mo
     kinds = {"i": (["0", "12"], [0, 12]), "f": (["1.5", "2"], [1.5, 2]), "U": (["007", "1"], None)}
     for kind, (labels, values) in kinds.items():
         rows = [{"text": text, "label": label} for text, label in zip("ab", labels, strict=True)]
-        data = embedkit.load(
-            embedkit.extract(rows, out=tmp_path / kind, model=str(tiny_model())).out
-        )
+        data = embedkit.load(extract_tiny(rows, tmp_path / kind).out)
         assert data.y.dtype.kind == kind
         assert data.y.tolist() == (values or labels)
         assert data.labels.tolist() == labels
@@ -101,9 +99,7 @@ def partly(folder: Path) -> Path:
         for i in range(40)
     ]
     pd.DataFrame(rows).astype({"label": "Int64"}).to_csv(folder / "partly.csv", index=False)
-    embedkit.extract(
-        folder / "partly.csv", out=folder / "partly", keep=["part"], model=str(tiny_model())
-    )
+    extract_tiny(folder / "partly.csv", folder / "partly", keep=["part"])
     return folder / "partly"
 
 

@@ -44,9 +44,10 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import ClassScore, ReportedScore, TrainRun
 from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
+from tests.finetune_fixtures import predictions
 from tests.processes import command
 from tests.run_fixtures import train
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, loading_quickly
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
 N = 120
@@ -70,7 +71,7 @@ def corpus_of(path: Path, labels: Any = None, seed: int = 0) -> Path:
 
 
 def vectors_of(corpus: Path, out: Path, **settings: Any) -> Path:
-    embedkit.extract(corpus, out=out, model=str(tiny_model()), **settings)
+    extract_tiny(corpus, out, **settings)
     return out
 
 
@@ -85,10 +86,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         split(folder / "data", out=folder / "split.parquet", folds=4, test=0.2)
         train(folder / "data", out=folder / "run", split=folder / "split.parquet", tune=True)
         yield folder
-
-
-def predictions(run: Path) -> pd.DataFrame:
-    return pd.read_parquet(run / "predictions.parquet")
 
 
 def test_every_record_is_held_out_once(shared: Path) -> None:

@@ -18,10 +18,10 @@ import embedkit
 from embedkit.dataset.format import cast_for_storage
 from embedkit.dataset.read import Block, VectorData
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import UsageError
+from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, load_quickly, loading_quickly, tiny_model, write_tsv
 
 N = 90
 
@@ -46,10 +46,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A dataset of several shards with a reject in the middle."""
     folder = tmp_path_factory.mktemp("search")
     with loading_quickly():
-        embedkit.extract(
+        extract_tiny(
             corpus_of(folder / "corpus.tsv"),
-            out=folder / "data",
-            model=str(tiny_model()),
+            folder / "data",
             layers="all",
             pooling=["cls", "mean"],
             shard_rows=20,
@@ -262,12 +261,7 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     rows = [(str(i), "the movie was good", "1") for i in range(120)]
     rows += [("a", "bus home", "0"), ("b", "rain", "0")]
-    made = embedkit.extract(
-        write_tsv(tmp_path / "c.tsv", rows),
-        out=tmp_path / "d",
-        model=str(tiny_model()),
-        shard_rows=50,
-    )
+    made = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "d", shard_rows=50)
     hits = search(made.out, "the movie was good", k=3)[0]
     assert hits[0].text == "the movie was good"
     assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
@@ -306,10 +300,9 @@ def test_queries_are_encoded_as_the_dataset_stores_them(
     tmp_path: Path, storage: str, normalize: bool, view: str
 ) -> None:
     """Scaled to length 1 and rounded to the storage type where the dataset is."""
-    made = embedkit.extract(
+    made = extract_tiny(
         write_tsv(tmp_path / "c.tsv"),
-        out=tmp_path / "d",
-        model=str(tiny_model()),
+        tmp_path / "d",
         storage=storage,
         normalize=normalize,
         layers="all",
@@ -361,8 +354,6 @@ def test_the_prefix_is_not_taken_for_the_query(
 
 
 def test_another_model_is_refused(dataset: Path) -> None:
-    from embedkit.errors import MismatchError
-
     with pytest.raises(MismatchError, match=r"is not the checkpoint that .* was made with"):
         search(dataset, "good", model=str(tiny_model(seed=2)))
 
@@ -404,7 +395,7 @@ def test_every_answer_is_one_line(tmp_path: Path) -> None:
     """Of a text with line ends, and of a record without a label."""
     lines = [{"document": "good \x85 \u2028 \v \x1e movie", "label": "1"}, {"document": "bus"}]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    made = embedkit.extract(tmp_path / "c.jsonl", out=tmp_path / "d", model=str(tiny_model()))
+    made = extract_tiny(tmp_path / "c.jsonl", tmp_path / "d")
     table = invoke("search", made.out, "good", "-k", 2).stdout.splitlines()
     assert table[1].split() == ["score", "row", "id", "label", "text"]
     assert len(table) == 4

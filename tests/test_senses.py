@@ -18,7 +18,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps.senses import write_senses
 from tests.page_checks import check_fit, copied, json_block, opened, tab_stops, until
 from tests.processes import invoke
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 ROWS = (  # word, sense, and the text with the use between bars
@@ -48,22 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end = str(len(before) + len(rest[0])) if rest else ""
         lines.append(f"u{i}\t{marked.replace('|', '')}\t{word}\t{start}\t{end}\t{sense}")
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    with loading_quickly():
-        for name, layers in (("data", "all"), ("other", "0,2")):
-            embedkit.extract(
-                folder / "c.tsv",
-                out=folder / name,
-                model=str(tiny_model()),
-                label="sense",
-                keep=["word", "start", "end"],
-                layers=layers,
-                words="mean",
-                tokens=True,
-                shard_rows=4,
-            )
-    reports = [
-        compare_senses(folder / name, sense="label", span=SPAN) for name in ("data", "other")
-    ]
+    given = {"label": "sense", "keep": ["word", "start", "end"], "words": "mean", "tokens": True}
+    reports = []
+    for name, layers in (("data", "all"), ("other", "0,2")):
+        extract_tiny(folder / "c.tsv", folder / name, layers=layers, shard_rows=4, **given)
+        reports.append(compare_senses(folder / name, sense="label", span=SPAN))
     write_senses(reports[:1], out=folder / "one.html")
     write_senses(reports, out=folder / "two.html")
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,7 @@ def own_of(tiny: Callable[[str], Path]) -> Callable[[str], Any]:
     """The same tokenizer as transformers loads it."""
     from transformers import AutoTokenizer
 
-    loaded: dict[str, Any] = {}
-
-    def own(family: str) -> Any:
-        if family not in loaded:
-            loaded[family] = AutoTokenizer.from_pretrained(tiny(family))
-        return loaded[family]
-
-    return own
+    return cache(lambda family: AutoTokenizer.from_pretrained(tiny(family)))
 
 
 def ids_of(encoded: TokenizedTexts) -> list[int]:
