@@ -67,25 +67,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_waiting_for_disks() -> Iterator[None]:
-    """``fsync`` does nothing but fail for a closed file: no test cuts the power."""
+def _quickly() -> Iterator[None]:
+    """Leave out what takes long and is not tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", os.fstat)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_figures() -> Iterator[None]:
-    """Figures of runs are not drawn, except in tests with the marker ``figures``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "png_of", lambda _: b"a figure")
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_collections_by_trainer() -> Iterator[None]:
-    """The Trainer collects garbage before each training, as long as a tiny model trains."""
-    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # fails for a closed file; no test cuts the power
+        patch.setattr(figures, "png_of", lambda _: b"a figure")  # but with the marker ``figures``
+        # the Trainer collects garbage before each training, as long as a tiny model trains
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
 

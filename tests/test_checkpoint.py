@@ -34,9 +34,7 @@ NAME = "someone/tiny-bert"
 @pytest.fixture
 def copy(tiny_bert: Path, tmp_path: Path) -> Path:
     """A copy of the tiny BERT that a test may change."""
-    folder = tmp_path / "tiny"
-    shutil.copytree(tiny_bert, folder)
-    return folder
+    return Path(shutil.copytree(tiny_bert, tmp_path / "tiny"))
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -301,8 +299,7 @@ class FakeHub:
 @pytest.fixture
 def hub(tiny_bert: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A hub that has the tiny BERT, and beside it files that must not be fetched."""
-    source = tmp_path / "source"
-    shutil.copytree(tiny_bert, source)
+    source = Path(shutil.copytree(tiny_bert, tmp_path / "source"))
     others = "1_Pooling/config.json README.md modeling_own.py pytorch_model.bin training_args.bin"
     others += " tf_model.h5 onnx/model.onnx onnx/config.json openvino/model.safetensors"
     for name in f"{others} adapter.safetensors".split():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -398,11 +397,8 @@ def test_a_damaged_fold_is_trained_again(
     assert stages == {"fold 2 of 3, epoch 1 of 1"}
 
 
-def test_the_prefix_is_part_of_the_input(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     """A prefix gives what a corpus gives whose texts begin with it, in training and prediction."""
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
     head, *lines = (shared / "corpus.tsv").read_text("utf-8").splitlines()
     longer = write_lines(tmp_path / "longer.tsv", head, *(f"good home {line}" for line in lines))
     given: dict[str, Any] = {"epochs": 1, "folds": 2, "max_length": 10}
@@ -416,7 +412,7 @@ def test_the_prefix_is_part_of_the_input(
     assert not np.allclose(first, other)
     cut = with_prefix.truncated
     assert (cut.limit, 0 < cut.records < N) == (10, True)
-    assert f"{cut.records} of {N} texts" in caplog.text
+    assert f"{cut.records} of {N} texts" in " ".join(notes)
     texts = ["the movie bad was 1", "the movie good was 2"]
     prefixed, plain = (Predictor(tmp_path / name, device="cpu") for name in ("a", "b"))
     wanted = plain.predict_proba([f"good home {text}" for text in texts])

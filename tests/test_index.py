@@ -51,10 +51,6 @@ def index_folder(dataset: Path, name: str) -> Path:
     return Layout(dataset).private / "index" / name
 
 
-def test_every_kind_is_a_choice() -> None:
-    assert tuple(KINDS) == INDEX_KINDS
-
-
 @pytest.mark.parametrize("kind", INDEX_KINDS)
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
 def test_an_index_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:

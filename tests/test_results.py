@@ -360,9 +360,7 @@ def test_stored_vectors_are_predicted_without_encoding(
     assert np.allclose(found, encoded[:, 1], atol=1e-5)
 
 
-def test_folds_from_a_column(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
     for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "test"])):
         marks = ["part", *(values[i % 3] for i in range(N))]
@@ -378,12 +376,12 @@ def test_folds_from_a_column(
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
-    caplog.clear()
+    notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split_column="part")
     parts = pd.Series(np.arange(N) % 3)
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
-    assert [message.split()[0] for message in caplog.messages] == [str(shared_texts.sum())]
+    assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
     given: dict[str, Any] = {"split_column": "part", "split": shared / "split.parquet"}
     with pytest.raises(UsageError, match="split_column="):
         train(tmp_path / "named", out=tmp_path / "r", **given)

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from tests.store_fixtures import (
     tree,
     write_tsv,
 )
-from tests.test_append import WRITERS
+from tests.test_append import WRITERS, Rows
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
 ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]
@@ -50,18 +49,18 @@ WORDS = "".join(
 )
 
 
-def _arrow(path: Path) -> None:
+def _arrow(path: Path, _: Rows) -> None:
     table = pa.table({"text": TEXTS, "id": pa.array(map(str, range(60)))})
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=9)
 
 
-FILES: dict[str, Callable[[Path], object]] = {
-    **{name: partial(write, rows=ROWS) for name, write in WRITERS.items()},
-    "b.tsv": lambda p: p.write_text("\ufefftext\tid\n" + PLAIN),
+FILES: dict[str, Callable[[Path, Rows], object]] = {
+    **WRITERS,
+    "b.tsv": lambda p, _: p.write_text("\ufefftext\tid\n" + PLAIN),
     "h.arrow": _arrow,
-    "i.conllu": lambda p: p.write_text(WORDS),
-    "j.txt": lambda p: p.write_text("\n".join(TEXTS)),
+    "i.conllu": lambda p, _: p.write_text(WORDS),
+    "j.txt": lambda p, _: p.write_text("\n".join(TEXTS)),
 }
 
 
@@ -72,7 +71,7 @@ def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict
     """The planned shards, read in any order, are the records of one reader."""
     files = [tmp_path / name, tmp_path / f"second-{name}"]
     for file in files:
-        FILES[name](file)
+        FILES[name](file, ROWS)
     keep = ["doc"] if name.endswith("conllu") else []
     run(files, tmp_path / "out", shard_rows=8, keep=keep, **options)
     table = pq.read_table(tmp_path / "out/_embedkit/shards.parquet")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # uses and numbers
 
 
-def test_uses_are_the_spans_of_the_corpus(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+def test_uses_are_the_spans_of_the_corpus(folder: Path, notes: list[str]) -> None:
     found, words = uses_of_spans(folder / "data", SPAN)
-    assert "1 record without start and end" in caplog.text
+    assert "1 record without start and end" in " ".join(notes)
     assert [use.row for use in found.uses] == list(range(9))
     assert words == ("배",) * 4 + ("bus",) * 5
     written = [use.text[use.start : use.end] for use in found.uses]

@@ -95,8 +95,7 @@ def test_limits_of_tokenizer_json_do_not_count(
 ) -> None:
     from tokenizers import Tokenizer
 
-    folder = tmp_path / "model"
-    shutil.copytree(tiny(family), folder)
+    folder = Path(shutil.copytree(tiny(family), tmp_path / "model"))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.enable_truncation(5)
     backend.enable_padding(length=50)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,13 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from tests.processes import invoke
-from tests.store_fixtures import extract_tiny, load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import (
+    extract_tiny,
+    loading_quickly,
+    quick,  # noqa: F401 - a fixture
+    tiny_model,
+    write_tsv,
+)
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -38,10 +43,7 @@ TEXTS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "load", load_quickly)
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
