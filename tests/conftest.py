@@ -67,25 +67,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_waiting_for_disks() -> Iterator[None]:
-    """``fsync`` does nothing but fail for a closed file: no test cuts the power."""
+def _quickly() -> Iterator[None]:
+    """Leave out what takes long and is not tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", os.fstat)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_figures() -> Iterator[None]:
-    """Figures of runs are not drawn, except in tests with the marker ``figures``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "png_of", lambda _: b"a figure")
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_collections_by_trainer() -> Iterator[None]:
-    """The Trainer collects garbage before each training, as long as a tiny model trains."""
-    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # fails for a closed file; no test cuts the power
+        patch.setattr(figures, "png_of", lambda _: b"a figure")  # but with the marker ``figures``
+        # the Trainer collects garbage before each training, as long as a tiny model trains
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
 
@@ -188,3 +175,25 @@ def browser() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket of an S3 server in this process."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fsspec.filesystem("s3").clear_instance_cache()
+    bucket = fsspec.filesystem("s3")
+    if bucket.exists("bucket"):  # the server's memory outlives it
+        bucket.rm("bucket", recursive=True)
+    bucket.mkdir("bucket")
+    yield bucket
+    server.stop()

@@ -22,15 +22,14 @@ import hashlib
 import importlib
 import io
 import itertools
+import multiprocessing
 import os
-import pickle
 import random
 import shutil
 import signal
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +66,7 @@ class Disk:
         self._turn = threading.RLock()  # threads of a command: one operation after the other
 
     def operation(
-        self, name: str, path: str, call: Callable[[], Any], half: Callable[[], Any] = lambda: None
+        self, name: str, path: str, call: Callable[[], Any], half: Callable[[], Any]
     ) -> Any:
         """Do an operation or let it fail; ``half`` is what an interrupted one leaves."""
         if not f"{_real(path)}/".startswith(f"{self._root}/"):
@@ -100,29 +99,24 @@ def install() -> None:
         _wrap(os, name, lambda args, kw: _place(args[0], kw.get("dir_fd")))
     real_open, real_write, real_stream = os.open, os.write, io.open
 
-    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
         call = partial(real_open, path, flags, mode, dir_fd=dir_fd)
-        if Disk.active is None or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return call()
-        return int(Disk.active.operation("open", _place(path, dir_fd), call))
+        return _do("open", _place(path, dir_fd), call)
 
-    def written(descriptor: int, data: Any) -> int:
-        call = partial(real_write, descriptor, data)
-        if Disk.active is None:
-            return call()
+    def written(descriptor: int, data: Any) -> Any:
         half = partial(real_write, descriptor, data[: (len(data) + 1) // 2])
-        return int(Disk.active.operation("write", _path_of(descriptor), call, half))
+        return _do("write", _path_of(descriptor), partial(real_write, descriptor, data), half)
 
     def synced(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-        if Disk.active is not None:  # the power is never really cut: nothing waits for the disk
-            Disk.active.operation("fsync", _path_of(number), lambda: None)
+        _do("fsync", _path_of(number), lambda: None)  # the power is never really cut
 
     def streamed(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kw: Any) -> Any:
         if Disk.active is None or isinstance(file, int) or not set(mode) & set("wax+"):
             return real_stream(file, mode, buffering, *args, **kw)
-        kind = mode.replace("b", "").replace("t", "")
-        raw = _File(file, kind, opener=partial(opened, mode=0o666))
+        raw = _File(file, mode.replace("t", ""), opener=partial(opened, mode=0o666))
         buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **kw)
 
@@ -130,25 +124,31 @@ def install() -> None:
     os.fsync = os.fdatasync = synced  # type: ignore[assignment]
     io.open = builtins.open = streamed
 
-    def first_path(args: Sequence[Any], kw: Mapping[str, Any]) -> str:
-        return str(next((a for a in (*args, *kw.values()) if isinstance(a, str | Path)), "/"))
+    for owner, name in (
+        (torch, "save"),
+        (safetensors.torch, "save_file"),
+        (PreTrainedTokenizerBase, "save_pretrained"),
+    ):
+        _wrap(owner, name, _first_path, "library")
 
-    _wrap(torch, "save", first_path, "library")
-    _wrap(safetensors.torch, "save_file", first_path, "library")
-    _wrap(PreTrainedTokenizerBase, "save_pretrained", first_path, "library")
+
+def _do(
+    name: str, path: str, call: Callable[[], Any], half: Callable[[], Any] = lambda: None
+) -> Any:
+    return call() if Disk.active is None else Disk.active.operation(name, path, call, half)
 
 
-def _wrap(
-    owner: Any, name: str, path: Callable[[Sequence[Any], Mapping[str, Any]], str], kind: str = ""
-) -> None:
+def _wrap(owner: Any, name: str, path: Callable[[Any, Any], str], kind: str = "") -> None:
     real = getattr(owner, name)
 
     def function(*args: Any, **kw: Any) -> Any:
-        if Disk.active is None:
-            return real(*args, **kw)
-        return Disk.active.operation(kind or name, path(args, kw), partial(real, *args, **kw))
+        return _do(kind or name, path(args, kw), partial(real, *args, **kw))
 
     setattr(owner, name, function)
+
+
+def _first_path(args: Sequence[Any], kw: Mapping[str, Any]) -> str:
+    return str(next((a for a in (*args, *kw.values()) if isinstance(a, str | Path)), "/"))
 
 
 def _place(path: Any, folder: int | None) -> str:
@@ -211,11 +211,9 @@ class Trace:
         rng, (durable, first, _) = random.Random(0), self.moments[0]
         durable, stored, data = dict(durable), dict(first), dict(first)
         pending: list[tuple[Names, Names]] = []  # changes of names: what went, what came
-        for (before, _, _), (names, contents, synced) in zip(
-            self.moments, self.moments[1:], strict=False
-        ):
-            gone = {key: n for key, n in before.items() if names.get(key) != n}
-            new = {key: n for key, n in names.items() if before.get(key) != n}
+        for (before, _, _), (names, contents, synced) in itertools.pairwise(self.moments):
+            gone = dict(before.items() - names.items())
+            new = dict(names.items() - before.items())
             if gone or new:
                 pending.append((gone, new))
             if synced is not None:
@@ -262,11 +260,6 @@ def _tree(names: Names, changes: Sequence[tuple[Names, Names]], data: dict[int, 
 
 # Commands, in children of this process
 
-ROWS = [
-    (f"{number:02}", f"the movie was {word} {'a ' * (number % 3)}{number % 7}", str(number % 2))
-    for number, word in enumerate(("bad", "good") * 14)
-]
-
 
 def _dataset(folder: Path) -> Any:
     import embedkit
@@ -284,14 +277,12 @@ def _run(folder: Path) -> Any:
 
 
 def _index(folder: Path) -> Any:
-    from embedkit.errors import EmbedkitError
+    from embedkit import Searcher, load
+    from embedkit.search.index import open_index
 
-    done = _call(
-        "search data --like 3 --like 8 -k 4 --index flat --whitening center --json", folder
-    )
-    if done["code"]:
-        raise EmbedkitError(done["error"])
-    return done["out"]
+    data, whitening = folder / "data", "center"
+    finder = open_index(load(data), kind="flat", metric="cosine", whitening=whitening)
+    return str(Searcher(data, finder=finder, whitening=whitening).like([3, 8], k=4))
 
 
 EXTRACT = "extract corpus.tsv --model {model} --out"
@@ -314,26 +305,24 @@ SAME = (".parquet", ".safetensors", ".skops", ".faiss")
 
 def in_child(action: Callable[[], Any]) -> Callable[[], Any]:
     """Begin an action in a child; what waits for what it returns, or for the signal's number."""
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        with suppress(BaseException):
-            for number in (0, 1, 2):
-                os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            try:
-                answer = action()
-            except Exception:
-                answer = {"code": 1, "traceback": traceback.format_exc()[-1_500:]}
-            with os.fdopen(writing, "wb") as pipe:
-                pickle.dump(answer, pipe)
-        os._exit(0)
-    os.close(writing)
+    fork = multiprocessing.get_context("fork")
+    receiving, sending = fork.Pipe(duplex=False)
+
+    def act() -> None:
+        try:
+            sending.send(action())
+        except Exception:
+            sending.send({"code": None, "traceback": traceback.format_exc()[-1_500:]})
+
+    process = fork.Process(target=act)
+    process.start()
+    sending.close()
 
     def result() -> Any:
-        with os.fdopen(reading, "rb") as pipe:
-            answer = pipe.read()
-        _, status = os.waitpid(process, 0)
-        return pickle.loads(answer) if answer else {"code": -os.WTERMSIG(status)}
+        with suppress(EOFError):
+            return receiving.recv()
+        process.join()
+        return {"code": process.exitcode}
 
     return result
 
@@ -351,7 +340,7 @@ def _call(line: str, folder: Path, disk: Disk | None = None) -> dict[str, Any]:
         done = command(*line.format(model=tiny_model()).split(), cwd=folder)
     finally:
         Disk.active = None
-    return {"code": done.returncode, "error": done.stderr[-500:], "out": done.stdout}
+    return {"code": done.returncode, "error": done.stderr[-500:]}
 
 
 def prepare(folder: Path) -> None:
@@ -359,21 +348,21 @@ def prepare(folder: Path) -> None:
     install()
     from embedkit.encoding.encoder import Encoder
     from embedkit.runs import figures
-    from tests.store_fixtures import load_quickly, tiny_model
+    from tests.store_fixtures import load_quickly, tiny_model, write_tsv
 
     Encoder.load = load_quickly  # type: ignore[method-assign, assignment]
     figures.png_of = lambda *_, **__: b"a figure"
     load_quickly(str(tiny_model()))
     folder.mkdir()
-    lines = ["id\tdocument\tlabel", *("\t".join(row) for row in ROWS), "99\t\t1"]
-    (folder / "corpus.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    (folder / "more.tsv").write_text("\n".join([*lines[:9], "100\t\t1"]) + "\n", "utf-8")
+    rows = [
+        (f"{number:02}", f"the movie was {word} {'a ' * (number % 3)}{number % 7}", str(number % 2))
+        for number, word in enumerate(("bad", "good") * 14)
+    ]
+    write_tsv(folder / "corpus.tsv", [*rows, ("99", "", "1")])
+    write_tsv(folder / "more.tsv", [*rows[:8], ("100", "", "1")])
     assert in_child(partial(_call, f"{EXTRACT} data", folder))()["code"] == 3
     gc.freeze()  # a collection would copy all pages for every child
     gc.disable()
-
-
-WRONG = ("rows lost", "wrong vectors", "tracebacks", "wrong exit codes", "files left")
 
 
 class Harness:
@@ -381,7 +370,7 @@ class Harness:
 
     def __init__(self, name: str, source: Path, folder: Path, part: Sequence[int]) -> None:
         lines, needs, self._read = SCENARIOS[name]
-        self._name, self._line, self._folder, self._part = name, lines[-1], folder, part
+        self._line, self._folder, self._part = lines[-1], folder, part
         self._numbers, self._seen = itertools.count(), set[str]()
         self.done, self.wrong = Counter[str](), list[str]()
         self._start = folder / "start"
@@ -392,33 +381,40 @@ class Harness:
         self._answers: list[Any] = []
         for line in lines:
             work = self._workspace()
-            undisturbed = in_child(partial(self._undisturbed, line, work))()
-            assert not isinstance(undisturbed, dict), undisturbed
-            self._operations, self._files, answer, modules = undisturbed
-            assert "answer" in answer, answer
-            self._answers.append(answer)
-            for module in modules:  # imported here instead of in each child
+            self._undisturbed = in_child(partial(self._observed, line, work))()
+            assert self._undisturbed["code"] in (0, 3), self._undisturbed
+            self._answers.append(self._undisturbed["after"])
+            assert "answer" in self._answers[-1], self._answers
+            for module in self._undisturbed["modules"]:  # imported here instead of in each child
                 with suppress(Exception):
                     importlib.import_module(module)
             if line != self._line:
                 shutil.rmtree(self._start)
                 work.rename(self._start)
 
-    def _undisturbed(self, line: str, work: Path) -> tuple[list[str], dict[str, bytes], Any, Any]:
-        disk = Disk(work)
-        ended = _call(line, work, disk)
-        assert ended["code"] in (0, 3), ended
-        return disk.operations, files_of(work), self._answer(work), [*sys.modules]
+    def _observed(self, line: str, work: Path) -> dict[str, Any]:
+        """Run a command: what can be read before and after it, and what it did."""
+        before, disk = self._answer(work), Disk(work)
+        found = _call(line, work, disk)
+        found |= {"operations": disk.operations, "modules": [*sys.modules]}
+        return found | {"before": before, "after": self._answer(work), "files": files_of(work)}
+
+    def _answer(self, work: Path) -> dict[str, Any]:
+        from embedkit.errors import EmbedkitError
+
+        try:
+            return {"answer": self._read(work)}
+        except EmbedkitError as error:
+            return {"refused": str(error)}
 
     def faults(self) -> None:
         """Let operations fail, one in each command, and check what is left."""
-        cases = [(at, fault) for at in range(len(self._operations)) for fault in FAULTS]
-        for at, fault in self._take(cases):
-            work = self._workspace()
-            where = f"{self._name}: {fault} at {at} {self._operations[at]}:"
+        operations = self._undisturbed["operations"]
+        for at, fault in self._take([(at, f) for at in range(len(operations)) for f in FAULTS]):
+            self.done["faults"] += 1
+            work, where = self._workspace(), f"{fault} at {at} {operations[at]}:"
             ended = in_child(partial(_call, self._line, work, Disk(work, at, fault)))()
             self._check_end(ended, (0, 3, 6) if fault in ERRORS else (-signal.SIGKILL,), where)
-            self.done["faults"] += 1
             self._check(work, where)
 
     def power_cuts(self) -> None:
@@ -432,8 +428,7 @@ class Harness:
 
         for number, (ended, tree) in self._take(list(enumerate(in_child(states)()))):
             self.done["power cuts"] += 1
-            where = f"{self._name}: power cut {number}:"
-            self._check(self._workspace(tree), where, ended=ended)
+            self._check(self._workspace(tree), f"power cut {number}:", ended=ended)
 
     def _take(self, cases: Sequence[Any]) -> Sequence[Any]:
         """Neighbours, which leave the same states, stay together."""
@@ -451,48 +446,36 @@ class Harness:
             (work / name).mkdir() if content is None else (work / name).write_bytes(content)
         return work
 
-    def _answer(self, work: Path) -> dict[str, Any]:
-        from embedkit.errors import EmbedkitError
-
-        try:
-            return {"answer": self._read(work)}
-        except EmbedkitError as error:
-            return {"refused": str(error)}
-
     def _check(self, work: Path, where: str, *, ended: bool = False) -> None:
         """Read the output, repeat the command, and read again; each state once."""
         state = hashlib.sha256(repr(sorted(files_of(work).items())).encode()).hexdigest()
         if state not in self._seen:
             self._seen.add(state)
             self.done["states"] += 1
-            checked = in_child(partial(self._repeated, work))()
-            self._check_end(checked, (0, 3), where + " repeated:")
-            if "traceback" not in checked:
-                self._compare(checked, where, ended=ended)
+            found = in_child(partial(self._observed, self._line, work))()
+            complete = found.get("before") == self._answers[-1]
+            self._check_end(found, (0, 3, 8) if complete else (0, 3), f"{where} repeated:")
+            if "before" in found:
+                self._compare(**found, where=where, ended=ended)
         shutil.rmtree(work)
 
-    def _repeated(self, work: Path) -> dict[str, Any]:
-        before, again = self._answer(work), _call(self._line, work)
-        if again["code"] == 8 and before == self._answers[-1]:
-            again["code"] = 0  # complete already
-        return again | {"before": before, "files": files_of(work), "after": self._answer(work)}
-
     def _check_end(self, ended: dict[str, Any], expected: Sequence[int], where: str) -> None:
-        if "traceback" in ended:
-            self.wrong.append(f"tracebacks: {where} {ended['traceback']}")
-        elif ended["code"] not in expected:
-            self.wrong.append(f"wrong exit codes: {where} {ended['code']} {ended.get('error')}")
+        if ended["code"] not in expected:
+            kind = "tracebacks" if "traceback" in ended else "wrong exit codes"
+            self.wrong.append(f"{kind}: {where} {ended}"[:2_000])
 
-    def _compare(self, checked: dict[str, Any], where: str, *, ended: bool) -> None:
-        before, files, after = checked["before"], checked["files"], checked["after"]
+    def _compare(
+        self, before: Any, after: Any, files: dict[str, bytes], where: str, ended: bool, **_: Any
+    ) -> None:
+        expected: dict[str, bytes] = self._undisturbed["files"]
         if "answer" in before and before not in self._answers:
             self.wrong.append(f"wrong vectors: {where}")
         if after != self._answers[-1] or (ended and before != after):
             self.wrong.append(f"rows lost: {where} {after.get('refused', '')}")
-        if left := sorted(files.keys() ^ self._files.keys()):
+        if left := sorted(files.keys() ^ expected.keys()):
             self.wrong.append(f"files left: {where} {left[:6]}")
-        for name in files.keys() & self._files.keys():
-            if name.endswith(SAME) and files[name] != self._files[name]:
+        for name in files.keys() & expected.keys():
+            if name.endswith(SAME) and files[name] != expected[name]:
                 self.wrong.append(f"wrong vectors: {where} {name}")
 
 
@@ -525,18 +508,15 @@ def main() -> int:
         tempfile.tempdir, top = folder, Path(folder)  # killed children leave temporary files
         prepare(top / "source")
         for name in options.names or SCENARIOS:
-            started, done, wrong = time.monotonic(), Counter[str](), list[str]()
             parts = [(i, options.workers, options.sample) for i in range(options.workers)]
             workers = [in_child(partial(enumerate_part, name, top, part)) for part in parts]
+            counts, wrong = Counter[str](), list[str]()
             for result in [worker() for worker in workers]:
-                if isinstance(result, dict):
-                    result = Counter(), [f"tracebacks: {name}: {result}"]
-                done, wrong = done + result[0], wrong + result[1]
-            counts = [f"{number:,} {what}" for what, number in sorted(done.items())]
-            kinds = Counter(line.partition(":")[0] for line in wrong)
-            counts += [f"{kinds[what]} {what}" for what in WRONG]
-            print(f"{name}: {', '.join(counts)} ({time.monotonic() - started:.0f} s)", flush=True)
-            print(*(f"    {line[:2_000]}\n" for line in wrong[:20]), sep="", end="", flush=True)
+                assert isinstance(result, tuple), result
+                counts, wrong = counts + result[0], wrong + result[1]
+            counts.update(line.partition(":")[0] for line in wrong)
+            done = ", ".join(f"{number:,} {what}" for what, number in counts.items())
+            print(f"{name}: {done}", *wrong[:20], sep="\n    ", flush=True)
             failed |= bool(wrong)
     return int(failed)
 

@@ -110,9 +110,8 @@ def build(family: str, folder: Path) -> Path:
     """Write the tiny checkpoint of a family into ``folder`` and return it."""
     tokenizer = _TOKENIZERS.get(family, _wordpiece)()
     tokenizer.save_pretrained(folder)
-    kind = {"bert_left": "bert", "bert_mlm": "bert", "roberta_wordpiece": "roberta"}.get(
-        family, "bert" if family == "japanese" else family
-    )
+    berts = dict.fromkeys(("bert_left", "bert_mlm", "japanese"), "bert")
+    kind = {**berts, "roberta_wordpiece": "roberta"}.get(family, family)
     ids = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -350,9 +349,6 @@ def build_old(
     entries = OLD_VOCABULARIES[vocabulary].split()
     stated = {
         "architectures": ["BertForMaskedLM"],
-        "attention_probs_dropout_prob": 0.1,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
         "hidden_size": 16,
         "initializer_range": 0.2,
         "intermediate_size": 24,
@@ -360,7 +356,6 @@ def build_old(
         "model_type": "bert",
         "num_attention_heads": 2,
         "num_hidden_layers": 2,
-        "type_vocab_size": 2,
         "vocab_size": len(entries),
         **config,
     }

@@ -19,6 +19,7 @@ import pytest
 from embedkit.dataset.extract import ExtractResult, extract
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
+from embedkit.types import Progress
 
 _VOCABULARY = """
 배 ##를 ##가 타 ##고 여행 ##을 간다 영화 정말 재미 ##있 ##었다 추석 ##에 먹 ##은 맛 the movie was
@@ -127,6 +128,24 @@ def run(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
     """``extract`` on the tiny model in shards of three rows, unless the settings say otherwise."""
     defaults = {"model": str(tiny_model()), "shard_rows": 3}
     return extract(corpus, out=out, **{**defaults, **settings})
+
+
+def extract_tiny(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
+    """``extract`` on the tiny model, which is loaded once only."""
+    with loading_quickly():
+        return extract(corpus, out=out, model=str(tiny_model()), **settings)
+
+
+def begin(corpus: Any, out: Path, **settings: Any) -> None:
+    """Leave a job unfinished after its first shard."""
+
+    def stop(state: Progress) -> None:
+        if state.stage == "shard 2":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, out, progress=stop, **settings)
+    assert out.with_name(out.name + ".incomplete").is_dir()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

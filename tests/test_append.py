@@ -15,10 +15,8 @@ import pytest
 
 import embedkit
 from embedkit.dataset.format import read_manifest
-from embedkit.dataset.job import JobFolder
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.index import open_index
-from embedkit.types import Progress
 from tests.processes import invoke
 from tests.store_fixtures import (
     quick,  # noqa: F401 - a fixture
@@ -32,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 OPTIONS: dict[str, Any] = {"words": "mean", "tokens": True, "shard_rows": 4}
 OLD = [(f"i{n}", f"the movie was {'good ' * (n % 3)}{n}" if n % 5 else " ") for n in range(13)]
 NEW = [(f"i{n}", "" if n == 13 else f"bad home {n}") for n in range(13, 20)]
+CHANGED = [*OLD, *NEW]
+CHANGED[6], CHANGED[10], CHANGED[11] = ("i6", "home"), ("i10", "a"), ("i11", " ")
+"""Row 6 has another text, row 10 is no reject any more, row 11 is one now."""
 Rows = Sequence[tuple[str, str]]
 
 
@@ -54,7 +55,7 @@ def packed(path: Path, rows: Rows) -> None:
 
 def parquet(path: Path, rows: Rows) -> None:
     ids, texts = zip(*rows, strict=True)
-    pq.write_table(pa.table({"id": ids, "text": texts}), path)
+    pq.write_table(pa.table({"id": ids, "text": texts}), path, row_group_size=7)
 
 
 def conllu(path: Path, rows: Rows) -> None:
@@ -124,81 +125,32 @@ def test_a_grown_dataset_equals_one_made_at_once(tmp_path: Path, name: str, furt
     assert run([tmp_path / name], tmp_path / "new", append=True, **OPTIONS).resumed_shards == 0
 
 
-@pytest.mark.parametrize("update", [False, True])
 @pytest.mark.parametrize("name", ["c.tsv", "c.parquet"])
-def test_old_records_that_changed_are_named_or_encoded_again(
-    tmp_path: Path, name: str, update: bool
+@pytest.mark.parametrize(
+    ("first", "then", "named"),
+    [
+        (OLD, CHANGED, r"^3 of the 13 .*6 \(id i6.*10 \(id i10.*11 \(id i11"),
+        ([*OLD, *NEW], OLD[:9], r"9 of the 20 records .*9 \(id i9, missing\).*, …"),
+    ],
+    ids=["changed", "missing"],
+)
+def test_other_old_records_are_named_or_made_again(
+    tmp_path: Path, name: str, first: Rows, then: Rows, named: str
 ) -> None:
-    """Row 6 has another text, row 10 is no reject any more, row 11 is one now."""
+    """Those that did not change are kept."""
     corpus, out, write = tmp_path / name, tmp_path / "out", WRITERS[name]
-    write(corpus, OLD)
+    write(corpus, first)
     run(corpus, out, **OPTIONS)
     before = tree(out)
-    changed = [*OLD, *NEW]
-    changed[6], changed[10], changed[11] = ("i6", "home"), ("i10", "a"), ("i11", " ")
-    write(corpus, changed)
-    if not update:
-        with pytest.raises(
-            MismatchError, match=r"^3 of the 13 .*6 \(id i6.*10 \(id i10.*11 \(id i11"
-        ):
-            run(corpus, out, append=True, **OPTIONS)
-        assert tree(out) == before
-        write(corpus, [*OLD, *NEW])
+    write(corpus, then)
+    with pytest.raises(MismatchError, match=named):
         run(corpus, out, append=True, **OPTIONS)
-        return
+    assert tree(out) == before
     result = run(corpus, out, update=True, **OPTIONS)
     assert result.resumed_shards == 1
     assert result.manifest.extends == ()
     run(corpus, tmp_path / "whole", **OPTIONS)
     assert_equal(out, tmp_path / "whole")
-
-
-def test_records_that_are_missing_are_named_or_removed(tmp_path: Path) -> None:
-    corpus, out = tmp_path / "c.tsv", tmp_path / "out"
-    tsv(corpus, [*OLD, *NEW])
-    run(corpus, out, **OPTIONS)
-    tsv(corpus, OLD[:9])
-    with pytest.raises(MismatchError, match=r"9 of the 20 records .*9 \(id i9, missing\).*, …"):
-        run(corpus, out, append=True, **OPTIONS)
-    run(corpus, out, update=True, **OPTIONS)
-    run(corpus, tmp_path / "whole", **OPTIONS)
-    assert_equal(out, tmp_path / "whole")
-
-
-class Crash(BaseException):
-    """The power goes out."""
-
-
-@pytest.mark.parametrize("where", ["plan", "shard 5", "finish"])
-def test_an_interrupted_append_leaves_the_dataset_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    corpus, out = tmp_path / "c.tsv", tmp_path / "out"
-    tsv(corpus, OLD)
-    run(corpus, out, **OPTIONS)
-    before = tree(out)
-    tsv(corpus, [*OLD, *NEW])
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise Crash
-
-    def progress(state: Progress) -> None:
-        if state.stage == where:
-            raise Crash
-
-    with monkeypatch.context() as patch:
-        if where == "plan":
-            patch.setattr("embedkit.storage.write_parquet", stop)
-        elif where == "finish":
-            patch.setattr(JobFolder, "finish", stop)
-        with pytest.raises(Crash):
-            run(corpus, out, append=True, progress=progress, **OPTIONS)
-    assert tree(out) == before
-    assert embedkit.verify(out).ok
-    run(corpus, out, append=True, **OPTIONS)
-    run(corpus, tmp_path / "whole", **OPTIONS)
-    assert_equal(out, tmp_path / "whole")
-    assert not (tmp_path / "out.incomplete").exists()
 
 
 def test_a_damaged_shard_of_a_grown_dataset_is_made_again(tmp_path: Path) -> None:

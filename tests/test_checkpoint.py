@@ -34,9 +34,7 @@ NAME = "someone/tiny-bert"
 @pytest.fixture
 def copy(tiny_bert: Path, tmp_path: Path) -> Path:
     """A copy of the tiny BERT that a test may change."""
-    folder = tmp_path / "tiny"
-    shutil.copytree(tiny_bert, folder)
-    return folder
+    return Path(shutil.copytree(tiny_bert, tmp_path / "tiny"))
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -255,16 +253,6 @@ def test_packaged(name: str) -> None:
     assert found.side_json("no_such.json") == {}
 
 
-def fill_cache(cache: Path, source: Path, *, ref: str = "main") -> Path:
-    """Lay a checkpoint out as the hub's cache does."""
-    repo = cache / f"models--{NAME.replace('/', '--')}"
-    snapshot = repo / "snapshots" / COMMIT
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / ref).write_text(COMMIT, "utf-8")
-    shutil.copytree(source, snapshot)
-    return snapshot
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty hub cache, and no network."""
@@ -273,21 +261,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return folder
-
-
-@pytest.mark.parametrize("revision", [None, "main", COMMIT])
-def test_cached(revision: str | None, cache: Path, tiny_bert: Path) -> None:
-    snapshot = fill_cache(cache, tiny_bert)
-    found = find_checkpoint(NAME, revision=revision)
-    assert (found.source, found.revision, found.folder) == ("hub", COMMIT, snapshot)
-    assert found.sha256 == find_checkpoint(str(tiny_bert)).sha256
-
-
-@pytest.mark.parametrize("name", [NAME, "no such model", "a/b?", "-x", "a..b"])
-def test_not_cached_and_offline(name: str, cache: Path, tiny_bert: Path) -> None:
-    (fill_cache(cache, tiny_bert) / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"model='.*'"):
-        find_checkpoint(name)
 
 
 class FakeHub:
@@ -326,8 +299,7 @@ class FakeHub:
 @pytest.fixture
 def hub(tiny_bert: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A hub that has the tiny BERT, and beside it files that must not be fetched."""
-    source = tmp_path / "source"
-    shutil.copytree(tiny_bert, source)
+    source = Path(shutil.copytree(tiny_bert, tmp_path / "source"))
     others = "1_Pooling/config.json README.md modeling_own.py pytorch_model.bin training_args.bin"
     others += " tf_model.h5 onnx/model.onnx onnx/config.json openvino/model.safetensors"
     for name in f"{others} adapter.safetensors".split():
@@ -360,6 +332,12 @@ def test_download(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     for revision in (None, "main", COMMIT):
         assert find_checkpoint(NAME, revision=revision) == found
     assert len(hub.fetched) == len(WANTED)
+    assert found.sha256 == find_checkpoint(str(found.folder)).sha256
+    # nor is there anything else
+    (found.folder / "model.safetensors").unlink()
+    for name in (NAME, "no such model", "a/b?", "-x", "a..b"):
+        with pytest.raises(ModelError, match=r"model='.*'"):
+            find_checkpoint(name)
 
 
 @trusted_reader

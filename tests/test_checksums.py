@@ -13,29 +13,26 @@ import pytest
 
 import embedkit
 from embedkit.comparison.load import read_runs
-from embedkit.dataset.format import Layout
 from embedkit.dataset.verify import verify
 from embedkit.errors import DamagedError
 from embedkit.predict import Predictor
-from embedkit.search.index import open_index
 from embedkit.storage import check_files, file_sums, read_table, seal
 from tests.processes import command
-from tests.store_fixtures import loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, loading_quickly, write_tsv
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A dataset with an index, a run on it, and a split beside it."""
+    """A dataset, a run on it, and a split beside it."""
     folder = tmp_path_factory.mktemp("checksums")
     random = np.random.default_rng(0)
     rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(120)]
     with loading_quickly():
         data = folder / "data"
-        embedkit.extract(write_tsv(folder / "c.tsv", rows), out=data, model=str(tiny_model()))
+        extract_tiny(write_tsv(folder / "c.tsv", rows), data)
         embedkit.train(data, out=folder / "run", folds=3)
-        embedkit.index(data, kind="flat")
         embedkit.split(data, out=folder / "split.parquet", folds=3)
         yield folder
 
@@ -98,20 +95,6 @@ def test_a_bit_of_a_run(made: Path, tmp_path: Path) -> None:
         assert name in result.problems[0] or name == "SHA256SUMS"
         shutil.rmtree(run)
     assert verify(made / "run").files == len(file_sums(made / "run"))
-
-
-def test_a_bit_of_an_index(made: Path, tmp_path: Path) -> None:
-    random = np.random.default_rng(2)
-    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
-    folder = next((Layout(data).private / "index").iterdir())
-    for name in (*file_sums(folder), "SHA256SUMS"):
-        before = (folder / name).read_bytes()
-        flip(folder / name, random)
-        with pytest.raises(DamagedError, match="--overwrite"):
-            open_index(embedkit.load(data), kind="flat")
-        assert not verify(data).ok
-        (folder / name).write_bytes(before)
-    assert verify(data).ok
 
 
 def test_a_page_of_a_single_parquet_file(made: Path, tmp_path: Path) -> None:

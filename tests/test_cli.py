@@ -25,7 +25,6 @@ from tests.store_fixtures import (
     ROWS,
     load_quickly,
     manifest_of,
-    run,
     tiny_model,
     tree,
     write_tsv,
@@ -92,6 +91,7 @@ def extract(*more: str) -> list[str]:
         (["info", "begun"], 2, "begun.incomplete"),
         (["verify", "foldr"], 2, "Did you mean"),
         (["tokenize", "x", "--vocab", "0:9"], 2, "--vocab"),
+        (["tokenize", "--vocab", "0:99999"], 2, "--vocab"),
         (["tokenize"], 2, "--vocab"),
     ],
     ids=lambda v: " ".join(v[-2:]) if isinstance(v, list) else None,
@@ -180,16 +180,6 @@ def test_quiet_prints_only_results_and_errors(embedkit_: Call) -> None:
     assert message_of(embedkit_(*extract("--out", "clean.tsv", "-q")))
 
 
-def test_tokenize(embedkit_: Call) -> None:
-    model = ["--model", str(tiny_model())]
-    lines = embedkit_("tokenize", "배를 타고", *model).stdout.splitlines()
-    columns = dict(
-        zip(lines[0].split(), zip(*map(str.split, lines[1:]), strict=False), strict=False)
-    )
-    assert " ".join(columns["token"]) == "[CLS] 배 ##를 타 ##고 [SEP]"
-    assert embedkit_("tokenize", "--vocab", "0:99999", *model).returncode == 2
-
-
 def test_dry_run_writes_nothing_and_counts_exactly(here: Path, embedkit_: Call) -> None:
     before = tree(here)
     done = embedkit_(*extract("--dry-run", "--json"))
@@ -235,15 +225,6 @@ def test_the_advice_on_the_encoding_works(here: Path, embedkit_: Call) -> None:
     arguments = ("extract", "k.tsv", "--model", tiny_model())
     assert "--encoding cp949" in message_of(embedkit_(*arguments))
     assert embedkit_(*arguments, "--encoding", "cp949").returncode == 0
-
-
-def test_standard_input(here: Path, embedkit_: Call) -> None:
-    content = (here / "corpus.tsv").read_bytes()
-    arguments = ["--format", "tsv", "--model", tiny_model(), "--out", "out"]
-    assert embedkit_("extract", "-", *arguments, stdin=content).returncode == 3
-    run("corpus.tsv", here / "two")
-    totals = [manifest_of(here / name)["totals"]["accepted"] for name in ("out", "two")]
-    assert totals[0] == totals[1]
 
 
 # Help

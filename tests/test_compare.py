@@ -47,35 +47,6 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
         assert scores["accuracy"].value == metrics.accuracy_score(y, output.argmax(1))
 
 
-def test_decisions_of_the_run_count_not_the_likeliest_class(tmp_path: Path) -> None:
-    output = np.array([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.2, 0.8]])
-    write_fake_run(tmp_path / "a", "1011", output, [0, 1, 0, 1], decided="1011", threshold=0.35)
-    scores = compare([tmp_path / "a"]).table.rows[0].scores
-    assert scores["accuracy"].value == 1
-    assert scores["log_loss"].value == pytest.approx(-np.log([0.4, 0.9, 0.7, 0.8]).mean())
-
-
-def test_the_majority_is_learnt_on_the_other_folds(tmp_path: Path) -> None:
-    output = np.full((6, 2), 0.5)
-    write_fake_run(tmp_path / "a", "110100", output, [0, 0, 0, 1, 1, 1])
-    compared = compare([tmp_path / "a"])
-    majority = compared.predictions["majority"]
-    assert np.allclose(majority.proba[:3], [2 / 3, 1 / 3])  # fold 1 holds 1 0 0
-    assert np.allclose(majority.proba[3:], [1 / 3, 2 / 3])
-    assert row_of(compared.table, "majority").kind == "majority"
-
-
-def test_order_follows_the_measure(tmp_path: Path) -> None:
-    paths, _, _ = random_runs(tmp_path, ["weak", "middle", "strong"], n=300)
-    names = [row.name for row in compare(paths).table.rows if row.kind == "frozen"]
-    assert names == ["strong", "middle", "weak"]
-    by_loss = compare(paths, metric="log_loss").table
-    losses = [row.scores["log_loss"].value for row in by_loss.rows]
-    assert losses == sorted(losses)
-    assert by_loss.rows[-1].to_best is not None
-    assert by_loss.rows[-1].to_best.value > 0
-
-
 # differences
 
 

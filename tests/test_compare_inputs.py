@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import embedkit
 from embedkit.cli.learn import comparison_text
 from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
@@ -19,7 +18,7 @@ from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.processes import command
 from tests.run_fixtures import train
-from tests.store_fixtures import tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 
 SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "window", "stride": 2}
 
@@ -31,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = corpus_of(at / "corpus.tsv")
     file = at / "split.parquet"
     split(corpus, out=file, folds=2)
-    embedkit.extract(corpus, out=at / "data", model=str(tiny_model()), precision="fp32", **SAME)
+    extract_tiny(corpus, at / "data", precision="fp32", **SAME)
     for features in ("vectors", "tfidf"):
         train(at / "data", out=at / features, split=file, features=features)
     tuned(corpus, at / "same", split=file, epochs=1, **SAME)
@@ -89,13 +88,8 @@ def test_suggested_commands_run_as_printed(
 
 
 def test_special_tokens_differ_too(folder: Path) -> None:
-    embedkit.extract(
-        folder / "corpus.tsv",
-        out=folder / "plain",
-        model=str(tiny_model()),
-        precision="fp32",
-        special_tokens=False,
-        **SAME,
+    extract_tiny(
+        folder / "corpus.tsv", folder / "plain", precision="fp32", special_tokens=False, **SAME
     )
     train(folder / "plain", out=folder / "without", split=folder / "split.parquet")
     found = compare([folder / "tfidf", folder / "same", folder / "without"])

@@ -24,8 +24,7 @@ import pytest
 import embedkit
 from embedkit.corpus import CorpusReader, Record, input_files, plan_corpus
 from embedkit.errors import CorpusError, MismatchError, UsageError
-from embedkit.types import Progress
-from tests.store_fixtures import ROWS, manifest_of, quick, run, tree
+from tests.store_fixtures import ROWS, begin, manifest_of, quick, run, tree
 
 __all__ = ["quick"]
 
@@ -154,12 +153,7 @@ def test_values_beside_the_text_keep_their_form(tmp_path: Path) -> None:
 def test_an_interrupted_job_is_resumed_by_equal_content(
     tmp_path: Path, first: Callable[[], Any], again: Callable[[], Any], other: Callable[[], Any]
 ) -> None:
-    def stop_in_shard_2(state: Progress) -> None:
-        if state.stage == "shard 2":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(first(), tmp_path / "out", progress=stop_in_shard_2)
+    begin(first(), tmp_path / "out")
     with pytest.raises(MismatchError, match=r"input\.files\[0\]"):
         run(other(), tmp_path / "out")
     assert run(again(), tmp_path / "out").resumed_shards >= 1
@@ -205,23 +199,14 @@ def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.Mon
             pass
 
 
-def test_files_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moto.server import ThreadedMotoServer
-
-    store = ThreadedMotoServer(port=0, verbose=False)
-    store.start()
-    address = "http://{}:{}".format(*store.get_host_and_port())
-    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "ENDPOINT_URL": address}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    fsspec.filesystem("s3").mkdir("bucket")
+@pytest.mark.usefixtures("store")
+def test_files_in_an_object_store() -> None:
     with fsspec.open("s3://bucket/some/c.tsv", "wb") as target:
         target.write(b"text\na\n")
     with input_files([Path("s3://bucket/some/c.tsv")]) as (found,):
         assert (found.path.name, found.path.read_bytes()) == ("c.tsv", b"text\na\n")
     with pytest.raises(CorpusError, match="s3://bucket/none"), input_files("s3://bucket/none"):
         pass
-    store.stop()
 
 
 def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:

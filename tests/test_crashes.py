@@ -17,10 +17,8 @@ from tests.processes import ROOT, environment
 @pytest.mark.parametrize(
     ("scenarios", "sample"),
     [
-        (("extract", "train", "index"), 197),
-        pytest.param(
-            ("extract --overwrite", "extract --append", "finetune"), 41, marks=pytest.mark.slow
-        ),
+        (("extract", "extract --append", "train", "index"), 197),
+        pytest.param(("extract --overwrite", "finetune"), 41, marks=pytest.mark.slow),
     ],
 )
 def test_a_sample_of_faults_and_power_cuts(scenarios: tuple[str, ...], sample: int) -> None:

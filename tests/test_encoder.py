@@ -298,8 +298,7 @@ def test_damaged_weights(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = tmp_path / "m"
-    shutil.copytree(tiny_bert, folder)
+    folder = Path(shutil.copytree(tiny_bert, tmp_path / "m"))
     file = folder / "model.safetensors"
     if name:
         weights = load_file(file)

@@ -44,7 +44,7 @@ from tests.page_checks import (
     until,
 )
 from tests.processes import invoke
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, loading_quickly
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
 DECOMPOSED = "여행 home"  # as the file has it: composed
@@ -67,13 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ]
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     with loading_quickly():
-        embedkit.extract(
-            folder / "c.tsv",
-            out=folder / "data",
-            model=str(tiny_model()),
-            layers="all",
-            keep=["price", "day"],
-            shard_rows=25,
+        extract_tiny(
+            folder / "c.tsv", folder / "data", layers="all", keep=["price", "day"], shard_rows=25
         )
         explore(folder / "data", out=folder / "page.html")
         yield folder

@@ -55,13 +55,17 @@ def predicting(folder: Path, accuracy: dict[str, float], *, n: int = 400) -> lis
     order = np.random.default_rng(0).permutation(n)
     paths = []
     for name, fraction in accuracy.items():
-        answer = np.where(order < fraction * n, y, 1 - y)
-        proba = np.where(np.eye(2)[answer] > 0, 0.8, 0.2)
-        folds = [i % 5 for i in range(n)]
+        proba, folds = right_where(order < fraction * n, y), [i % 5 for i in range(n)]
         paths.append(
             write_fake_run(folder / name, y.astype(str), proba, folds, features="tfidf", views=())
         )
     return paths
+
+
+def right_where(right: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Probabilities of two classes, the higher one of the true class where they are right."""
+    answer = np.where(right, y, 1 - y)
+    return np.where(np.eye(2)[answer] > 0, 0.8, 0.2)
 
 
 def costing(paths: list[Path], **seconds: tuple[float | None, float]) -> Recommendation:
@@ -76,10 +80,8 @@ def probed(folder: Path, accuracy: float, *, n: int = 400, **probe: Any) -> Path
     """A probe that is right on as many records, chosen among two views."""
     y = np.arange(n) % 2
     order = np.random.default_rng(1).permutation(n)
-    answer = np.where(order < accuracy * n, y, 1 - y)
-    proba = np.where(np.eye(2)[answer] > 0, 0.8, 0.2)
+    proba, folds = right_where(order < accuracy * n, y), [i % 5 for i in range(n)]
     views = {"mean_0": 1, "mean_1": 4}
-    folds = [i % 5 for i in range(n)]
     return write_fake_run(folder, y.astype(str), proba, folds, probe=views, **probe)
 
 
@@ -155,8 +157,7 @@ def planted(folder: Path, folds: dict[str, float], test: dict[str, float]) -> Co
     paths = []
     for name in folds:
         limit = np.where(np.array(fold) < 0, test[name] * 200, folds[name] * 400)
-        answer = np.where(order < limit, y, 1 - y)
-        proba = np.where(np.eye(2)[answer] > 0, 0.8, 0.2)
+        proba = right_where(order < limit, y)
         paths.append(write_fake_run(folder / name, y.astype(str), proba, fold))
     return compare(paths)
 
@@ -270,12 +271,7 @@ def test_vectors_of_a_fine_tuned_encoder_are_called_that(tmp_path: Path) -> None
 
 
 def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    y = (np.arange(120) % 3 == 0).astype(int)
-    proba = random.random((120, 2))
-    labels, folds = [str(one) for one in y], [i % 4 for i in range(120)]
-    path = write_fake_run(tmp_path / "noise", labels, proba / proba.sum(1, keepdims=True), folds)
-    advice = recommend(compare([path]))
+    advice = recommend(compare(predicting(tmp_path, {"noise": 0.5})))
     assert not advice.useful
     assert "majority class" in advice.title
     assert "noise" in advice.reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,14 @@ from embedkit.storage import seal
 from tests.finetune_fixtures import N, corpus_of, finetuned, predictions, tuned, write_lines
 from tests.processes import command
 from tests.run_fixtures import scores_of, train
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, a dataset of it, a split and a fine-tuned run."""
     folder = tmp_path_factory.mktemp("finetune")
-    with loading_quickly():
-        corpus = corpus_of(folder / "corpus.tsv")
-        embedkit.extract(corpus, out=folder / "data", model=str(tiny_model()))
+    extract_tiny(corpus_of(folder / "corpus.tsv"), folder / "data")
     split(folder / "data", out=folder / "split.parquet", folds=3, test=0.2)
     tuned_on(folder, folder / "run", split=folder / "split.parquet", epochs=4)
     return folder
@@ -400,11 +397,8 @@ def test_a_damaged_fold_is_trained_again(
     assert stages == {"fold 2 of 3, epoch 1 of 1"}
 
 
-def test_the_prefix_is_part_of_the_input(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     """A prefix gives what a corpus gives whose texts begin with it, in training and prediction."""
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
     head, *lines = (shared / "corpus.tsv").read_text("utf-8").splitlines()
     longer = write_lines(tmp_path / "longer.tsv", head, *(f"good home {line}" for line in lines))
     given: dict[str, Any] = {"epochs": 1, "folds": 2, "max_length": 10}
@@ -418,7 +412,7 @@ def test_the_prefix_is_part_of_the_input(
     assert not np.allclose(first, other)
     cut = with_prefix.truncated
     assert (cut.limit, 0 < cut.records < N) == (10, True)
-    assert f"{cut.records} of {N} texts" in caplog.text
+    assert f"{cut.records} of {N} texts" in " ".join(notes)
     texts = ["the movie bad was 1", "the movie good was 2"]
     prefixed, plain = (Predictor(tmp_path / name, device="cpu") for name in ("a", "b"))
     wanted = plain.predict_proba([f"good home {text}" for text in texts])

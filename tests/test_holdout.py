@@ -16,7 +16,7 @@ from embedkit.predict import Predictor
 from embedkit.runs.split import TEST, TRAIN, leaking_records, split
 from tests.finetune_fixtures import corpus_of, predictions, tuned, write_lines
 from tests.run_fixtures import train
-from tests.store_fixtures import tiny_model
+from tests.store_fixtures import extract_tiny
 
 PROBA = ["proba_0", "proba_1"]
 
@@ -25,7 +25,7 @@ PROBA = ["proba_0", "proba_1"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("holdout")
     corpus = corpus_of(at / "corpus.tsv")
-    embedkit.extract(corpus, out=at / "data", model=str(tiny_model()))
+    extract_tiny(corpus, at / "data")
     for folds in (1, 5):
         split(corpus, out=at / f"{folds}.parquet", folds=folds, test=0.2)
     return at
@@ -92,7 +92,7 @@ def test_a_test_file_has_its_own_choice_of_records(
 
 
 def test_a_test_set_may_be_a_dataset(folder: Path, tmp_path: Path, more: Path) -> None:
-    embedkit.extract(more, out=tmp_path / "more", model=str(tiny_model()))
+    extract_tiny(more, tmp_path / "more")
     given: dict[str, Any] = {"epochs": 1, "folds": 2}
     for name, test in (("file", more), ("dataset", tmp_path / "more")):
         tuned(folder / "corpus.tsv", tmp_path / name, test=test, **given)
@@ -101,6 +101,6 @@ def test_a_test_set_may_be_a_dataset(folder: Path, tmp_path: Path, more: Path) -
     compare([tmp_path / "file", tmp_path / "dataset"])  # the same test set
     with pytest.raises(UsageError, match="test_sample=3"):
         tuned(folder / "corpus.tsv", tmp_path / "a", test=tmp_path / "more", test_sample=3, **given)
-    embedkit.extract(more, out=tmp_path / "pairs", model=str(tiny_model()), text_pair="label")
+    extract_tiny(more, tmp_path / "pairs", text_pair="label")
     with pytest.raises(UsageError, match="pairs of texts"):
         tuned(folder / "corpus.tsv", tmp_path / "a", test=tmp_path / "pairs", **given)

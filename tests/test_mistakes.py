@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from tests.finetune_fixtures import tuned
 from tests.processes import command
-from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, load_quickly, loading_quickly, tiny_model, write_tsv
 
 TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad bus"]
 
@@ -36,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with loading_quickly():
         for name, label in (("rare", "label"), ("array", None)):
             corpus = where / f"{name}.{'tsv' if label else 'json'}"
-            embedkit.extract(corpus, out=where / name, label=label, model=str(tiny_model()))
+            extract_tiny(corpus, where / name, label=label)
         yield where
 
 
@@ -84,9 +83,7 @@ def test_labels_are_numbers_where_all_are(tmp_path: Path, monkeypatch: pytest.Mo
     kinds = {"i": (["0", "12"], [0, 12]), "f": (["1.5", "2"], [1.5, 2]), "U": (["007", "1"], None)}
     for kind, (labels, values) in kinds.items():
         rows = [{"text": text, "label": label} for text, label in zip("ab", labels, strict=True)]
-        data = embedkit.load(
-            embedkit.extract(rows, out=tmp_path / kind, model=str(tiny_model())).out
-        )
+        data = embedkit.load(extract_tiny(rows, tmp_path / kind).out)
         assert data.y.dtype.kind == kind
         assert data.y.tolist() == (values or labels)
         assert data.labels.tolist() == labels
@@ -101,16 +98,13 @@ def partly(folder: Path) -> Path:
         for i in range(40)
     ]
     pd.DataFrame(rows).astype({"label": "Int64"}).to_csv(folder / "partly.csv", index=False)
-    embedkit.extract(
-        folder / "partly.csv", out=folder / "partly", keep=["part"], model=str(tiny_model())
-    )
+    extract_tiny(folder / "partly.csv", folder / "partly", keep=["part"])
     return folder / "partly"
 
 
 def test_records_without_a_label_are_left_out(
-    partly: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    partly: Path, tmp_path: Path, notes: list[str]
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
     rows = np.arange(40)
     known, unknown = rows[rows % 4 != 3].tolist(), rows[rows % 4 == 3].tolist()
     made = embedkit.split(partly, out=tmp_path / "s.parquet", folds=3)
@@ -118,7 +112,7 @@ def test_records_without_a_label_are_left_out(
     same = embedkit.split(partly.with_suffix(".csv"), folds=3, label="label")
     assert same.fingerprint == made.fingerprint
     embedkit.train(partly, out=tmp_path / "a", split=tmp_path / "s.parquet")
-    assert "10 of 40 records have no label" in caplog.text
+    assert "10 of 40 records have no label" in " ".join(notes)
     embedkit.train(partly, out=tmp_path / "b", split_column="part", folds=3)
     tuned(partly.with_suffix(".csv"), tmp_path / "c", split=tmp_path / "s.parquet", epochs=1)
     for name in "abc":

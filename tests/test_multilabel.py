@@ -33,7 +33,7 @@ from embedkit.runs.predictions import parts_of, read_predictions, reported_score
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import UNUSED, split
 from tests.run_fixtures import train
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model
 
 WORDS = {"bus": "bus", "film": "movie", "praise": "good"}
 N = 90
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     at = tmp_path_factory.mktemp("multilabel")
     with loading_quickly():
         corpus = corpus_of(at / "c.jsonl", [" | ".join(names) for names in sets_of()])
-        embedkit.extract(corpus, out=at / "data", model=str(tiny_model()), layers="0,2")
+        extract_tiny(corpus, at / "data", layers="0,2")
         train(at / "data", out=at / "run", **TASK)
         yield at
 
@@ -141,7 +141,7 @@ def test_no_class_and_no_label_are_not_the_same(tmp_path: Path) -> None:
     made = split(corpus, folds=3, label_separator="/")
     assert np.flatnonzero(made.folds == UNUSED).tolist() == unknown
     assert not made.settings.stratified
-    embedkit.extract(corpus, out=tmp_path / "data", model=str(tiny_model()))
+    extract_tiny(corpus, tmp_path / "data")
     result = train(tmp_path / "data", out=tmp_path / "run", label_separator="/", **TASK)
     p = read_predictions(tmp_path / "run", result.content.classes)
     assert np.setdiff1d(np.arange(40), p.row).tolist() == unknown

@@ -12,7 +12,7 @@ from embedkit.choices import Pooling
 from embedkit.dataset.job import recorded_precision
 from embedkit.encoding.encoder import choose_precision
 from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
-from tests.store_fixtures import run, tiny_model, tree_hash, write_tsv
+from tests.store_fixtures import begin, run, tree_hash, write_tsv
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -54,19 +54,13 @@ def test_a_job_keeps_the_precision_it_began_with(
     has_bf16 = [True]
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16[0])
 
-    def go(out: str, **settings: Any) -> Any:
-        settings = {"precision": "auto", "model": str(tiny_model()), **settings}
-        return run(corpus, tmp_path / out, **settings)
+    def go(out: str) -> Any:
+        return run(corpus, tmp_path / out, precision="auto")
 
     golden = go("golden")
     assert golden.manifest.job.vectors.precision == "bf16"
 
-    def stop(state: Any) -> None:
-        if state.stage == "shard 2":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        go("out", progress=stop)
+    begin(corpus, tmp_path / "out", precision="auto")
     has_bf16[0] = False  # another machine goes on
     assert recorded_precision(tmp_path / "out") == "bf16"
     result = go("out")

@@ -15,7 +15,7 @@ from embedkit.classifiers import tuning
 from embedkit.classifiers.probe import probe
 from embedkit.runs.predictions import Target, growing_order
 from embedkit.runs.split import Split, split_for, write_split
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, loading_quickly
 from tests.test_report import corpus_of
 
 
@@ -23,12 +23,8 @@ from tests.test_report import corpus_of
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("probe")
     with loading_quickly():
-        embedkit.extract(
-            corpus_of(folder / "c.tsv", 90),
-            out=folder / "data",
-            layers="0,2",
-            pooling=["cls", "mean"],
-            model=str(tiny_model()),
+        extract_tiny(
+            corpus_of(folder / "c.tsv", 90), folder / "data", layers="0,2", pooling=["cls", "mean"]
         )
         yield folder / "data"
 
@@ -114,9 +110,7 @@ def test_few_records_of_a_curve_are_of_all_classes() -> None:
 def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
     """A tenth of its training records may be two."""
     with loading_quickly():
-        embedkit.extract(
-            corpus_of(tmp_path / "c.tsv", 30), out=tmp_path / "data", model=str(tiny_model())
-        )
+        extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
         for seed in (0, 1):
             options: dict[str, Any] = {"folds": 3, "threads": 1, "seed": seed}
             found = probe(

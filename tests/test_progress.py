@@ -24,16 +24,14 @@ from embedkit.display import TYPED_IN
 from embedkit.types import Progress, ProgressCallback
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command
-from tests.store_fixtures import tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("progress")
     corpus = corpus_of(folder / "c.tsv")
-    embedkit.extract(
-        corpus, out=folder / "data", model=str(tiny_model()), device="cpu", shard_rows=20
-    )
+    extract_tiny(corpus, folder / "data", device="cpu", shard_rows=20)
     embedkit.train(folder / "data", out=folder / "run", folds=2, tune=False)
     return folder
 

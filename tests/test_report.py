@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import re
 import shutil
@@ -26,8 +24,9 @@ from embedkit.pages import shown
 from embedkit.runs.metrics import metric_name
 from embedkit.runs.split import split
 from tests.finetune_fixtures import tuned
+from tests.page_checks import json_block
 from tests.run_fixtures import edit_run, random_runs, train, write_fake_run
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
 N = 60
@@ -44,21 +43,21 @@ def corpus_of(path: Path, n: int = N) -> Path:
     return path
 
 
+def two_runs(folder: Path, n: int, **how: Any) -> dict[str, Any]:
+    """Runs of a dataset of n records; the option for others on the same split."""
+    extract_tiny(corpus_of(folder / "corpus.tsv", n), folder / "data", layers="all")
+    split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)
+    options: dict[str, Any] = {"split": folder / "s.parquet"}
+    train(folder / "data", out=folder / "runs/tfidf", features="tfidf", **options, **how)
+    train(folder / "data", out=folder / "runs/logreg", **options, **how)
+    return options
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, four runs, a probe and their report, made once."""
     folder = tmp_path_factory.mktemp("report")
-    with loading_quickly():
-        embedkit.extract(
-            corpus_of(folder / "corpus.tsv"),
-            out=folder / "data",
-            layers="all",
-            model=str(tiny_model()),
-        )
-    split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)
-    options: dict[str, Any] = {"split": folder / "s.parquet"}
-    train(folder / "data", out=folder / "runs/tfidf", features="tfidf", **options)
-    train(folder / "data", out=folder / "runs/logreg", **options)
+    options = two_runs(folder, N)
     train(folder / "data", out=folder / "runs/knn", estimator="knn", view="mean_0", **options)
     probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
     tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=None, **options)
@@ -68,14 +67,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs_of(folder: Path) -> list[Path]:
     return [folder / "runs" / name for name in ("tfidf", "logreg", "knn", "tuned", "probe")]
-
-
-def payload(page: Path) -> dict[str, Any]:
-    """The records as the page's script reads them."""
-    found = re.search(r'id="data">([^<]+)<', page.read_text("utf-8"))
-    assert found
-    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found.group(1))))
-    return data
 
 
 class Seen(HTMLParser):
@@ -141,7 +132,7 @@ def test_no_page_names_a_folder_of_this_machine(
     write_report(compare(runs), tmp_path / "r.html", texts=shared / "data")
     html = (tmp_path / "r.html").read_text("utf-8").replace("<wbr>", "")
     assert "embedkit train" in html
-    for text in (html, json.dumps(payload(tmp_path / "r.html"))):
+    for text in (html, json.dumps(json_block(tmp_path / "r.html", "data"))):
         assert str(shared.parent) not in text
         assert str(tmp_path) not in text
         assert not re.search(r"[\s\"'=>]/(?:tmp|home|root|work|usr|var)/", text)
@@ -150,7 +141,7 @@ def test_no_page_names_a_folder_of_this_machine(
 def test_the_records_are_all_there(shared: Path) -> None:
     """What the page reads is what the predictions say, with texts and lists."""
     compared = compare(runs_of(shared))
-    data = payload(shared / "report.html")
+    data = json_block(shared / "report.html", "data")
     records = compared.runs.records
     index = records.out_of_fold
     assert data["rows"] == records.row[index].tolist()
@@ -169,7 +160,7 @@ def test_the_records_are_all_there(shared: Path) -> None:
 def test_neighbours_are_those_of_scikit_learn(shared: Path) -> None:
     from sklearn.neighbors import NearestNeighbors
 
-    data = payload(shared / "report.html")
+    data = json_block(shared / "report.html", "data")
     X = embedkit.load(shared / "data", data["near"]["view"].split("+")).X[data["rows"]]
     finder = NearestNeighbors(n_neighbors=4, metric="cosine").fit(X)
     distances, _ = finder.kneighbors(X)
@@ -214,7 +205,7 @@ def test_labels_have_names_and_a_language(shared: Path, tmp_path: Path) -> None:
     html = (tmp_path / "r.html").read_text("utf-8")
     assert '<span lang="ko">0 부정</span>' in html
     assert '<span lang="ja">1 よい</span>' in html
-    assert payload(tmp_path / "r.html")["labels"] == ["0 부정", "1 よい"]
+    assert json_block(tmp_path / "r.html", "data")["labels"] == ["0 부정", "1 よい"]
     with pytest.raises(UsageError, match="label_names"):
         write_report(compared, tmp_path / "x.html", label_names={"9": "x"})
 
@@ -232,16 +223,16 @@ def test_texts_are_left_out_when_the_dataset_is_not_the_one(shared: Path, tmp_pa
     write_report(compare(runs), tmp_path / "r.html")
     html = (tmp_path / "r.html").read_text("utf-8")
     assert "The texts are left out" in html
-    assert payload(tmp_path / "r.html")["texts"] == [None] * len(
-        payload(tmp_path / "r.html")["rows"]
+    assert json_block(tmp_path / "r.html", "data")["texts"] == [None] * len(
+        json_block(tmp_path / "r.html", "data")["rows"]
     )
     for given in (shared / "data", shared / "corpus.tsv"):
         write_report(compare(runs), tmp_path / "r.html", texts=given, overwrite=True)
-        assert "owned" in str(payload(tmp_path / "r.html")["texts"])
+        assert "owned" in str(json_block(tmp_path / "r.html", "data")["texts"])
     # moved together they find each other again
     shutil.copytree(shared / "data", tmp_path / "data")
     write_report(compare(runs), tmp_path / "r.html", overwrite=True)
-    assert "owned" in str(payload(tmp_path / "r.html")["texts"])
+    assert "owned" in str(json_block(tmp_path / "r.html", "data")["texts"])
 
 
 def test_other_texts_are_refused(shared: Path, tmp_path: Path) -> None:
@@ -323,5 +314,5 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     write_report(compare(paths), tmp_path / "r.html")
     text = Seen((tmp_path / "r.html").read_text("utf-8")).text
     assert "Texts from column 'b', 'c' of c.dat" in text
-    for found in payload(tmp_path / "r.html")["texts"]:
+    for found in json_block(tmp_path / "r.html", "data")["texts"]:
         assert re.fullmatch(r"first (\d+)\nsecond \1 x{1900,} … \(\+3,\d\d\d\)", found)

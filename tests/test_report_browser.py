@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embedkit
 from embedkit.classifiers.probe import probe
-from embedkit.classifiers.train import train
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
-from embedkit.runs.split import split
 from tests import page_checks
-from tests.page_checks import check_fit, copied, pasted, tab_stops
+from tests.page_checks import check_fit, copied, json_block, pasted, tab_stops
 from tests.run_fixtures import many_runs, write_fake_run
-from tests.store_fixtures import loading_quickly, tiny_model
-from tests.test_report import EVIL, corpus_of, payload
+from tests.test_report import EVIL, two_runs
 
 READY = "#explorer:not([hidden])"
 
@@ -31,20 +27,10 @@ READY = "#explorer:not([hidden])"
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports of vectors with a probe, of many runs and classes, and of values."""
     folder = tmp_path_factory.mktemp("pages")
-    with loading_quickly():
-        embedkit.extract(
-            corpus_of(folder / "corpus.tsv", 200),
-            out=folder / "data",
-            layers="all",
-            model=str(tiny_model()),
-        )
-    split(folder / "data", out=folder / "s.parquet", folds=3, test=0.2)
-    options: dict[str, Any] = {"split": folder / "s.parquet"}
-    train(folder / "data", out=folder / "tfidf", features="tfidf", **options)
-    train(folder / "data", out=folder / "logreg", **options)
-    probe(folder / "data", out=folder / "probe", threads=1, learning_curve=True, **options)
+    options = two_runs(folder, 200, tune=True)
+    probe(folder / "data", out=folder / "runs/probe", threads=1, learning_curve=True, **options)
     write_report(
-        compare([folder / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
+        compare([folder / "runs" / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
         folder / "vectors.html",
         label_names={"0": "부정", "1": "긍정"},
     )
@@ -124,8 +110,8 @@ def test_the_first_screen_is_short_and_the_records_are_near(opened: Any, name: s
 def test_cells_of_the_heat_map_lead_to_the_errors_of_their_view(
     opened: Any, pages: dict[str, Path]
 ) -> None:
-    page, data = opened("vectors"), payload(pages["vectors"])
-    content = json.loads((pages["vectors"].parent / "probe/run.json").read_text("utf-8"))
+    page, data = opened("vectors"), json_block(pages["vectors"], "data")
+    content = json.loads((pages["vectors"].parent / "runs/probe/run.json").read_text("utf-8"))
     count = page.locator("#count")
     cells = page.locator("#picture-layers-1 polygon[data-name]")
     assert cells.count() == len(content["view_scores"]) == len(data["views"][0])
@@ -163,7 +149,7 @@ def test_cells_of_the_heat_map_lead_to_the_errors_of_their_view(
 
 
 def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None:
-    page, data = opened("vectors"), payload(pages["vectors"])
+    page, data = opened("vectors"), json_block(pages["vectors"], "data")
     shown, count = page.locator("#list .case"), page.locator("#count")
     for name in data["order"]:
         page.click(f".tabs button[data-name={name}]")
@@ -202,7 +188,7 @@ def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None
 
 def test_pairs_cells_and_notices_lead_to_records(opened: Any, pages: dict[str, Path]) -> None:
     for name, place in (("many", ".pairs button"), ("vectors", "#matrix button")):
-        page, data = opened(name), payload(pages[name])
+        page, data = opened(name), json_block(pages[name], "data")
         button = page.locator(place).first
         true, predicted = (int(button.get_attribute(f"data-{k}")) for k in ("true", "predicted"))
         button.click()
@@ -225,7 +211,7 @@ def test_pairs_cells_and_notices_lead_to_records(opened: Any, pages: dict[str, P
 def test_another_threshold_finds_what_the_probabilities_say(
     opened: Any, pages: dict[str, Path]
 ) -> None:
-    page, data = opened("vectors"), payload(pages["vectors"])
+    page, data = opened("vectors"), json_block(pages["vectors"], "data")
     y, predicted = np.array(data["y"]), np.array(data["predicted"][0])
     positive = np.where(
         predicted == 1, data["confidence"][0], 1_000 - np.array(data["confidence"][0])
@@ -274,7 +260,7 @@ def test_keyboard_alone(opened: Any) -> None:
 
 
 def test_records_are_copied_as_tsv(opened: Any, pages: dict[str, Path]) -> None:
-    page, data = opened("vectors"), payload(pages["vectors"])
+    page, data = opened("vectors"), json_block(pages["vectors"], "data")
     page.click(".tabs button[data-name=wrong]")
     head, *lines = copied(page)
     listed = data["lists"]["wrong"]

@@ -24,7 +24,7 @@ from sklearn.utils import _testing
 from skops.io import dumps
 
 import embedkit
-from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettings, load_model
+from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettings
 from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import cross_validate, target_of
 from embedkit.cli.run_text import run_info_text
@@ -44,9 +44,10 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import ClassScore, ReportedScore, TrainRun
 from embedkit.runs.split import Split, read_split, split, split_for, write_split
 from embedkit.storage import seal
+from tests.finetune_fixtures import predictions
 from tests.processes import command
 from tests.run_fixtures import train
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, loading_quickly
 
 WORDS = {"0": ["bad", "boring", "slow"], "1": ["good", "great", "fine"]}
 N = 120
@@ -70,7 +71,7 @@ def corpus_of(path: Path, labels: Any = None, seed: int = 0) -> Path:
 
 
 def vectors_of(corpus: Path, out: Path, **settings: Any) -> Path:
-    embedkit.extract(corpus, out=out, model=str(tiny_model()), **settings)
+    extract_tiny(corpus, out, **settings)
     return out
 
 
@@ -85,10 +86,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         split(folder / "data", out=folder / "split.parquet", folds=4, test=0.2)
         train(folder / "data", out=folder / "run", split=folder / "split.parquet", tune=True)
         yield folder
-
-
-def predictions(run: Path) -> pd.DataFrame:
-    return pd.read_parquet(run / "predictions.parquet")
 
 
 def test_every_record_is_held_out_once(shared: Path) -> None:
@@ -210,27 +207,15 @@ def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: P
     for name in ("logreg", "knn"):
         settings = EstimatorSettings(name)
         plain, changed = (
-            cross_validate(features, replace(target, y=labels), made, settings).final.pipeline
+            cross_validate(
+                features, replace(target, y=labels), made, settings, tune=True
+            ).final.pipeline
             for features, labels in ((data.X, target.y), (X, y))
         )
         for first, second in zip(plain.steps, changed.steps, strict=True):
             for key, value in vars(first[1]).items():
                 if isinstance(value, np.ndarray):
                     assert np.array_equal(value, getattr(second[1], key)), (first[0], key)
-    # and so it is for the run that is written
-    corpus = corpus_of(tmp_path / "c.tsv")
-    lines = corpus.read_text("utf-8").splitlines()
-    for row in made.row[made.test]:
-        text, label, number = lines[row + 1].split("\t")
-        lines[row + 1] = f"{text}\t{1 - int(label)}\t{number}"
-    corpus.write_text("\n".join(lines) + "\n", "utf-8")
-    data_moved = vectors_of(corpus, tmp_path / "data", layers="all", pooling=["mean"])
-    moved = split_for(embedkit.load(data_moved), None, folds=4, seed=0)
-    source = replace(made.settings, source=moved.settings.source)
-    write_split(Split(made.row, made.group, made.folds, source), tmp_path / "s.parquet")
-    train(data_moved, out=tmp_path / "run", split=tmp_path / "s.parquet", tune=True)
-    runs = (shared / "run", tmp_path / "run")
-    assert np.array_equal(*[load_model(run)(data.X) for run in runs])
 
 
 # all estimators
@@ -375,9 +360,7 @@ def test_stored_vectors_are_predicted_without_encoding(
     assert np.allclose(found, encoded[:, 1], atol=1e-5)
 
 
-def test_folds_from_a_column(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
     lines = corpus_of(tmp_path / "c.tsv").read_text("utf-8").splitlines()
     for name, values in (("named", ["a", "b", "test"]), ("dealt", ["train", "train", "test"])):
         marks = ["part", *(values[i % 3] for i in range(N))]
@@ -393,12 +376,12 @@ def test_folds_from_a_column(
         assert sorted(set(inside)) == (["0", "1"] if name == "named" else ["0", "1", "2", "3"])
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
-    caplog.clear()
+    notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split_column="part")
     parts = pd.Series(np.arange(N) % 3)
     texts = pd.Series([text_key(line.split("\t")[0]) for line in lines[1:]])
     shared_texts = parts.groupby(texts).transform("nunique") > 1
-    assert [message.split()[0] for message in caplog.messages] == [str(shared_texts.sum())]
+    assert [message.split()[0] for message in notes] == [str(shared_texts.sum())]
     given: dict[str, Any] = {"split_column": "part", "split": shared / "split.parquet"}
     with pytest.raises(UsageError, match="split_column="):
         train(tmp_path / "named", out=tmp_path / "r", **given)

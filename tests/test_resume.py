@@ -18,6 +18,7 @@ from embedkit.types import Progress
 from tests.processes import Process
 from tests.store_fixtures import (
     N_ACCEPTED,
+    begin,
     manifest_of,
     quick,  # noqa: F401 - a fixture
     run,
@@ -35,6 +36,10 @@ SMALL = {"shard_rows": 5, "words": "mean", "tokens": True}
 
 class Crash(BaseException):
     """The power goes out."""
+
+
+def stop(*_: Any, **__: Any) -> None:
+    raise Crash
 
 
 @pytest.fixture
@@ -141,9 +146,6 @@ def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -
 def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path) -> None:
     """It is begun again with other settings, unless somebody put a file there."""
 
-    def stop(*_: Any, **__: Any) -> None:
-        raise Crash
-
     for name in ("out", "other"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(JobFolder, "commit", stop)
@@ -155,18 +157,6 @@ def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path) -> Non
         run(corpus, tmp_path / "other", limit=5)
     assert mine.is_file()
     assert run(corpus, tmp_path / "out", limit=5).resumed_shards == 0
-
-
-def _begin(corpus: Path, out: Path, **settings: Any) -> None:
-    """Leave a job unfinished after its first shard."""
-
-    def stop(state: Progress) -> None:
-        if state.stage == "shard 2":
-            raise Crash
-
-    with pytest.raises(Crash):
-        run(corpus, out, progress=stop, **settings)
-    assert out.with_name(out.name + ".incomplete").is_dir()
 
 
 SHAPING = [
@@ -185,7 +175,7 @@ def test_a_changed_setting_is_refused(
     corpus: Path, tmp_path: Path, change: dict[str, Any], field: str
 ) -> None:
     out = tmp_path / "out"
-    _begin(corpus, out)
+    begin(corpus, out)
     before = tree(tmp_path)
     with pytest.raises(MismatchError, match=f"{field}.* there, .* now"):
         run(corpus, out, **change)
@@ -195,7 +185,7 @@ def test_a_changed_setting_is_refused(
 
 
 def test_a_changed_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
-    _begin(corpus, tmp_path / "out")
+    begin(corpus, tmp_path / "out")
     content = corpus.read_bytes()
     for changed in (content.replace(b"the movie", b"the movid", 1), content[:-1]):
         corpus.write_bytes(changed)
@@ -210,7 +200,7 @@ def test_a_changed_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_changed_model_is_refused(corpus: Path, tmp_path: Path, file: str) -> None:
     first = shutil.copytree(tiny_model(), tmp_path / "model")
-    _begin(corpus, tmp_path / "out", model=str(first))
+    begin(corpus, tmp_path / "out", model=str(first))
     second = shutil.copytree(tiny_model(), tmp_path / "second")
     if file == "model.safetensors":
         shutil.copy(tiny_model(seed=2) / file, second / file)
@@ -223,7 +213,7 @@ def test_a_changed_model_is_refused(corpus: Path, tmp_path: Path, file: str) -> 
 def test_another_environment_is_refused_unless_allowed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _begin(corpus, tmp_path / "out")
+    begin(corpus, tmp_path / "out")
     genuine = shards.environment_of
     monkeypatch.setattr(planning, "environment_of", lambda e: {**genuine(e), "torch": "9.9"})
     with pytest.raises(MismatchError, match=r"torch: .* there, \"9\.9\" now") as caught:
@@ -249,9 +239,6 @@ TABLES = ("sentences", "words", "tokens")
 def test_a_damaged_shard_is_made_again(
     corpus: Path, tmp_path: Path, golden: str, folder: str, damage: str
 ) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise Crash
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JobFolder, "finish", stop)
         with pytest.raises(Crash):
@@ -277,7 +264,7 @@ def test_a_damaged_shard_is_made_again(
 def test_a_foreign_file_among_the_shards_is_refused(
     corpus: Path, tmp_path: Path, name: str
 ) -> None:
-    _begin(corpus, tmp_path / "out")
+    begin(corpus, tmp_path / "out")
     sentences = tmp_path / "out.incomplete/sentences"
     shutil.copy(sentences / "part-00000000.parquet", sentences / name)
     with pytest.raises(DamagedError, match="does not belong to this job"):

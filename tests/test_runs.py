@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedkit.choices import BLENDS, ESTIMATORS
+from embedkit.choices import BLENDS, ESTIMATORS, INDEX_KINDS
 from embedkit.classifiers.estimators import TABLE
 from embedkit.cli.run_text import run_info_text, run_text
 from embedkit.comparison.blend import _BLENDS
@@ -30,6 +30,7 @@ from embedkit.runs.predictions import (
 )
 from embedkit.runs.run import KINDS, PredictionRun, TrainRun, as_json
 from embedkit.runs.split import TEST
+from embedkit.search import index
 from embedkit.storage import seal
 from tests.run_fixtures import edit_run, random_runs, split_of
 
@@ -37,6 +38,7 @@ from tests.run_fixtures import edit_run, random_runs, split_of
 def test_tables_have_the_kinds_that_options_offer() -> None:
     assert {name for table in TABLE.values() for name in table} == set(ESTIMATORS)
     assert tuple(_BLENDS) == BLENDS
+    assert tuple(index.KINDS) == INDEX_KINDS
     trained = {k for k, kind in KINDS.items() if issubclass(kind, PredictionRun)}
     assert set(_MODELS) == trained - {"probe"}
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,9 +36,10 @@ from tests.store_fixtures import (
     tree,
     write_tsv,
 )
+from tests.test_append import WRITERS, Rows
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
-QUOTED = "".join(f'"{text} ""a""\nb"\t{i}\n' for i, text in enumerate(TEXTS))
+ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]
 PLAIN = "".join(f"{text}\t{i}\n" + "\n" * (i % 5 == 0) for i, text in enumerate(TEXTS))
 WORDS = "".join(
     f"# newdoc id = d{i}\n" * (i % 4 == 0)
@@ -51,26 +49,18 @@ WORDS = "".join(
 )
 
 
-def _parquet(path: Path) -> None:
-    pq.write_table(pa.table({"text": TEXTS, "id": range(60)}), path, row_group_size=7)
-
-
-def _arrow(path: Path) -> None:
+def _arrow(path: Path, _: Rows) -> None:
     table = pa.table({"text": TEXTS, "id": pa.array(map(str, range(60)))})
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=9)
 
 
-FILES: dict[str, Callable[[Path], object]] = {
-    "a.tsv": lambda p: p.write_text("text\tid\n" + PLAIN),
-    "b.tsv": lambda p: p.write_text("\ufefftext\tid\n" + PLAIN),
-    "c.csv": lambda p: p.write_text("text,id\n" + QUOTED.replace("\t", ",")),
-    "d.jsonl": lambda p: p.write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS)),
-    "e.tsv.gz": lambda p: p.write_bytes(gzip.compress(b"text\tid\n" + PLAIN.encode())),
-    "g.parquet": _parquet,
+FILES: dict[str, Callable[[Path, Rows], object]] = {
+    **WRITERS,
+    "b.tsv": lambda p, _: p.write_text("\ufefftext\tid\n" + PLAIN),
     "h.arrow": _arrow,
-    "i.conllu": lambda p: p.write_text(WORDS),
-    "j.txt": lambda p: p.write_text("\n".join(TEXTS)),
+    "i.conllu": lambda p, _: p.write_text(WORDS),
+    "j.txt": lambda p, _: p.write_text("\n".join(TEXTS)),
 }
 
 
@@ -81,7 +71,7 @@ def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict
     """The planned shards, read in any order, are the records of one reader."""
     files = [tmp_path / name, tmp_path / f"second-{name}"]
     for file in files:
-        FILES[name](file)
+        FILES[name](file, ROWS)
     keep = ["doc"] if name.endswith("conllu") else []
     run(files, tmp_path / "out", shard_rows=8, keep=keep, **options)
     table = pq.read_table(tmp_path / "out/_embedkit/shards.parquet")
@@ -150,13 +140,20 @@ def made(golden: Path, out: Path, **settings: Any) -> ExtractResult:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [run_shard, killed_once])
+@pytest.mark.parametrize(
+    ("function", "engine"), [(run_shard, "local"), (killed_once, "local"), (killed_once, "ray")]
+)
 def test_two_workers_make_the_same_bytes(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, engine: str
 ) -> None:
+    """Also if one of them is killed."""
+    if engine == "ray":
+        pytest.importorskip("ray")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the processes that Ray starts
     monkeypatch.setattr(extract, "run_shard", function)
-    result = made(golden, tmp_path / "out", workers=2)
+    result = made(golden, tmp_path / "out", workers=2, engine=engine)
     assert (result.resumed_shards, result.missing_shards) == (0, 0)
+    assert (tmp_path / "mark").exists() == (function is killed_once)
     assert tree(tmp_path / "out") == tree(golden)
 
 
@@ -198,19 +195,6 @@ def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_ray_cluster_makes_the_same_bytes(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if one of its processes is killed."""
-    pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the processes that Ray starts
-    monkeypatch.setattr(extract, "run_shard", killed_once)
-    made(golden, tmp_path / "out", workers=2, engine="ray")
-    assert (tmp_path / "mark").exists()
-    assert tree(tmp_path / "out") == tree(golden)
-
-
-@pytest.mark.slow
 def test_texts_are_shared_by_processes() -> None:
     encoder = load_quickly(str(tiny_model()))
     texts = [f"the movie was {'good ' * (i % 9)}" for i in range(50)]
@@ -222,27 +206,6 @@ def test_texts_are_shared_by_processes() -> None:
 
 
 # Object stores
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket of an S3 server in this process."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "ENDPOINT_URL": address}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fsspec.filesystem("s3").clear_instance_cache()
-    bucket = fsspec.filesystem("s3")
-    if bucket.exists("bucket"):  # the server's memory outlives it
-        bucket.rm("bucket", recursive=True)
-    bucket.mkdir("bucket")
-    yield bucket
-    server.stop()
 
 
 OUT = "s3://bucket/some/c.vectors"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,18 @@ from sklearn.covariance import ledoit_wolf
 import embedkit
 from embedkit.dataset.format import cast_for_storage
 from embedkit.dataset.read import Block, VectorData
-from embedkit.encoding.encoder import Encoder
-from embedkit.errors import UsageError
+from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import (
+    extract_tiny,
+    loading_quickly,
+    quick,  # noqa: F401 - a fixture
+    tiny_model,
+    write_tsv,
+)
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 N = 90
 
@@ -46,23 +52,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A dataset of several shards with a reject in the middle."""
     folder = tmp_path_factory.mktemp("search")
     with loading_quickly():
-        embedkit.extract(
+        extract_tiny(
             corpus_of(folder / "corpus.tsv"),
-            out=folder / "data",
-            model=str(tiny_model()),
+            folder / "data",
             layers="all",
             pooling=["cls", "mean"],
             shard_rows=20,
         )
         yield folder / "data"
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Load the tiny model once, not for every search; see what is logged, also after a command."""
-    monkeypatch.setattr(Encoder, "load", load_quickly)
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
-    caplog.set_level(logging.INFO, logger="embedkit")
 
 
 def plain(X: Any, queries: Any, metric: str) -> Any:
@@ -102,13 +99,6 @@ class Held(VectorData):
 def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
     """Hits of some texts, a list for each."""
     return [a.hits for a in Searcher(dataset, **settings).texts(queries, k=k)]
-
-
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged, which is forgotten."""
-    messages = [record.getMessage() for record in caplog.records]
-    caplog.clear()
-    return messages
 
 
 # exact search
@@ -262,12 +252,7 @@ def test_repeated_texts_are_given_once(dataset: Path) -> None:
 def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     rows = [(str(i), "the movie was good", "1") for i in range(120)]
     rows += [("a", "bus home", "0"), ("b", "rain", "0")]
-    made = embedkit.extract(
-        write_tsv(tmp_path / "c.tsv", rows),
-        out=tmp_path / "d",
-        model=str(tiny_model()),
-        shard_rows=50,
-    )
+    made = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "d", shard_rows=50)
     hits = search(made.out, "the movie was good", k=3)[0]
     assert hits[0].text == "the movie was good"
     assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
@@ -287,16 +272,15 @@ def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
         Searcher(dataset).like([40])
 
 
-def test_warnings(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings(dataset: Path, notes: list[str]) -> None:
     searcher = Searcher(dataset)
     searcher.texts(["뷁쀍 Ωμέγα"], k=1)
-    assert any("are unknown to the model ([UNK])" in note for note in told(caplog))
+    assert any("are unknown to the model ([UNK])" in note for note in notes)
+    notes.clear()
     searcher.texts(["good " * 50], k=1)
-    assert told(caplog) == [
-        f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"
-    ]
+    assert notes == [f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"]
     searcher.texts(["good"], k=1_000)
-    assert told(caplog) == ["k=1000, more than the 89 records to choose from"]
+    assert notes[1:] == ["k=1000, more than the 89 records to choose from"]
 
 
 @pytest.mark.parametrize("view", ["mean_2", "cls_1"])
@@ -306,10 +290,9 @@ def test_queries_are_encoded_as_the_dataset_stores_them(
     tmp_path: Path, storage: str, normalize: bool, view: str
 ) -> None:
     """Scaled to length 1 and rounded to the storage type where the dataset is."""
-    made = embedkit.extract(
+    made = extract_tiny(
         write_tsv(tmp_path / "c.tsv"),
-        out=tmp_path / "d",
-        model=str(tiny_model()),
+        tmp_path / "d",
         storage=storage,
         normalize=normalize,
         layers="all",
@@ -349,20 +332,17 @@ def test_queries_that_cannot_be_answered(
         call(dataset)
 
 
-def test_the_prefix_is_not_taken_for_the_query(
-    dataset: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_prefix_is_not_taken_for_the_query(dataset: Path, notes: list[str]) -> None:
     Searcher(dataset, prefix="the movie was good ").texts(["뷁쀍"], k=1)
-    assert any("1 of its 1 tokens are unknown" in note for note in told(caplog))
+    assert any("1 of its 1 tokens are unknown" in note for note in notes)
+    notes.clear()
     Searcher(dataset, prefix="뷁쀍 ").texts(["good"], k=1)
-    assert told(caplog) == []
+    assert notes == []
     Searcher(dataset).texts(["\u200b"], k=1)
-    assert any("0 of its 0 tokens" in note for note in told(caplog))
+    assert any("0 of its 0 tokens" in note for note in notes)
 
 
 def test_another_model_is_refused(dataset: Path) -> None:
-    from embedkit.errors import MismatchError
-
     with pytest.raises(MismatchError, match=r"is not the checkpoint that .* was made with"):
         search(dataset, "good", model=str(tiny_model(seed=2)))
 
@@ -404,7 +384,7 @@ def test_every_answer_is_one_line(tmp_path: Path) -> None:
     """Of a text with line ends, and of a record without a label."""
     lines = [{"document": "good \x85 \u2028 \v \x1e movie", "label": "1"}, {"document": "bus"}]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    made = embedkit.extract(tmp_path / "c.jsonl", out=tmp_path / "d", model=str(tiny_model()))
+    made = extract_tiny(tmp_path / "c.jsonl", tmp_path / "d")
     table = invoke("search", made.out, "good", "-k", 2).stdout.splitlines()
     assert table[1].split() == ["score", "row", "id", "label", "text"]
     assert len(table) == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps.senses import write_senses
 from tests.page_checks import check_fit, copied, json_block, opened, tab_stops, until
 from tests.processes import invoke
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 ROWS = (  # word, sense, and the text with the use between bars
@@ -48,22 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end = str(len(before) + len(rest[0])) if rest else ""
         lines.append(f"u{i}\t{marked.replace('|', '')}\t{word}\t{start}\t{end}\t{sense}")
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    with loading_quickly():
-        for name, layers in (("data", "all"), ("other", "0,2")):
-            embedkit.extract(
-                folder / "c.tsv",
-                out=folder / name,
-                model=str(tiny_model()),
-                label="sense",
-                keep=["word", "start", "end"],
-                layers=layers,
-                words="mean",
-                tokens=True,
-                shard_rows=4,
-            )
-    reports = [
-        compare_senses(folder / name, sense="label", span=SPAN) for name in ("data", "other")
-    ]
+    given = {"label": "sense", "keep": ["word", "start", "end"], "words": "mean", "tokens": True}
+    reports = []
+    for name, layers in (("data", "all"), ("other", "0,2")):
+        extract_tiny(folder / "c.tsv", folder / name, layers=layers, shard_rows=4, **given)
+        reports.append(compare_senses(folder / name, sense="label", span=SPAN))
     write_senses(reports[:1], out=folder / "one.html")
     write_senses(reports, out=folder / "two.html")
     return folder
@@ -72,12 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # uses and numbers
 
 
-def test_uses_are_the_spans_of_the_corpus(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+def test_uses_are_the_spans_of_the_corpus(folder: Path, notes: list[str]) -> None:
     found, words = uses_of_spans(folder / "data", SPAN)
-    assert "1 record without start and end" in caplog.text
+    assert "1 record without start and end" in " ".join(notes)
     assert [use.row for use in found.uses] == list(range(9))
     assert words == ("배",) * 4 + ("bus",) * 5
     written = [use.text[use.start : use.end] for use in found.uses]

@@ -137,10 +137,7 @@ def test_values_are_binned_whole(values: Any) -> None:
 def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_split(records(list(labels)), **options)
-
-
-def test_fewer_texts_than_folds() -> None:
-    with pytest.raises(UsageError, match="5 folds"):
+    with pytest.raises(UsageError, match="5 folds"):  # of two texts
         make_split(records(list(LABELS), ["a", "b"] * 40))
 
 

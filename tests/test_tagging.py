@@ -25,7 +25,7 @@ from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
 from embedkit.runs.split import read_split
 from tests.finetune_fixtures import TINY, finetuned
-from tests.store_fixtures import loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model
 from tests.test_heads import plain_of
 from tests.test_word_runs import extract
 from tests.word_fixtures import write_treebank
@@ -182,7 +182,7 @@ def test_a_span_of_each_text_is_its_only_word(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": texts, "start": [14, 6, 2, 7, 5], "end": [24, 10, 5, 7, 99]})
     frame["kind"] = ["ADJ", "NOUN", "NOUN", "X", "X"]
     given: dict[str, Any] = {"spans": ["start", "end"], "word_label": "kind", "layers": "0,2"}
-    data = embedkit.extract(frame, out=tmp_path / "v", model=str(tiny_model()), **given)
+    data = extract_tiny(frame, tmp_path / "v", **given)
     assert data.manifest.totals.rejected_by_reason == {"bad_span": 2}
     words = embedkit.load(data.out, level="word", view="2")
     assert words.text == ["badly good", "home", "bus"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,7 @@ def own_of(tiny: Callable[[str], Path]) -> Callable[[str], Any]:
     """The same tokenizer as transformers loads it."""
     from transformers import AutoTokenizer
 
-    loaded: dict[str, Any] = {}
-
-    def own(family: str) -> Any:
-        if family not in loaded:
-            loaded[family] = AutoTokenizer.from_pretrained(tiny(family))
-        return loaded[family]
-
-    return own
+    return cache(lambda family: AutoTokenizer.from_pretrained(tiny(family)))
 
 
 def ids_of(encoded: TokenizedTexts) -> list[int]:
@@ -101,8 +95,7 @@ def test_limits_of_tokenizer_json_do_not_count(
 ) -> None:
     from tokenizers import Tokenizer
 
-    folder = tmp_path / "model"
-    shutil.copytree(tiny(family), folder)
+    folder = Path(shutil.copytree(tiny(family), tmp_path / "model"))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.enable_truncation(5)
     backend.enable_padding(length=50)
@@ -323,10 +316,7 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path: Path) -> None:
     (folder / "vocab.txt").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_tokenizer(find_checkpoint(str(folder)))
-
-
-def test_a_tokenizer_made_of_nothing_is_refused(tmp_path: Path) -> None:
-    """Transformers makes one up that knows no word if the vocabulary is of another kind."""
+    # transformers makes one up that knows no word if the vocabulary is of another kind
     folder = build_old(tmp_path, "cased")
     (folder / "vocab.txt").rename(folder / "spiece.model")
     with pytest.raises(ModelError, match="vocabulary"):

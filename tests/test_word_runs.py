@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, read_predictions, reported_scores, target_from
 from embedkit.runs.run import ProbeRun, TrainRun
 from embedkit.runs.split import read_split, split_for
+from tests.page_checks import json_block
 from tests.run_fixtures import train
 from tests.store_fixtures import run, tiny_model
 from tests.word_fixtures import TAGS, conllu, sentences, write_treebank
@@ -175,9 +173,7 @@ def test_runs_on_words_are_compared_word_by_word(made: Path, tmp_path: Path) -> 
     write_report(found, tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     assert f"{count:,} words" in html
-    packed = re.search(r'<script[^>]*type="application/[^"]*"[^>]*>([A-Za-z0-9+/=\s]{200,})<', html)
-    assert packed
-    data = json.loads(gzip.decompress(b64decode(packed[1])))
+    data = json_block(tmp_path / "page.html", "data")
     words = embedkit.load(made / "vectors", level="word")
     marked = [re.findall(r"\[(.+?)\]", text) for text in data["texts"]]
     assert marked == [[word] for word in words.text]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import embedkit
 from embedkit.contexts.uses import (
     Use,
     UseVectors,
@@ -27,7 +25,13 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from tests.processes import invoke
-from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import (
+    extract_tiny,
+    loading_quickly,
+    quick,  # noqa: F401 - a fixture
+    tiny_model,
+    write_tsv,
+)
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -39,10 +43,7 @@ TEXTS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "load", load_quickly)
-    monkeypatch.setattr(logging.getLogger("embedkit"), "propagate", True)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         }
         for name, made in tables.items():
             settings = {"layers": "0,2", **made}
-            embedkit.extract(
-                corpus, out=where / name, model=str(tiny_model()), shard_rows=3, **settings
-            )
+            extract_tiny(corpus, where / name, shard_rows=3, **settings)
         yield where
 
 
@@ -176,11 +175,8 @@ def test_words_that_were_cut_off(tmp_path: Path) -> None:
     encoder = Encoder.load(str(tiny_model()))
     with pytest.raises(UsageError, match="'bus' occurs only where the sentences are cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
-    made = embedkit.extract(
-        write_tsv(tmp_path / "c.tsv", [("1", text, "1")]),
-        out=tmp_path / "d",
-        model=str(tiny_model()),
-        tokens=True,
+    made = extract_tiny(
+        write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), tmp_path / "d", tokens=True
     )
     with pytest.raises(UsageError, match=r"'bus' occurs only where the texts of .* were cut"):
         uses_in_dataset(made.out, "bus")
@@ -222,11 +218,10 @@ def test_clusters_are_found_and_described() -> None:
 def test_any_two_words_are_of_the_whole_table(tmp_path: Path) -> None:
     """The mean over all pairs of words, of records that are in different files."""
     rows = [(str(i), TEXTS[i % 6] if i < 6 else "home home home", "0") for i in range(12)]
-    made = embedkit.extract(
+    made = extract_tiny(
         write_tsv(tmp_path / "c.tsv", rows),
-        out=tmp_path / "d",
+        tmp_path / "d",
         words="mean",
-        model=str(tiny_model()),
         layers="0,2",
         shard_rows=3,
     )
