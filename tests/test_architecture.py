@@ -20,7 +20,7 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "lines in embedkit/": 29_300,
+    "lines in embedkit/": 29_000,
     "modules in embedkit/": 90,
     "lines in the longest module": 900,
     "options of all commands": 220,
