@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.pooling import pool_words
-from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of, ranges
+from embedkit.encoding.tokenizer import Ints, TextTokenizer, TokenizedTexts, ends_of, ranges
 from embedkit.types import Bool, Float32, Int64
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-Ints = NDArray[np.int32]
 Texts = NDArray[np.object_]
 
 
