@@ -292,11 +292,7 @@ class TableReader:
             yield self.blocks[int(number)], np.flatnonzero(owner == number)
 
     def _entry(self, number: int) -> FileEntry:
-        name = f"{self._table}/{self._part(number).name}"
-        with self._damage(number):
-            if name not in self._manifest.files:
-                raise ValueError("the manifest does not name it")
-        return self._manifest.files[name]
+        return self._manifest.files[f"{self._table}/{self._part(number).name}"]
 
     def _check_rows(self, number: int, rows: int) -> None:
         with self._damage(number):
@@ -388,8 +384,7 @@ def _batches(
 
 def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -> _Batch:
     """Some rows of a row group."""
-    vectors = np.empty((block.rows, data.width), np.float32)
-    data.reader.read_block(block, vectors)
+    vectors = data.reader.vectors_of(block)
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(mine)
     batch = {"X": vectors[mine], "row": table.column("row").to_numpy()}
     if "label" in data.columns or data.manifest.job.input.label is not None:
