@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder, encode_as

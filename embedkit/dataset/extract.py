@@ -19,18 +19,9 @@ from typing import Any
 
 from embedkit import storage
 from embedkit.choices import Pooling
-from embedkit.corpus import (
-    CorpusLike,
-    CorpusOptions,
-    CorpusPlan,
-    CorpusReader,
-    Record,
-    hash_inputs,
-    input_files,
-    plan_corpus,
-)
-from embedkit.corpus.memory import paths_of
-from embedkit.corpus.plan import CorpusSettings
+from embedkit.corpus.memory import CorpusLike, input_files, paths_of
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, hash_inputs, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.dataset.fold_models import (
     SeenRecords,

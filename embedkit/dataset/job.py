@@ -29,9 +29,10 @@ from typing import Any
 import pyarrow as pa
 
 from embedkit import storage
-from embedkit.corpus import CorpusPlan, CorpusReader, Place, ReadCounts, Record, Reject
+from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.sources import compression_of, first_bytes
+from embedkit.corpus.records import CorpusReader, ReadCounts, Record, Reject
+from embedkit.corpus.sources import Place, compression_of, first_bytes
 from embedkit.dataset.format import (
     SCRATCH,
     TABLES,

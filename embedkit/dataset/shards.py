@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit.corpus import CorpusPlan, Record
+from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import (
     ExtractSettings,
