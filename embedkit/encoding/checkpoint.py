@@ -36,32 +36,33 @@ _MATRYOSHKA = "matryoshka_dimensions"
 _ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
 
-_WORDPIECE = "the tokenizer is that of BERT"
-_PADDING = "the first position is the one after that of the padding token"
-
-FAMILIES = {
-    "bert": _WORDPIECE,
-    "roberta": _PADDING,
-    "xlm-roberta": _PADDING,
-    "camembert": _PADDING,
-    "electra": _WORDPIECE,
-    "distilbert": _WORDPIECE,
-    "mpnet": _PADDING,
-    "albert": "",
-    "deberta": "",
-    "deberta-v2": "",
-    "modernbert": "",
-    "ernie": "",
-    "data2vec-text": _PADDING,
-    "xlm-roberta-xl": _PADDING,
-    "nomic_bert": "",
-    "jina_embeddings_v3": "",
-    "gte": "",
-    "eurobert": "",
-    "longformer": _PADDING,
-    "qwen3": "",
-    "gemma3_text": "",
-}
+_WORDPIECE = ("bert", "electra", "distilbert")
+"""Families with the tokenizer of BERT."""
+_FROM_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "longformer",
+    "data2vec-text",
+    "xlm-roberta-xl",
+)
+"""Families whose first position is the one after that of the padding token."""
+FAMILIES = (
+    *_WORDPIECE,
+    *_FROM_PADDING,
+    "albert",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
+    "ernie",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "gte",
+    "eurobert",
+    "qwen3",
+    "gemma3_text",
+)
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
@@ -174,12 +175,12 @@ class Checkpoint:
     @property
     def counts_from_padding(self) -> bool:
         """Whether the first position is the one after that of the padding token."""
-        return FAMILIES.get(self.model_type) == _PADDING
+        return self.model_type in _FROM_PADDING
 
     @property
     def has_wordpieces(self) -> bool:
         """Whether the tokenizer is that of BERT."""
-        return FAMILIES.get(self.model_type) == _WORDPIECE
+        return self.model_type in _WORDPIECE
 
     @property
     def is_pickle(self) -> bool:

