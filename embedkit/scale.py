@@ -34,13 +34,9 @@ def run_locally(
 ) -> Generator[tuple[T, R | None]]:
     """Yield tasks and their results in the order in which they end, ``None`` for one given up.
 
-    Args:
-        function: called with what its worker shares, and a task; found by its name in a worker.
-        shared: a value for each worker, which is sent to it once.
-        tasks: begun in this order.
-        threads: of the libraries in each worker.
-
-    An exception of a task is raised here, after the workers were ended.
+    ``function``, which a worker finds by its name, gets the worker's value of ``shared`` and a
+    task. ``threads`` are those of the libraries in each worker. An exception of a task is raised
+    here, after the workers were ended.
     """
     pools = [_worker(value, threads) for value in shared]
     todo, ends = deque(tasks), Counter[T]()
@@ -124,16 +120,10 @@ def run_on_ray(
     address: str | None = None,
     gpus: float = 0.0,
 ) -> Generator[tuple[T, R | None]]:
-    """As :func:`run_locally`, in the processes of a Ray cluster.
+    """As :func:`run_locally`, in the processes of a Ray cluster, which keep what they have loaded.
 
-    Args:
-        function: as there; Ray keeps its processes, and so what they have loaded.
-        shared: sent to each machine once.
-        tasks: begun in this order.
-        workers: tasks at a time.
-        threads: of the libraries in each worker, and the cores that Ray counts for it.
-        address: of the cluster; by default ``RAY_ADDRESS``, the one that runs here, or a new one.
-        gpus: GPUs that Ray counts for a worker.
+    So many ``workers`` run at a time, each with ``threads`` cores and ``gpus`` of the cluster at
+    ``address``; by default ``RAY_ADDRESS``, the one that runs here, or a new one.
     """
     try:
         import ray

@@ -168,7 +168,7 @@ def columnar(request: pytest.FixtureRequest, folder: Folder) -> Callable[..., Ou
 def test_fields_of_columns_have_dotted_names(columnar: Callable[..., Outcome]) -> None:
     labels = pa.array([{"a": {"b": "x"}, "n": 1}, {"a": None, "n": 2}, None])
     kept = ["labels.a.b", "labels.n"]
-    got = columnar(text=["a", "b", "c"], labels=labels, options={"keep": kept})
+    got = columnar(labels=labels, text=["a", "b", "c"], options={"keep": kept})
     assert [r.kept for r in got.records] == [("x", "1"), (None, "2"), (None, None)]
 
 

@@ -74,10 +74,9 @@ class _ColumnarTable(Table):
         self.path = path
         self._done = self._skipped = 0
         try:
-            schema = self._open()
-            self._top = frozenset(schema.names)
-            self.columns = [name for name, _ in _nested(schema)]
-            self._types = dict(_nested(schema))
+            found = list(_nested(self._open()))
+            self.columns = [".".join(place) for place, _ in found]
+            self._fields = dict(zip(self.columns, found, strict=True))
         except _ERRORS as error:
             raise CorpusError(f"{path} is not a readable {self.title} file: {error}.") from error
         _check_names(self.columns, path)
@@ -100,30 +99,19 @@ class _ColumnarTable(Table):
     def rows(self, names: Sequence[str]) -> Iterator[Row | BadRow]:
         unique = list(dict.fromkeys(names))
         try:
-            for whole in self._batches(list(dict.fromkeys(map(self._stored, unique)))):
+            places = {name: self._fields[name][0] for name in unique}
+            for whole in self._batches(list(dict.fromkeys(top for top, *_ in places.values()))):
                 batch = whole.slice(min(self._skipped, whole.num_rows))
                 self._skipped -= whole.num_rows - batch.num_rows
-                columns = {name: _cells(self._column(batch, name)) for name in unique}
+                columns = {name: _cells(_column(batch, *places[name])) for name in unique}
                 for values in zip(*(columns[name] for name in names), strict=True):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
             raise CorpusError(f"{self.path} cannot be read to its end: {error}.") from error
 
-    def _stored(self, name: str) -> str:
-        """The column of the file that a name is in: ``labels`` for ``labels.label``."""
-        while name not in self._top:
-            name = name.rpartition(".")[0]
-        return name
-
-    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        column = batch.column(top := self._stored(name))
-        for part in name.removeprefix(top).split(".")[1:]:
-            column = pc.struct_field(column, part)
-        return column
-
     def check_column(self, name: str, *, role: str) -> None:
-        kind = self._types[name]
+        _, kind = self._fields[name]
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
         needed = "a string" if role else "a string, a number or a date"
         is_text = is_string(inner) or pa.types.is_null(inner)
@@ -178,7 +166,7 @@ class _ArrowTable(_ColumnarTable):
         return float(self._file.tell() / self._file.size())
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        reader = self._reader([self.columns.index(name) for name in names])
+        reader = self._reader([self._reader().schema.get_field_index(name) for name in names])
         is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
             for column in batch.columns:
@@ -187,12 +175,19 @@ class _ArrowTable(_ColumnarTable):
                 yield batch.slice(start, _BATCH)
 
 
-def _nested(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
-    """Names and types of columns, and of the fields in them by dotted names."""
+def _column(batch: pa.RecordBatch, top: str, *inner: str) -> pa.Array:
+    column = batch.column(top)
+    return pc.struct_field(column, list(inner)) if inner else column
+
+
+def _nested(
+    fields: Iterable[pa.Field], place: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
+    """Names of columns, and of the fields in them below these, with their types."""
     for field in fields:
-        yield prefix + field.name, field.type
+        yield (inner := (*place, field.name)), field.type
         if pa.types.is_struct(field.type):
-            yield from _nested(field.type, f"{prefix}{field.name}.")
+            yield from _nested(field.type, inner)
 
 
 class _SheetTable(Table):

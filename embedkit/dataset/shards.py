@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -61,26 +61,6 @@ from embedkit.types import Int64
 logger = logging.getLogger(__name__)
 
 _BYTES_WAITING = 192 << 20
-_OF_WORDS = {
-    "row": pa.int64(),
-    "word": pa.int32(),
-    "segment": pa.int8(),
-    "text": pa.string(),
-    "start": pa.int32(),
-    "end": pa.int32(),
-    "n_tokens": pa.int32(),
-}
-_OF_TOKENS = {
-    "row": pa.int64(),
-    "pos": pa.int32(),
-    "segment": pa.int8(),
-    "token_id": pa.int32(),
-    "token": pa.string(),
-    "start": pa.int32(),
-    "end": pa.int32(),
-    "word": pa.int32(),
-    "special": pa.bool_(),
-}
 _SPELLING = frozenset({"text", "token", "token_id"})
 """Columns that reveal the texts."""
 
@@ -374,15 +354,16 @@ def layer_columns(
     found: WordVectors | TokenVectors, records: Sequence[Record], settings: JobSettings
 ) -> dict[str, pa.Array]:
     """Columns of the word or token table that are not vectors, one row per word or token."""
-    types = _OF_WORDS if isinstance(found, WordVectors) else _OF_TOKENS
-    left_out = frozenset() if settings.storage.text else _SPELLING
+    left_out = {"vectors"} if settings.storage.text else {"vectors", *_SPELLING}
     if settings.input.text_pair is None:
-        left_out |= {"segment"}
-    rows = np.array([r.row for r in records], np.int64)[found.row]
+        left_out.add("segment")
+    values = {f.name: getattr(found, f.name) for f in fields(found) if f.name not in left_out}
+    values["row"] = np.array([r.row for r in records], np.int64)[found.row]
+    if isinstance(found, TokenVectors):
+        values["special"] = found.special
     columns = {
-        name: pa.array(rows if name == "row" else getattr(found, name), kind)
-        for name, kind in types.items()
-        if name not in left_out
+        name: pa.array(column, pa.string() if column.dtype == object else None)
+        for name, column in values.items()
     }
     if isinstance(found, WordVectors) and settings.input.word_label is not None:
         labels = [() if r.words is None else r.words.labels or () for r in records]
