@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import logging
 import struct
@@ -43,7 +44,6 @@ BUILT_SHA256 = {
     "tokenizer_config.json": "6db345440207aeeed210e85aa7271a1d6c357affec36a5a3adef9ca64024d8db",
 }
 
-_START = struct.Struct("<4sI7ifi5iQ")
 _BLOCK = 32
 _QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", _BLOCK // 2)])
 _SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
@@ -130,43 +130,36 @@ class _Source:
 
     @classmethod
     def read(cls, data: bytes) -> _Source:
-        _magic, _version, *numbers = _START.unpack_from(data)
+        stream = io.BytesIO(data)
+
+        def take(layout: str) -> tuple[Any, ...]:
+            return struct.unpack(layout, stream.read(struct.calcsize(layout)))
+
+        _magic, _version, *numbers = take("<4sI7ifi5iQ")
         names = ("hidden", "layers", "heads", "ffn", "vocab", "positions", "types", "eps")
         sizes = dict(zip(names, numbers, strict=False))
         n_pieces, n_letters = numbers[len(names) + 1], numbers[-1]
-        at = _START.size
-        ends = np.frombuffer(data, "<u4", n_pieces + 1, at)
-        scores = np.frombuffer(data, "<f4", n_pieces, at + ends.nbytes)
-        at += ends.nbytes + scores.nbytes
-        letters, at = data[at : at + n_letters], at + n_letters
+        ends, scores = take(f"<{n_pieces + 1}I"), take(f"<{n_pieces}f")
+        letters = stream.read(n_letters)
         texts = [letters[a:b].decode() for a, b in pairwise(ends)]
-        (count,), normalized = struct.unpack_from("<i", data, at), {}
-        at += 8  # the count, and the size of the table
-        for _ in range(count):
-            code, length = struct.unpack_from("<IB", data, at)
-            normalized[chr(code)] = data[at + 5 : at + 5 + 4 * length].decode("utf-32-le")
-            at += 5 + 4 * length
-        pieces = list(zip(texts, map(float, scores), strict=True))
-        return cls(sizes, pieces, normalized, _tensors(data, at))
-
-
-def _tensors(data: bytes, at: int) -> dict[str, NDArray[np.float32]]:
-    (count,), tensors = struct.unpack_from("<i", data, at), {}
-    at += 4
-    for _ in range(count):
-        (length,) = struct.unpack_from("<H", data, at)
-        name = data[at + 2 : at + 2 + length].decode("ascii")
-        at += 2 + length
-        quantized, _, start, size = struct.unpack_from("<BIQQ", data, at)
-        at += 21
-        stored = memoryview(data)[start : start + size]
-        values = np.frombuffer(stored, _QUANTIZED if quantized else "<f4")
-        if quantized:
-            pairs = values["pairs"]
-            levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
-            values = (levels * values["scale"].astype(np.float32)[:, None]).reshape(-1)
-        tensors[name] = values
-    return tensors
+        normalized, tensors = {}, {}
+        n_normalized, _ = take("<iI")
+        for _ in range(n_normalized):
+            code, length = take("<IB")
+            normalized[chr(code)] = stream.read(4 * length).decode("utf-32-le")
+        (n_tensors,) = take("<i")
+        for _ in range(n_tensors):
+            (length,) = take("<H")
+            name = stream.read(length).decode("ascii")
+            quantized, _, start, size = take("<BIQQ")
+            stored = memoryview(data)[start : start + size]
+            values = np.frombuffer(stored, _QUANTIZED if quantized else "<f4")
+            if quantized:
+                pairs = values["pairs"]
+                levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
+                values = (levels * values["scale"].astype(np.float32)[:, None]).reshape(-1)
+            tensors[name] = values
+        return cls(sizes, list(zip(texts, scores, strict=True)), normalized, tensors)
 
 
 def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:

@@ -22,9 +22,8 @@ from embedkit.types import Float32
 _COMBINATIONS = ("sum", "mean", "concat")
 _PART = re.compile(r"\w+:[+-]?\d+(?:,[+-]?\d+)+(?![^,])|[^,]+")
 _LAYERS = re.compile(r"(?:(\w+):)?([+-]?\d+)(?:\.\.([+-]?\d+)|((?:,[+-]?\d+)*))")
-_COLUMN = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
+_COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:to\d+|(?:_\d+)+))")
 _VIEW = re.compile(rf"({'|'.join(Pooling)}|[^_]*)(?:_(.*))?", re.DOTALL)
-_LISTED_COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:_\d+)+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +178,9 @@ def views_of(
 
 def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
     """The layers of ``-1``, ``0..3``, ``sum:0..3`` or ``concat:6,0``; raises ``ValueError``."""
-    if listed := _LISTED_COLUMN.fullmatch(part):
-        part = f"{listed[1]}:{listed[2].replace('_', ',')}"
-    match = _LAYERS.fullmatch(_COLUMN.sub(r"\1:\2..\3", part))
+    if column := _COLUMN.fullmatch(part):
+        part = f"{column[1]}:{column[2].replace('to', '..').replace('_', ',')}"
+    match = _LAYERS.fullmatch(part)
     if match is None:
         raise ValueError(
             "expected all, a layer (-1), a list (0,6,12), a range (-4..-1) or a combination "
