@@ -442,7 +442,7 @@ def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
         return Path(path)
     digest = hashlib.sha256(address.encode()).hexdigest()[:16]
     copy = cache_folder() / digest / address.rstrip("/").split("/")[-1]
-    with _store_of(address) as (store, root):
+    with store_of(address) as (store, root):
         if not store.exists(f"{root}/{last}"):
             if not new:
                 raise UsageError(f"{address} is not a dataset: it has no {last}.")
@@ -468,7 +468,7 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
     """
     sums = file_sums(folder)
     sizes = {name: (folder / name).stat().st_size for name in [*sums, _SUMS]}
-    with _store_of(address) as (store, root):
+    with store_of(address) as (store, root):
 
         def create(name: str) -> bytes | None:
             """Write a file where there is none; else return the one that is there."""
@@ -505,21 +505,22 @@ def upload(folder: Path, address: str, *, first: str, last: str, replace: bool) 
 
 
 @contextmanager
-def _store_of(address: str) -> Iterator[tuple[Any, str]]:
-    """The file system of an address, and the path in it."""
+def store_of(
+    address: str, *, error: type[EmbedkitError] = StorageError
+) -> Iterator[tuple[Any, str]]:
+    """The file system of an address, and the path in it; an ``error`` if it cannot be reached."""
     import fsspec
 
     try:
         store, root = fsspec.url_to_fs(address)
         store.invalidate_cache()
         yield store, root.rstrip("/")
-    except ImportError as error:  # its message says what to install
-        raise StorageError(f"{address}: {first_line(error)}.") from error
+    except ImportError as problem:  # its message says what to install
+        raise error(f"{address}: {first_line(problem)}.") from problem
     except EmbedkitError:
         raise
-    except Exception as error:  # every file system has errors of its own
-        reason = first_line(error) or type(error).__name__
-        raise StorageError(f"{address} cannot be reached: {reason}.") from error
+    except Exception as problem:  # every file system has errors of its own
+        raise error(f"{address} cannot be reached: {first_line(problem)}.") from problem
 
 
 def write_files(files: Mapping[Path, bytes | memoryview], *, overwrite: bool) -> None:

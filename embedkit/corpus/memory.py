@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from embedkit.corpus.readers import format_of_name, is_bytes, is_string, without_dictionary
 from embedkit.errors import CorpusError, UsageError, did_you_mean, first_line
-from embedkit.storage import address_of, storage_errors
+from embedkit.storage import address_of, storage_errors, store_of
 
 logger = logging.getLogger(__name__)
 
@@ -140,22 +140,10 @@ def _described(path: Path, folder: Path) -> InputFile:
         if not name:
             shutil.copyfileobj(sys.stdin.buffer, target)
         else:
-            _fetch(name, target)
+            logger.info(f"fetching {name}")
+            with store_of(name, error=CorpusError) as (store, file), store.open(file) as source:
+                shutil.copyfileobj(source, target)
     return InputFile.of(copy, name=name or "-")
-
-
-def _fetch(url: str, target: BinaryIO) -> None:
-    import fsspec
-
-    logger.info(f"fetching {url}")
-    try:
-        with fsspec.open(url, "rb") as source:
-            shutil.copyfileobj(source, target)
-    except ImportError as error:  # its message says what to install
-        raise CorpusError(f"{url}: {first_line(error)}.") from error
-    except Exception as error:  # every file system has errors of its own
-        reason = first_line(error) or type(error).__name__
-        raise CorpusError(f"{url} cannot be fetched: {reason}.") from error
 
 
 def _spool(corpus: Any, folder: Path) -> Path:

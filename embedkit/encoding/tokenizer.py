@@ -244,8 +244,13 @@ def _casing(checkpoint: Checkpoint, stated: dict[str, Any]) -> dict[str, bool]:
         if source.get(key) is not None
     }
     if "do_lower_case" not in options:
-        text = entries.read_text("utf-8", errors="replace")
-        options = _casing_of_entries(text.split("\n")) | options
+        lines = entries.read_text("utf-8", errors="replace").split("\n")
+        words = [e for e in lines if not (e.startswith("[") and e.endswith("]"))]
+        # a tokenizer that lower-cases never produces upper-case entries
+        options["do_lower_case"] = all(e == e.lower() for e in words)
+        if options["do_lower_case"]:  # one that strips accents decomposes Hangul and kana
+            whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
+            options.setdefault("strip_accents", not whole)
         why = "its vocabulary shows (a tokenizer_config.json with do_lower_case would settle it)"
         _note_case(checkpoint, why, lowers=options["do_lower_case"])
     return options
@@ -270,19 +275,6 @@ def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:
         f"{checkpoint.name} does not state how its tokenizer treats case; it "
         f"{'lower-cases' if lowers else 'keeps case'}, as {why}"
     )
-
-
-def _casing_of_entries(entries: list[str]) -> dict[str, bool]:
-    """Options by a vocabulary.
-
-    A tokenizer that lower-cases never produces upper-case entries, and one that strips accents
-    decomposes Hangul and kana.
-    """
-    words = [e for e in entries if not (e.startswith("[") and e.endswith("]"))]
-    if any(e != e.lower() for e in words):
-        return {"do_lower_case": False}
-    whole = any("가" <= c <= "힣" or c in "がパ" for e in words for c in e)
-    return {"do_lower_case": True, "strip_accents": not whole}
 
 
 @dataclass(frozen=True, slots=True)
