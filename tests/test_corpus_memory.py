@@ -22,7 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.corpus import CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.errors import CorpusError, MismatchError, UsageError
 from tests.store_fixtures import ROWS, begin, manifest_of, quick, run, tree
 

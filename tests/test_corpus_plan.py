@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.corpus import CorpusReader, InputFile, plan_corpus
+from embedkit.corpus.memory import InputFile
+from embedkit.corpus.plan import plan_corpus
+from embedkit.corpus.records import CorpusReader
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, plan_files, read_files
 

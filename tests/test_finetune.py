@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 import embedkit
 from embedkit import storage
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import (
     DamagedError,
     EncodeError,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.sts import similarity
