@@ -16,7 +16,6 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 import embedkit
 from embedkit.comparison.cases import (
     MOST_SUSPICIONS,
-    Texts,
     by_class,
     cases_of,
     confidence_of,
@@ -279,7 +278,7 @@ def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["accuracy", "log_loss"])
 def test_the_gain_is_that_of_the_table(compared: Compared, metric: str, tmp_path: Path) -> None:
-    paths = [run.path for run in compared.runs.runs]
+    paths = [run.path for run in compared.runs]
     found = compare(paths, baseline="a", metric=metric)
     advice = recommend(found)
     for one in found.table.rows:
@@ -307,7 +306,7 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
 def test_notices_count_their_records(tmp_path: Path) -> None:
     found = compare(predicting(tmp_path, {"one": 0.8, "two": 0.7}))
     cases = cases_of(found, "one")
-    texts = Texts({i: f"text {i // 2}" for i in range(400)})
+    texts = {i: f"text {i // 2}" for i in range(400)}
     said = {one.records or one.short: one for one in notices(found, cases, texts)}
     methods = [held_out(found, name) for name in ("one", "two")]
     both = np.logical_and.reduce([p.y_pred != p.y for p in methods])
@@ -456,7 +455,7 @@ def test_marks_of_the_forest_stand_at_their_gains(compared: Compared) -> None:
 
 
 def test_cells_of_the_heat_map_are_framed_where_folds_chose(tmp_path: Path) -> None:
-    ((_, probe),) = compare([probed(tmp_path / "probe", 0.6)]).runs.probes
+    ((_, probe),) = compare([probed(tmp_path / "probe", 0.6)]).probes
     cells = [i for i in layers(probe).items if isinstance(i, Shape) and i.name]
     assert [i.name for i in cells] == ["mean_0", "mean_1"]
     assert all(i.outline for i in cells)
