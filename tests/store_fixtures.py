@@ -118,12 +118,6 @@ def loading_quickly() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the tiny model once, not for every run."""
-    monkeypatch.setattr(Encoder, "load", load_quickly)
-
-
 def run(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
     """``extract`` on the tiny model in shards of three rows, unless the settings say otherwise."""
     defaults = {"model": str(tiny_model()), "shard_rows": 3}

@@ -220,13 +220,6 @@ def test_dry_run_estimates_the_bytes(
 # Input
 
 
-def test_the_advice_on_the_encoding_works(here: Path, embedkit_: Call) -> None:
-    (here / "k.tsv").write_text("id\tdocument\n1\t배를 타고\n2\t영화 정말\n", "cp949")
-    arguments = ("extract", "k.tsv", "--model", tiny_model())
-    assert "--encoding cp949" in message_of(embedkit_(*arguments))
-    assert embedkit_(*arguments, "--encoding", "cp949").returncode == 0
-
-
 # Help
 
 

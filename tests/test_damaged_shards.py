@@ -14,13 +14,7 @@ import pytest
 import embedkit
 from embedkit.dataset.verify import verify
 from embedkit.errors import DamagedError, OutputExistsError
-from tests.store_fixtures import (
-    loading_quickly,
-    quick,  # noqa: F401 - a fixture
-    run,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import loading_quickly, run, tree, write_tsv
 
 SETTINGS = {"layers": "0,1", "words": "mean"}
 PART = "sentences/part-00000001.parquet"

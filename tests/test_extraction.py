@@ -33,7 +33,6 @@ from tests.store_fixtures import (
     ROWS,
     load_quickly,
     manifest_of,
-    quick,  # noqa: F401 - a fixture
     run,
     tiny_model,
     tree,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -153,21 +152,3 @@ def test_a_column_of_predictions(here: Path, damage: str) -> None:
     seal(file.parent)
     line = refused("compare", "frozen", cwd=here)
     assert re.search(r"frozen/predictions\.parquet is damaged: .*proba", line)
-
-
-FOREIGN = {
-    "a PDF": b"%PDF-1.4\nfoo\tbar\n",
-    "a PNG image": b"\x89PNG\r\n\x1a\n" + 200 * b"abc",
-    "a tar archive": 257 * b"a" + b"ustar" + 2_000 * b"hello\tx\n",
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl", "c.tsv.gz"])
-def test_a_file_that_is_no_text(tmp_path: Path, kind: str, name: str) -> None:
-    content = FOREIGN[kind]
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    line = refused(
-        "extract", name, "--text", "x", "--model", str(tiny_model()), cwd=tmp_path, code=2
-    )
-    assert line.startswith(f"embedkit: {name} is {kind}, and a text file was expected.")

@@ -19,13 +19,7 @@ import embedkit
 from embedkit.dataset.info import _health, describe_dataset
 from embedkit.encoding.model import describe_model
 from tests.processes import command
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    quick,  # noqa: F401 - a fixture
-    run,
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 

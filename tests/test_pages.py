@@ -122,17 +122,3 @@ def test_no_flipped_bit_gives_a_wrong_number(tmp_path: Path) -> None:
             else:
                 assert not done or np.array_equal(ours, vectors), (at, bit)
     assert raised > chunk.total_compressed_size
-
-
-def test_a_file_that_ends_early(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    metadata = write(path, {"a": random(40, 4)})
-    content = path.read_bytes()
-    for size in (100, 400):
-        path.write_bytes(content[:size])
-        with pytest.raises(ValueError, match="ends inside a page"):
-            copy_vectors(path, metadata.row_group(0), {"a": np.zeros((40, 4), np.float32)})
-    for size in (0, 4, 12):  # no header: left to the reader that will raise an error
-        path.write_bytes(content[:size])
-        target = {"a": np.zeros((40, 4), np.float32)}
-        assert not copy_vectors(path, metadata.row_group(0), target)

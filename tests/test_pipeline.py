@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -208,15 +207,6 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
         assert one == other
     again = command("run", "by run/recipe.toml", "--json", cwd=tmp_path)
     assert [s["status"] for s in json.loads(again.stdout)] == ["up to date"] * 2
-
-
-def test_a_mistake_stops_before_anything_starts(tmp_path: Path) -> None:
-    corpus_of(tmp_path / "corpus.tsv")
-    (tmp_path / "recipe.toml").write_text(RECIPE.replace("seed = 1", "sead = 1"), "utf-8")
-    done = command("run", "recipe.toml", cwd=tmp_path)
-    assert done.returncode == 5
-    assert re.search(r"recipe\.toml:10: \[split\.other\] .*--sead.*--seed", done.stderr)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.tsv", "recipe.toml"]
 
 
 # downloads

@@ -35,7 +35,6 @@ from embedkit.predict import (
     PredictedRecord,
     Prediction,
     Predictor,
-    _Trained,
     predict_file,
     write_prediction_file,
 )
@@ -388,19 +387,6 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
 
 
 # predictions of new texts
-
-
-def test_new_texts_are_encoded_as_the_dataset_was(tmp_path: Path, shared: Path) -> None:
-    tokens: dict[str, Any] = {"prefix": "query: ", "max_length": 8, "special_tokens": False}
-    tokens |= {"on_long": "window", "stride": 2}
-    corpus = corpus_of(tmp_path / "c.tsv")
-    vectors_of(corpus, tmp_path / "data", normalize=True, storage="float16", **tokens)
-    train(tmp_path / "data", out=tmp_path / "run")
-    predictor = Predictor(tmp_path / "run", device="cpu")
-    data = embedkit.load(tmp_path / "data")
-    assert isinstance(predictor._model, _Trained)
-    assert predictor._model._encoder is not None
-    assert np.array_equal(predictor._model._encoder(data.text), data.X)
 
 
 class Stranger:

@@ -20,7 +20,6 @@ from tests.store_fixtures import (
     N_ACCEPTED,
     begin,
     manifest_of,
-    quick,  # noqa: F401 - a fixture
     run,
     tiny_model,
     tree,

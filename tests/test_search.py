@@ -14,18 +14,11 @@ from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 
 import embedkit
-from embedkit.dataset.format import cast_for_storage
 from embedkit.dataset.read import Block, VectorData
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import (
-    extract_tiny,
-    loading_quickly,
-    quick,  # noqa: F401 - a fixture
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -281,31 +274,6 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
     assert notes == [f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"]
     searcher.texts(["good"], k=1_000)
     assert notes[1:] == ["k=1000, more than the 89 records to choose from"]
-
-
-@pytest.mark.parametrize("view", ["mean_2", "cls_1"])
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("storage", ["float32", "float16", "compact"])
-def test_queries_are_encoded_as_the_dataset_stores_them(
-    tmp_path: Path, storage: str, normalize: bool, view: str
-) -> None:
-    """Scaled to length 1 and rounded to the storage type where the dataset is."""
-    made = extract_tiny(
-        write_tsv(tmp_path / "c.tsv"),
-        tmp_path / "d",
-        storage=storage,
-        normalize=normalize,
-        layers="all",
-        pooling=["cls", "mean"],
-    )
-    data = embedkit.load(made.out, view)
-    searcher = Searcher(made.out, view=view)
-    searcher.texts(data.text[:1])
-    assert searcher._encode is not None
-    vectors = searcher._encode(data.text)
-    assert np.allclose(vectors, data.X, rtol=2e-3 if storage != "float32" else 1e-5, atol=1e-5)
-    rounded = cast_for_storage(vectors, storage, name=view, rows=np.arange(len(vectors)))
-    assert np.array_equal(rounded.astype(np.float32), vectors)
 
 
 @pytest.mark.parametrize(

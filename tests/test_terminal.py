@@ -15,7 +15,7 @@ from embedkit import display
 from embedkit.cli.main import cli
 from embedkit.cli.text import fitted, table_text
 from tests.processes import ROOT, command
-from tests.store_fixtures import quick, tiny_model  # noqa: F401 - a fixture
+from tests.store_fixtures import tiny_model
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
 """A title, a cleared screen, a C1 sequence, an override, an isolate, and a deletion."""

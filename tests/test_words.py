@@ -25,13 +25,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from tests.processes import invoke
-from tests.store_fixtures import (
-    extract_tiny,
-    loading_quickly,
-    quick,  # noqa: F401 - a fixture
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model, write_tsv
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -244,15 +238,6 @@ def test_one_cluster_where_there_is_one() -> None:
     assert two.clusters.tolist() == [0] * 6
     with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
         describe_uses(uses_of([[1, 0, 0]], 1), "text", layer=LayerSpec((7,)))
-
-
-def test_other_words_are_other_words(folder: Path) -> None:
-    report = describe_uses(uses_in_dataset(folder / "both", "배"), "배", clusters=1)
-    near = report.neighbours[0]
-    assert len({n.word for n in near}) == len(near) == 8
-    assert not any(n.word.startswith("배") for n in near)
-    assert [n.cosine for n in near] == sorted((n.cosine for n in near), reverse=True)
-    assert all(np.isfinite(layer.others) for layer in report.layers)
 
 
 @pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
