@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest
-from sklearn.metrics import precision_recall_fscore_support
 
 import embedkit
 from embedkit.comparison.cases import (
     MOST_SUSPICIONS,
     Texts,
-    by_class,
     cases_of,
     confidence_of,
     label_suspicions,
@@ -367,18 +365,6 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
 # by class and confidence
 
 
-def test_classes_are_those_of_scikit_learn(compared: Compared) -> None:
-    mine, other = held_out(compared, "c"), held_out(compared, "a")
-    rows = by_class(mine, other)
-    expected = precision_recall_fscore_support(mine.y, mine.y_pred, zero_division=0)
-    theirs = precision_recall_fscore_support(other.y, other.y_pred, zero_division=0)
-    assert [row.f1 for _, row, _ in rows] == sorted(expected[2])
-    for c, row, other_recall in rows:
-        assert (row.precision, row.recall, row.f1) == pytest.approx([e[c] for e in expected[:3]])
-        assert row.support == expected[3][c]
-        assert other_recall == pytest.approx(theirs[1][c])
-
-
 def test_reliability_bins_hold_all_records(compared: Compared) -> None:
     mine = held_out(compared, "c")
     bins = reliability_bins(mine)
@@ -401,19 +387,6 @@ def charts(compared: Compared) -> dict[str, Any]:
     chosen = compared.winner.name
     methods = {name: held_out(compared, name) for name in (chosen, "a")}
     return dict(charts_of(compared, cases_of(compared, chosen), methods))
-
-
-def test_curves_are_drawn_in_the_colours_of_their_methods(compared: Compared) -> None:
-    scenes = charts(compared)
-    lines = {
-        i.colour: i.points
-        for i in scenes["calibration"].items
-        if isinstance(i, Shape) and i.width == 2
-    }
-    for colour, name in (("m0", compared.winner.name), ("m1", "a")):
-        right = [one.right for one in reliability_bins(held_out(compared, name))]
-        drawn, expected = np.diff([y for _, y in lines[colour]]), np.diff(right)
-        assert np.allclose(drawn * expected[0], expected * drawn[0], atol=0.01)
 
 
 def test_all_records_answered_are_as_right_as_the_score(compared: Compared) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from embedkit.dataset.read import Block, VectorData
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -41,18 +40,17 @@ def corpus_of(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of several shards with a reject in the middle."""
     folder = tmp_path_factory.mktemp("search")
-    with loading_quickly():
-        extract_tiny(
-            corpus_of(folder / "corpus.tsv"),
-            folder / "data",
-            layers="all",
-            pooling=["cls", "mean"],
-            shard_rows=20,
-        )
-        yield folder / "data"
+    extract_tiny(
+        corpus_of(folder / "corpus.tsv"),
+        folder / "data",
+        layers="all",
+        pooling=["cls", "mean"],
+        shard_rows=20,
+    )
+    return folder / "data"
 
 
 def plain(X: Any, queries: Any, metric: str) -> Any:

@@ -82,14 +82,6 @@ def strings(value: object) -> str:
     return " ".join(map(strings, value)) if isinstance(value, list) else str(value)
 
 
-def test_json_is_escaped_and_has_the_same_text() -> None:
-    value = {"a": EVIL, "b": ["가 👨\u200d👩 \U000e0041\ud800", 1.5, None]}
-    line = display.json_line(value)
-    assert CONTROLS.search(line) is None
-    assert "가 👨\u200d👩 \\udb40\\udc41\\ud800" in line
-    assert json.loads(line) == json.loads(json.dumps(value))
-
-
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Standard output as a terminal of so many columns."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -25,7 +24,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from tests.processes import invoke
-from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -41,23 +40,22 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Datasets with word vectors, with token vectors, with both, with neither."""
     where = tmp_path_factory.mktemp("words")
     rows = [(f"id{i}", text, str(i % 2)) for i, text in enumerate(TEXTS)]
     corpus = write_tsv(where / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
-    with loading_quickly():
-        tables: dict[str, Any] = {
-            "words": {"words": "mean"},
-            "tokens": {"tokens": True},
-            "neither": {},
-            "both": {"words": "mean", "tokens": True},
-            "every": {"words": "mean", "tokens": True, "layers": "all"},
-        }
-        for name, made in tables.items():
-            settings = {"layers": "0,2", **made}
-            extract_tiny(corpus, where / name, shard_rows=3, **settings)
-        yield where
+    tables: dict[str, Any] = {
+        "words": {"words": "mean"},
+        "tokens": {"tokens": True},
+        "neither": {},
+        "both": {"words": "mean", "tokens": True},
+        "every": {"words": "mean", "tokens": True, "layers": "all"},
+    }
+    for name, made in tables.items():
+        settings = {"layers": "0,2", **made}
+        extract_tiny(corpus, where / name, shard_rows=3, **settings)
+    return where
 
 
 # where a word stands
