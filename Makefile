@@ -70,8 +70,10 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal \
 	    -m "not network and not gpu and not slow" $(CORE)
 
+# two at a time
 crashes: install
-	$(BIN)/python -m tests.durable --workers 2
+	printf '%s\n' extract 'extract --overwrite' 'extract --append' train finetune index | \
+	    xargs -P 2 -I {} $(BIN)/python -m tests.durable {}
 
 check: install
 	$(BIN)/ruff check .
