@@ -432,15 +432,6 @@ def write_prediction_file(
     return count - len(header)
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedFile:
-    """Outcome of `predict_file`: predictions, whether of words, and rejected records by reason."""
-
-    count: int
-    words: bool
-    rejected: Mapping[str, int]
-
-
 def predict_file(
     run: str | Path,
     corpus: str | Path,
@@ -452,10 +443,11 @@ def predict_file(
     submission: str | None = None,
     as_json: bool = False,
     progress: ProgressCallback = no_progress,
-) -> PredictedFile:
+) -> tuple[str, dict[str, int]]:
     """Predict a corpus or a dataset into a file; a mistake is found before a model is loaded.
 
-    The arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
+    Return how many texts or words are predicted, in words, and the rejected records by reason. The
+    arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
 
     Raises:
         UsageError: of a name, column or format.
@@ -499,11 +491,12 @@ def predict_file(
             submission=columns,
             more=("word", "text") if of_words else (),
         )
+        done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
-            return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
+            return done, data.manifest.totals.rejected_by_reason
         for notice in reader.counts.notices:
             logger.warning("%s", notice)
-        return PredictedFile(count, of_words, reader.counts.rejected)
+        return done, reader.counts.rejected
 
 
 def _predicted(

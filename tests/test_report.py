@@ -16,12 +16,11 @@ import pytest
 
 import embedkit
 from embedkit.classifiers.probe import probe
-from embedkit.comparison.recommendation import interval_text, score_text
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.pages import shown
-from embedkit.runs.metrics import metric_name
+from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
 from tests.finetune_fixtures import tuned
 from tests.page_checks import json_block
@@ -109,7 +108,8 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
                 if name == "calibration_error":  # the curve says more
                     assert "calibration error" not in text
                     continue
-                assert f"{score_text(score.value, name)}{interval_text(score, name)}" in text
+                shown = metric_text(score.value, name, unit=True) + interval_text(score, name)
+                assert shown in text
                 assert metric_name(name) in text
     manifest = embedkit.load(shared / "data").manifest
     assert f"{N} = {N} embedded + 0 rejected" in text
@@ -142,7 +142,7 @@ def test_the_records_are_all_there(shared: Path) -> None:
     """What the page reads is what the predictions say, with texts and lists."""
     compared = compare(runs_of(shared))
     data = json_block(shared / "report.html", "data")
-    records = compared.runs.records
+    records = compared.records
     index = records.out_of_fold
     assert data["rows"] == records.row[index].tolist()
     assert data["y"] == records.y[index].tolist()
@@ -196,18 +196,6 @@ def test_figures_are_files_too(shared: Path, tmp_path: Path, kind: str) -> None:
 def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> None:
     write_report(compare(runs_of(shared)), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_bytes() == (shared / "report.html").read_bytes()
-
-
-def test_labels_have_names_and_a_language(shared: Path, tmp_path: Path) -> None:
-    names = {"0": "부정", "1": "よい"}
-    compared = compare(runs_of(shared))
-    write_report(compared, tmp_path / "r.html", label_names=names)
-    html = (tmp_path / "r.html").read_text("utf-8")
-    assert '<span lang="ko">0 부정</span>' in html
-    assert '<span lang="ja">1 よい</span>' in html
-    assert json_block(tmp_path / "r.html", "data")["labels"] == ["0 부정", "1 よい"]
-    with pytest.raises(UsageError, match="label_names"):
-        write_report(compared, tmp_path / "x.html", label_names={"9": "x"})
 
 
 def test_signs_that_would_act_are_written_out() -> None:

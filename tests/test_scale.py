@@ -29,14 +29,7 @@ from embedkit.errors import EncodeError, LockedError, OutputExistsError, Storage
 from embedkit.scale import run_locally
 from embedkit.types import Progress, no_progress
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import (
-    load_quickly,
-    quick,  # noqa: F401 - a fixture
-    run,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import load_quickly, run, tiny_model, tree, write_tsv
 from tests.test_append import WRITERS, Rows
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject

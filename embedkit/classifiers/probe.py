@@ -160,7 +160,7 @@ def probe(
         content = ProbeRun(
             estimator=settings.estimator,
             task=task,
-            settings={name: getattr(settings, name) for name in ("pca", "class_weight", "seed")}
+            settings={name: getattr(settings, name) for name in ("class_weight", "seed")}
             | ({"label_separator": label_separator} if sets else {}),
             level=level,
             dataset=dataset_content(data, folder),
