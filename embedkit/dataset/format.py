@@ -647,11 +647,8 @@ def shard_bytes(
 ) -> pa.Buffer:
     """One Parquet file in memory. The same arguments give the same bytes.
 
-    Args:
-        scalars: the columns that are not vectors, in order; ``label`` and kept columns may be null.
-        vectors: ``(n, width)`` arrays as :func:`cast_for_storage` returned them, by column name.
-        footer: description of the shard.
-        storage: one of :data:`~embedkit.choices.STORAGES`.
+    ``scalars`` are the columns that are not vectors, of which ``label`` and kept ones may be null;
+    ``vectors`` are ``(n, width)`` arrays as :func:`cast_for_storage` returned them.
     """
     of_tokens = "token_id" in scalars and "id" not in scalars  # a kept column may be called so
     filled = ("token",) if of_tokens else ("id", "text", "text_pair")

@@ -121,7 +121,7 @@ def open_job(
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
     layout = Layout(incomplete(out))
     if growth is not None and not allow_env_change:
-        _check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
+        check_environment(out, _known(growth.layout, growth.damaged)[1], job.environment)
     _refuse_foreign(layout.root)
     storage.make_folder(layout.root)
     with storage.exclusive(layout.root, shared=shared):
@@ -667,13 +667,14 @@ def _check_same(layout: Layout, job: Job, *, overwrite: bool, allow_env_change: 
             f"It differs in:\n{settings}"
         )
     elif not allow_env_change:
-        _check_environment(layout.root, recorded[1], job.environment)
+        check_environment(layout.root, recorded[1], job.environment)
 
 
-def _check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise a :class:`MismatchError` if versions, device or arithmetic differ."""
     if environment := difference(before, now):
         raise MismatchError(
-            f"{path} was begun in another environment; the remaining vectors could differ from the "
+            f"{path} was begun in another environment; vectors made here could differ from the "
             "finished ones in their last bits. Continue anyway with allow_env_change=True "
             "(recorded in the manifest), or start over with overwrite=True. "
             f"It differs in:\n{environment}"

@@ -161,12 +161,9 @@ def encode_as(
 ) -> DatasetEncoder:
     """Load the checkpoint of a dataset, to encode new texts as its own were encoded.
 
-    Args:
-        made: manifest of the dataset, or what a run knows of it.
-        views: names of sentence views, which are put side by side, and of layers of words.
-        owner: of the vectors, for messages.
-        device: where to encode.
-        model: hub id or folder of the checkpoint, if it is not under the name it had.
+    ``made`` is the manifest of the dataset, or what a run knows of it; ``views`` are as for
+    :class:`DatasetEncoder`; messages name the ``owner`` of the vectors. ``model`` is the hub id or
+    folder of the checkpoint, if it is not under the name it had.
 
     Raises:
         MismatchError: the checkpoint is not the one that made the dataset.

@@ -45,7 +45,7 @@ from embedkit.dataset.job import (
     ShardPlan,
     ShardRange,
     ShardReader,
-    difference,
+    check_environment,
     read_plan,
 )
 from embedkit.encoding.encoder import Encoder
@@ -53,7 +53,6 @@ from embedkit.encoding.shard import PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of, note_if_spelled_out
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
-from embedkit.errors import MismatchError
 from embedkit.machine import __version__
 from embedkit.storage import incomplete
 from embedkit.types import Int64
@@ -275,13 +274,8 @@ def run_shard(plan: ExtractPlan, number: int) -> Receipt:
         _MAKERS.clear()
         encoder = load_encoder(**plan.load)
         job = replace(plan.job, environment=environment_of(encoder))
-        differences = difference(plan.job.environment, job.environment)
-        if differences and not plan.any_environment:
-            raise MismatchError(
-                "a worker has another environment than the process that began the job. Use equal "
-                "machines, or continue with allow_env_change=True (recorded in the manifest). It "
-                f"differs in:\n{differences}"
-            )
+        if not plan.any_environment:
+            check_environment(plan.out, plan.job.environment, job.environment)
         folder = JobFolder(Layout(incomplete(plan.out)), job)
         _MAKERS[key] = ShardMaker(replace(plan, encoder=encoder), folder), read_plan(folder.layout)
     maker, shards = _MAKERS[key]
