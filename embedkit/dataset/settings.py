@@ -90,8 +90,7 @@ class DatasetEncoder:
         for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
             some = slice(start, start + _TEXTS_AT_ONCE)
             inside = None if spans is None else spans[some]
-            _, words = self.views_and_words(texts[some], spans=inside)
-            parts.append(replace(words, row=words.row + start))
+            parts.append((start, self.views_and_words(texts[some], spans=inside)[1]))
         return joined(parts)
 
     def views_and_words(

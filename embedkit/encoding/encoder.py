@@ -361,9 +361,7 @@ class Encoder:
             show=show_progress_bar,
             max_length=max_length,
         )
-        return joined(
-            [token_vectors(t, s.tokens, self.tokenizer, first_row=i) for i, t, s in shards]
-        )
+        return joined([(i, token_vectors(t, s.tokens, self.tokenizer)) for i, t, s in shards])
 
     def encode_words(
         self,
@@ -416,7 +414,7 @@ class Encoder:
             max_length=max_length,
         )
         return joined(
-            [word_vectors(t, sources[i:], s.tokens, subtokens, first_row=i) for i, t, s in shards]
+            [(i, word_vectors(t, sources[i:], s.tokens, subtokens)) for i, t, s in shards]
         )
 
     def encode_shard(self, texts: TokenizedTexts, **settings: Any) -> ShardVectors:

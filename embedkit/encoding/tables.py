@@ -87,18 +87,14 @@ AnyTable = TypeVar("AnyTable", bound=_Table)
 
 
 def token_vectors(
-    texts: TokenizedTexts,
-    vectors: Mapping[str, Float32],
-    tokenizer: TextTokenizer,
-    *,
-    first_row: int = 0,
+    texts: TokenizedTexts, vectors: Mapping[str, Float32], tokenizer: TextTokenizer
 ) -> TokenVectors:
     """The table of tokens of texts with offsets; ``vectors`` are those of all kept tokens."""
     assert texts.spans is not None
     assert texts.word is not None
     return TokenVectors(
         vectors=dict(vectors),
-        row=_owners(texts) + first_row,
+        row=_owners(texts),
         pos=ranges(np.zeros(len(texts), np.int64), texts.n_kept).astype(np.int32),
         segment=texts.segment,
         token_id=texts.ids,
@@ -114,8 +110,6 @@ def word_vectors(
     sources: Sequence[Sequence[str]],
     vectors: Mapping[str, Float32],
     subtokens: str,
-    *,
-    first_row: int = 0,
 ) -> WordVectors:
     """The table of words of texts with offsets; ``sources`` are one text each, or a pair.
 
@@ -130,7 +124,7 @@ def word_vectors(
     places = zip(row.tolist(), segment.astype(int).tolist(), spans.tolist(), strict=True)
     return WordVectors(
         vectors={name: pool_words(v[order], starts, subtokens) for name, v in vectors.items()},
-        row=row + first_row,
+        row=row,
         word=index,
         segment=segment.astype(np.int8),
         text=np.array([sources[r][s][start:end] for r, s, (start, end) in places], dtype=object),
@@ -169,12 +163,14 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
     return token[order], starts, row[first], word[first]
 
 
-def joined(tables: Sequence[AnyTable]) -> AnyTable:
-    """Concatenated tables; their rows are numbered already."""
+def joined(parts: Sequence[tuple[int, AnyTable]]) -> AnyTable:
+    """Concatenated tables, each with the number of its first row."""
+    tables = [table for _, table in parts]
     names = [field.name for field in fields(tables[0])]
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(table, name) for table in tables]) for name in names[1:]
     }
+    columns["row"] = np.concatenate([table.row + first for first, table in parts])
     layers = tables[0].vectors
     vectors = {
         layer: np.concatenate([table.vectors[layer] for table in tables]) for layer in layers
