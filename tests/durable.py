@@ -47,6 +47,8 @@ import safetensors.torch
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.errors import DamagedError, EmbedkitError
+
 FAULTS = ("EIO", "ENOSPC", "killed before", "killed after")
 GROWING = ("open", "write", "mkdir", "link", "symlink", "library")
 
@@ -255,7 +257,6 @@ def _dataset(folder: Path) -> Any:
 
 def _told(line: str, folder: Path) -> Any:
     """What a command says of the output of another one."""
-    from embedkit.errors import DamagedError
     from tests.processes import command
 
     done = command(*line.split(), cwd=folder)
@@ -381,8 +382,6 @@ class Harness:
         return found | {"before": before, "after": self._answer(work), "files": files_of(work)}
 
     def _answer(self, work: Path) -> dict[str, Any]:
-        from embedkit.errors import EmbedkitError
-
         try:
             return {"answer": self._read(work)}
         except EmbedkitError as error:

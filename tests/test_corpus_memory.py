@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.corpus import CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus import input_files
 from embedkit.errors import CorpusError, MismatchError, UsageError
 from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
 
@@ -204,20 +204,6 @@ def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:
     ):
         data = embedkit.load(run(corpus, tmp_path / f"{number}", label="labels.label").out)
         assert (data.labels[0].removesuffix(".0"), data.labels[1]) == ("1", "")
-
-
-def test_row_groups_do_not_depend_on_batches(tmp_path: Path) -> None:
-    """Of tables of several row groups."""
-    texts = pa.table({"text": [f"text {i}" for i in range(40_000)], "n": range(40_000)})
-    batches = [5, 16_384, 39_999, 40_000]
-    hashes = set()
-    for size in batches:
-        reader = pa.RecordBatchReader.from_batches(texts.schema, texts.to_batches(size))
-        with input_files(reader) as (file,):
-            hashes.add(file.path.read_bytes())
-            records = list(CorpusReader(plan_corpus([file])))
-        assert [r.text for r in records if isinstance(r, Record)] == texts["text"].to_pylist()
-    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize(
