@@ -22,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import HARMLESS, json_line, visible
-from embedkit.encoding.tokenizer import Spans, split_words, word_spans
+from embedkit.encoding.tokenizer import Spans, word_spans
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.runs.folder import (
     check_alike,
@@ -190,8 +192,8 @@ class Predictor:
         self._check_level("word")
         assert self.content is not None
         if spans is None:
-            divide = split_words if self.content.dataset.marked_words else word_spans
-            spans = [divide(text) for text in texts]
+            marks = self.content.dataset.marked_words
+            spans = [word_spans(text, marks=marks) for text in texts]
         places, values = self._model.predict_words(texts, spans)
         words: list[list[WordPrediction]] = [[] for _ in texts]
         for place, prediction in zip(places, self._predictions(values), strict=True):
@@ -430,15 +432,6 @@ def write_prediction_file(
     return count - len(header)
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedFile:
-    """Outcome of `predict_file`: predictions, whether of words, and rejected records by reason."""
-
-    count: int
-    words: bool
-    rejected: Mapping[str, int]
-
-
 def predict_file(
     run: str | Path,
     corpus: str | Path,
@@ -450,10 +443,11 @@ def predict_file(
     submission: str | None = None,
     as_json: bool = False,
     progress: ProgressCallback = no_progress,
-) -> PredictedFile:
+) -> tuple[str, dict[str, int]]:
     """Predict a corpus or a dataset into a file; a mistake is found before a model is loaded.
 
-    The arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
+    Return how many texts or words are predicted, in words, and the rejected records by reason. The
+    arguments are those of :class:`Predictor` and :func:`write_prediction_file`.
 
     Raises:
         UsageError: of a name, column or format.
@@ -497,11 +491,12 @@ def predict_file(
             submission=columns,
             more=("word", "text") if of_words else (),
         )
+        done = f"{count:,} {'words' if of_words else 'texts'} predicted"
         if reader is None:
-            return PredictedFile(count, of_words, data.manifest.totals.rejected_by_reason)
+            return done, data.manifest.totals.rejected_by_reason
         for notice in reader.counts.notices:
             logger.warning("%s", notice)
-        return PredictedFile(count, of_words, reader.counts.rejected)
+        return done, reader.counts.rejected
 
 
 def _predicted(

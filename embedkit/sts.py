@@ -15,24 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus import (
-    CorpusLike,
-    CorpusOptions,
-    CorpusReader,
-    Record,
-    hash_inputs,
-    input_files,
-    plan_corpus,
-)
+from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.read import check_labelled
 from embedkit.display import Shown
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, UsageError
 from embedkit.runs.folder import check_free, new_run, versions, write_run
-from embedkit.runs.intervals import scored
+from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import target_from
-from embedkit.runs.run import Agreement, Cost, SimilarityRun
+from embedkit.runs.run import Cost, SimilarityRun
 from embedkit.search.exact import unit_rows
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
 
@@ -52,7 +46,7 @@ class PairSimilarity(Shown):
     records: tuple[Record, ...]
     cosines: dict[str, Float64]  # (n,) by view; 0 where a vector is all zeros
     gold: Float64 | None  # (n,) scores
-    agreement: tuple[Agreement, ...]  # of every view with the scores
+    agreement: dict[str, dict[str, Score]]  # by view: spearman and pearson with the scores
     rejected: int
     truncated: int  # texts that were cut
     model: str
@@ -139,17 +133,17 @@ def similarity(
     )
     prefix = encoder.checkpoint.prefix_or_own(prefix)
     cosines, truncated = _cosines(records, encoder, views, prefix, progress)
-    agreement = []
+    agreement = {}
     if gold is not None:
         for view, values in cosines.items():
             metrics = metrics_for(gold, values)
             both = {name: metrics[name] for name in ("spearman", "pearson")}
-            agreement.append(Agreement(view, **scored(both, np.arange(len(gold)))))
+            agreement[view] = scored(both, np.arange(len(gold)))
     pairs = PairSimilarity(
         records=tuple(records),
         cosines=cosines,
         gold=gold,
-        agreement=tuple(agreement),
+        agreement=agreement,
         rejected=reader.counts.n_rejected,
         truncated=truncated,
         model=encoder.checkpoint.name,
@@ -216,5 +210,5 @@ def _write(folder: Path, pairs: PairSimilarity) -> None:
     columns |= {f"cosine_{name}": values for name, values in pairs.cosines.items()}
     storage.write_parquet(folder / "pairs.parquet", pa.table(columns))
     if pairs.agreement:
-        scores = {one.view: one.spearman for one in pairs.agreement}
-        save(folder, layers=lambda: heat_map("spearman", scores))
+        scores = {view: one["spearman"] for view, one in pairs.agreement.items()}
+        save(folder, layers=heat_map("spearman", scores))

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from embedkit.drawing import as_file
 from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from embedkit.runs import figures
-from embedkit.runs.figures import png_of
 from tests.corpus_fixtures import Folder
 from tests.models import Plain, build
 from tests.processes import logging_as_before
@@ -72,7 +72,7 @@ def _quickly() -> Iterator[None]:
     """Leave out what takes long and is not tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # fails for a closed file; no test cuts the power
-        patch.setattr(figures, "png_of", lambda _: b"a figure")  # but with the marker ``figures``
+        patch.setattr(figures, "as_file", lambda *_: b"a figure")  # but with the marker ``figures``
         # the Trainer collects garbage before each training, as long as a tiny model trains
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         yield
@@ -87,7 +87,7 @@ def _logging_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "figures" in request.keywords:
-        monkeypatch.setattr(figures, "png_of", png_of)
+        monkeypatch.setattr(figures, "as_file", as_file)
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) ->
         write_fake_run(tmp_path / n, list(map(str, y)), o, folds.tolist(), inner=0.9 * o + 0.05)
         for n, o in zip("ab", outputs, strict=True)
     ]
-    runs = [run.predictions for run in read_runs(paths).runs]
+    runs = [run.predictions for run in read_runs(paths)]
     found = blend(kind, runs, **options).predictions
     here = found.fold == 2
     return np.column_stack([found.proba[here], found.y_pred[here]])
@@ -311,7 +311,7 @@ def test_blends_are_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"one run.* cannot be blended"):
         compare(paths[:1]).chosen_blend("mean")
     with pytest.raises(UsageError, match="blend"):
-        blend("best", [run.predictions for run in compared.runs.runs])
+        blend("best", [run.predictions for run in compared.runs])
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
@@ -336,9 +336,9 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     write_blend(made, tmp_path / "s.parquet", answers=files)
     found = pd.read_parquet(tmp_path / "s.parquet")
     assert list(found["id"]) == [f"n{i}" for i in range(40)]
-    held = compared.runs.records.test  # these were predicted by the model of all folds
+    held = compared.records.test  # these were predicted by the model of all folds
     wanted = made.predictions.proba[held]
-    rows = [int(compared.runs.records.row[i]) for i in held]
+    rows = [int(compared.records.row[i]) for i in held]
     assert np.allclose(found.loc[rows, ["proba_0", "proba_1"]], wanted, atol=1e-6)
     files[1].unlink()
     with pytest.raises(UsageError, match=r"1\."):

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.corpus import input_files
+from embedkit.corpus.memory import input_files
 from embedkit.errors import CorpusError, MismatchError, UsageError
 from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
 

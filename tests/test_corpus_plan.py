@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.corpus import InputFile
+from embedkit.corpus.memory import InputFile
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, plan_files, read_files
 

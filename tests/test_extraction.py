@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import ExtractSettings
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import word_spans

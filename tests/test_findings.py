@@ -13,13 +13,7 @@ import pytest
 from scipy.stats import binomtest
 
 import embedkit
-from embedkit.comparison.cases import (
-    MOST_SUSPICIONS,
-    Texts,
-    cases_of,
-    confidence_of,
-    label_suspicions,
-)
+from embedkit.comparison.cases import MOST_SUSPICIONS, cases_of, confidence_of, label_suspicions
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare
@@ -292,7 +286,7 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
 def test_notices_count_their_records(tmp_path: Path) -> None:
     found = compare(predicting(tmp_path, {"one": 0.8, "two": 0.7}))
     cases = cases_of(found, "one")
-    texts = Texts({i: f"text {i // 2}" for i in range(400)})
+    texts = {i: f"text {i // 2}" for i in range(400)}
     said = {one.records or one.short: one for one in notices(found, cases, texts)}
     methods = [held_out(found, name) for name in ("one", "two")]
     both = np.logical_and.reduce([p.y_pred != p.y for p in methods])

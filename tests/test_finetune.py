@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel
 
 from embedkit import storage
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import (
     DamagedError,
     EncodeError,
@@ -294,10 +294,10 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
         lines.append(f"{first} {'movie ' * (i % 30)}\t{second} bus {i % 3}\t{i % 2}")
     corpus = write_lines(tmp_path / "pairs.tsv", *lines)
     reading = CorpusOptions(text="a", text_pair="b")
-    cut = tuned(corpus, tmp_path / "run", epochs=1, folds=2, reading=reading).content.truncated
-    assert cut.limit == 24  # positions of the model
-    assert 0 < cut.records < 40
-    assert 0 < cut.tokens < cut.tokens_all
+    content = tuned(corpus, tmp_path / "run", epochs=1, folds=2, reading=reading).content
+    assert content.tokens.max_length == 24  # positions of the model
+    assert 0 < content.truncated["records"] < 40
+    assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
     predictor = Predictor(tmp_path / "run", device="cpu")
     assert predictor.takes_pairs
     there = predictor.predict_proba(["good movie"], ["bad bus"])
@@ -397,9 +397,9 @@ def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: li
     )
     assert np.array_equal(first, same)
     assert not np.allclose(first, other)
-    cut = with_prefix.truncated
-    assert (cut.limit, 0 < cut.records < N) == (10, True)
-    assert f"{cut.records} of {N} texts" in " ".join(notes)
+    cut = with_prefix.truncated["records"]
+    assert (with_prefix.tokens.max_length, 0 < cut < N) == (10, True)
+    assert f"{cut} of {N} texts" in " ".join(notes)
     texts = ["the movie bad was 1", "the movie good was 2"]
     prefixed, plain = (Predictor(tmp_path / name, device="cpu") for name in ("a", "b"))
     wanted = plain.predict_proba([f"good home {text}" for text in texts])

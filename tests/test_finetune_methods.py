@@ -97,7 +97,7 @@ def test_windows_mean_what_they_mean_in_extract(tmp_path: Path, head: str, view:
     given: dict[str, Any] = {"max_length": LENGTH, "on_long": "window", "stride": STRIDE}
     frozen: dict[str, Any] = {"head": head, "freeze_layers": "all", "folds": 2, "epochs": 1}
     content = tuned(corpus, tmp_path / "run", **frozen, **given).content
-    assert content.truncated.records == 0
+    assert content.truncated["records"] == 0
     given |= {"model": str(tiny_model()), "precision": "fp32", "pooling": ["cls", "mean"]}
     embedkit.extract(corpus, out=tmp_path / "data", **given)
     X = embedkit.load(tmp_path / "data", view=view).X
@@ -130,7 +130,7 @@ def test_the_best_epoch_is_kept(
     given |= {"epochs": most, "patience": patience, "select_by": select_by}
     content = on_split(corpus, tmp_path / "run", **given)
     for number, epochs in enumerate(content.history.values()):
-        losses = [e.valid_loss if select_by == "loss" else -e.valid_score for e in epochs]
+        losses = [e["valid_loss"] if select_by == "loss" else -e["valid_score"] for e in epochs]
         assert content.epochs[number] == 1 + int(np.argmin(losses))
         assert len(losses) == most or len(losses) - 1 - int(np.argmin(losses)) == patience
         assert select_by != "loss" or len(losses) < most
@@ -140,10 +140,10 @@ def test_the_best_epoch_is_kept(
         here = inner[inner["fold"] == str(number)]
         kept = epochs[int(content.epochs[number]) - 1]
         score = f1_score(here["y_true"], here["y_pred"], average="macro")
-        assert kept.valid_score == pytest.approx(score)
-        assert kept.valid_accuracy == pytest.approx((here["y_true"] == here["y_pred"]).mean())
+        assert kept["valid_score"] == pytest.approx(score)
+        assert kept["valid_accuracy"] == pytest.approx((here["y_true"] == here["y_pred"]).mean())
         true = here[PROBA].to_numpy()[np.arange(len(here)), here["y_true"].astype(int)]
-        assert kept.valid_loss == pytest.approx(-np.log(true).mean(), abs=1e-5)
+        assert kept["valid_loss"] == pytest.approx(-np.log(true).mean(), abs=1e-5)
 
 
 def test_a_metric_that_is_not_defined_chooses_nothing(tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(
     for number, epoch in enumerate(epochs):
         some = seen[number * per_epoch : (number + 1) * per_epoch]
         texts = sum(count for _, _, count in some)
-        assert epoch.train_loss == pytest.approx(sum(v * n for v, _, n in some) / texts)
-        assert epoch.train_accuracy == pytest.approx(sum(right for _, right, _ in some) / texts)
+        assert epoch["train_loss"] == pytest.approx(sum(v * n for v, _, n in some) / texts)
+        assert epoch["train_accuracy"] == pytest.approx(sum(right for _, right, _ in some) / texts)
     lines = [line for line in log_of(tmp_path / "run") if "train_accuracy" in line]
     assert [(line["fold"], line["epoch"]) for line in lines] == [
         (fold, epoch) for fold in range(2) for epoch in (1, 2, 3)
     ]
-    assert [line["train_loss"] for line in lines] == [epoch.train_loss for epoch in epochs]
+    assert [line["train_loss"] for line in lines] == [epoch["train_loss"] for epoch in epochs]
 
 
 def test_the_optimizer_has_the_rates_and_decays_of_the_options(

@@ -242,4 +242,4 @@ def test_correlation_with_human_scores(
         layers="-1",
         pooling="mean",
     )
-    assert 100 * found.agreement[0].spearman.value == pytest.approx(published, abs=0.02)
+    assert 100 * found.agreement["mean_12"]["spearman"].value == pytest.approx(published, abs=0.02)

@@ -42,14 +42,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (learn, "predict run c.tsv", {"predicting": (100, 100)}),
         (learn, "predict run data", {"predicting": (60, 60)}),
         (command_module, "compare run --report page.html", {"scoring": (2, 2)}),
-        (command_module, "verify data --recompute 2", {"recomputing": (1, 2)}),
         (
             command_module,
             "extract c.tsv --dry-run --out new",
             {"reading": (100, 100), "timing the model": (0, None)},
         ),
     ],
-    ids=["predict", "predict-dataset", "compare", "verify", "dry-run"],
+    ids=["predict", "predict-dataset", "compare", "dry-run"],
 )
 def test_progress_is_reported(
     place: Path,

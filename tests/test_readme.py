@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from embedkit.drawing import as_file
 from embedkit.runs import figures
-from embedkit.runs.figures import png_of
 from tests.processes import ROOT, Done, command, fresh
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -32,7 +32,7 @@ def workplace(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name)
     results: dict[str, Done] = {}
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(figures, "png_of", png_of)
+    monkeypatch.setattr(figures, "as_file", as_file)
     for block in blocks("bash"):
         for line in block.strip().splitlines():
             words = shlex.split(line)

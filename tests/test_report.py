@@ -16,12 +16,11 @@ import pytest
 
 import embedkit
 from embedkit.classifiers.probe import probe
-from embedkit.comparison.recommendation import interval_text, score_text
 from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.pages import shown
-from embedkit.runs.metrics import metric_name
+from embedkit.runs.metrics import interval_text, metric_name, metric_text
 from embedkit.runs.split import split
 from tests.finetune_fixtures import tuned
 from tests.page_checks import json_block
@@ -109,7 +108,8 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
                 if name == "calibration_error":  # the curve says more
                     assert "calibration error" not in text
                     continue
-                assert f"{score_text(score.value, name)}{interval_text(score, name)}" in text
+                shown = metric_text(score.value, name, unit=True) + interval_text(score, name)
+                assert shown in text
                 assert metric_name(name) in text
     manifest = embedkit.load(shared / "data").manifest
     assert f"{N} = {N} embedded + 0 rejected" in text
@@ -142,7 +142,7 @@ def test_the_records_are_all_there(shared: Path) -> None:
     """What the page reads is what the predictions say, with texts and lists."""
     compared = compare(runs_of(shared))
     data = json_block(shared / "report.html", "data")
-    records = compared.runs.records
+    records = compared.records
     index = records.out_of_fold
     assert data["rows"] == records.row[index].tolist()
     assert data["y"] == records.y[index].tolist()

@@ -169,7 +169,7 @@ def moved_by_other_held_out_records(shared: Path, **options: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"pca": 5}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
+    "options", [{}, {"tune": False}, {"threshold": Threshold(None, None)}], ids=str
 )
 def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) -> None:
     assert not moved_by_other_held_out_records(shared, **options)
@@ -482,7 +482,6 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
         "max_1": {"view": "max_1"},
         "estimator='logregg'": {"estimator": "logregg"},
         "task='regression'": {"task": "regression", "estimator": "logreg"},
-        "pca=1000": {"pca": 1_000},
         "seed=-1": {"seed": -1},
         "class_weight=": {"estimator": "knn", "class_weight": "balanced"},
     }

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
-from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset import extract
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Receipt

@@ -14,7 +14,7 @@ from seqeval.metrics import f1_score  # type: ignore[import-untyped]
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import embedkit
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError

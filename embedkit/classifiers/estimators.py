@@ -1,7 +1,7 @@
 """Estimators of scikit-learn and LightGBM by name, their pipelines, and saved models.
 
-Scaling, principal components and vocabularies are steps of the same pipeline, so that they are
-fitted on the training records alone.
+Scaling and vocabularies are steps of the same pipeline, so that they are fitted on the training
+records alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 
 from embedkit import storage
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
-from embedkit.errors import DamagedError, UsageError, check_counts, first_line
+from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.storage import check_files
 
 
@@ -55,7 +55,6 @@ class EstimatorSettings:
     estimator: str = "logreg"  # or module:Class of scikit-learn or LightGBM
     features: str = "vectors"
     task: str = "classification"
-    pca: int | None = None
     class_weight: str | None = None
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
@@ -67,9 +66,6 @@ class EstimatorSettings:
         default = "ridge" if task == "regression" else "logreg"
         result = cls(estimator or default, task=task, **settings)
         check_choice(FEATURES, features=result.features)
-        check_counts(pca=result.pca)
-        if result.pca is not None and result.features == "tfidf":
-            raise UsageError(f"pca={result.pca} needs vectors; features='tfidf' gives sparse ones.")
         result.row  # noqa: B018 - raises for an unknown estimator
         if result.class_weight is not None:
             check_choice(CLASS_WEIGHTS, class_weight=result.class_weight)
@@ -118,10 +114,6 @@ def build_pipeline(settings: EstimatorSettings) -> Any:
     if settings.task == "multilabel":
         estimator = OneVsRestClassifier(estimator)
     steps = [("tfidf", _tfidf())] if settings.features == "tfidf" else row.scaling()
-    if settings.pca is not None:
-        from sklearn.decomposition import PCA
-
-        steps.append(("pca", PCA(settings.pca, random_state=settings.seed)))
     return Pipeline([*steps, ("estimator", estimator)])
 
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings, save_model
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
-from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import (
     VectorData,
@@ -249,7 +250,6 @@ def train(
     folds: int = 5,
     test: CorpusLike | None = None,
     threshold: str | None = None,
-    pca: int | None = None,
     tune: bool = True,
     metric: str | None = None,
     class_weight: str | None = None,
@@ -284,7 +284,6 @@ def train(
         test: test set: a dataset made with the same settings, or a corpus.
         threshold: of two classes, the probability from which the second one is predicted: a
             number, or the score to choose it by in inner folds (``macro_f1``, ``f1``, ``f2`` …).
-        pca: number of principal components, fitted in every fold.
         tune: choose regularisation in inner folds of the training records.
         metric: what tuning optimises; by default log-loss, in a regression the squared error.
         class_weight: ``balanced`` gives every class the same weight.
@@ -304,13 +303,7 @@ def train(
         ('logreg', ('cls_6',))
     """
     settings = EstimatorSettings.of(
-        estimator,
-        task=task,
-        features=features,
-        pca=pca,
-        class_weight=class_weight,
-        seed=seed,
-        metric=metric,
+        estimator, task=task, features=features, class_weight=class_weight, seed=seed, metric=metric
     )
     check_seed(seed)
     check_counts(threads=threads)
@@ -403,8 +396,6 @@ def target_of(data: VectorData, task: str, separator: str = SEPARATOR) -> Target
 
 def _features(data: VectorData, settings: EstimatorSettings) -> Any:
     if settings.features == "vectors":
-        if settings.pca is not None and settings.pca > data.X.shape[1]:
-            raise UsageError(f"pca={settings.pca}: the vectors have {data.X.shape[1]} columns.")
         return data.X
     texts = stored_texts(data, separator=" ")
     if texts is None:

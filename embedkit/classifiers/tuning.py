@@ -1,6 +1,6 @@
 """One fit of an estimator, whose parameters are chosen in inner folds of its training records.
 
-The features (scaling, principal components, TF-IDF) are fitted once on the training records.
+The features (scaling, TF-IDF) are fitted once on the training records.
 Logistic regression takes its strength C and a slope from the inner folds: the coefficients of a
 strong penalty have good directions and are too short, those of a weak one are too long. Other
 estimators are chosen by :class:`~sklearn.model_selection.GridSearchCV` on the same folds.
@@ -8,8 +8,6 @@ estimators are chosen by :class:`~sklearn.model_selection.GridSearchCV` on the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -66,7 +64,7 @@ def fit(
     be trained on. With ``held_out`` they also predict each training record.
     """
     y, classes = target.y[train], len(target.classes)
-    with _fit_errors(settings, len(train)):
+    try:
         *steps, (name, estimator) = build_pipeline(settings).steps
         before = Pipeline(steps or [("nothing", "passthrough")])
         X = before.fit_transform(take(features, train))
@@ -93,7 +91,13 @@ def fit(
                     choice = Choice(score=inner_score(y, inner, settings))
         if tunable and np.isnan(choice.score):
             raise ValueError(f"an inner fold has no {settings.metric}; pass tune=False")
-        return Fitted(Pipeline([*before.steps, (name, model)]), choice, inner)
+    except UsageError:
+        raise
+    except ValueError as error:  # scikit-learn's, about records that it cannot be fitted on
+        raise UsageError(
+            f"estimator={settings.estimator!r}, {len(train)} training records: {first_line(error)}."
+        ) from error
+    return Fitted(Pipeline([*before.steps, (name, model)]), choice, inner)
 
 
 def _logistic(
@@ -228,16 +232,3 @@ def inner_score(y: NDArray[Any], output: Float64, settings: EstimatorSettings) -
 def take(features: Any, index: Int64) -> Any:
     """Return some records of a matrix or of a list of texts."""
     return features[index] if isinstance(features, np.ndarray) else [features[i] for i in index]
-
-
-@contextmanager
-def _fit_errors(settings: EstimatorSettings, count: int) -> Iterator[None]:
-    """Turn scikit-learn's error about records that it cannot be fitted on into a UsageError."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(
-            f"estimator={settings.estimator!r}, {count} training records: {first_line(error)}."
-        ) from error

@@ -21,7 +21,7 @@ from embedkit.types import ProgressCallback
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedkit.corpus import CorpusOptions
+    from embedkit.corpus.plan import CorpusOptions
     from embedkit.dataset.extract import Estimate, ExtractResult
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo
@@ -391,18 +391,9 @@ def _weights_text(names: Sequence[str]) -> str:
     return f"{count_text(len(names), 'weight')}: {_some(names)}" if names else "no weights"
 
 
-@command("embedkit verify corpus.vectors", "embedkit verify corpus.vectors --recompute 2")
+@command("embedkit verify corpus.vectors", "embedkit verify runs/logreg")
 @click.argument("out", type=FILE)
-@options(
-    option(
-        "--recompute",
-        default=0,
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Encode N randomly chosen shards again and compare.",
-    )
-)
-def verify(out: Path, recompute: int, progress: ProgressCallback) -> Result:
+def verify(out: Path) -> Result:
     """Check a dataset with its indexes, a run, an index, a split or predictions.
 
     Checksums; of a dataset also counts, order and finite numbers.
@@ -410,18 +401,11 @@ def verify(out: Path, recompute: int, progress: ProgressCallback) -> Result:
     from embedkit.dataset.verify import require_ok
     from embedkit.dataset.verify import verify as check
 
-    found = check(out, recompute=recompute, progress=progress)
+    found = check(out)
     counts = [count_text(found.files, "file")]
     counts += [f"{found.rows:,} rows"] * bool(found.rows)
     counts += [f"{found.values:,} numbers"] * bool(found.values)
     text = f"{out}: {', '.join(counts)}: undamaged"
-    if found.recomputed_shards:
-        text += (
-            f"\nrecomputed {found.recomputed_rows:,} rows of "
-            f"{count_text(len(found.recomputed_shards), 'shard')}: "
-            f"{found.identical_rows:,} with the same bits, "
-            f"largest relative difference {found.worst:.1e}"
-        )
     return Result(found, lambda: text, check=lambda: require_ok(found, out))
 
 

@@ -33,18 +33,17 @@ from embedkit.cli.text import (
     percent_text,
     reasons_text,
     say,
-    score_text,
     table_text,
     terminal_width,
 )
 from embedkit.display import bytes_text, count_text, json_line, shorten, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
-from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 
 if TYPE_CHECKING:
     from embedkit.comparison.recommendation import Recommendation
-    from embedkit.comparison.table import Compared, Comparison, Cost, Difference, Row
-    from embedkit.corpus import CorpusOptions
+    from embedkit.comparison.table import Compared, Comparison, Difference, MethodCost, Row
+    from embedkit.corpus.plan import CorpusOptions
     from embedkit.predict import Prediction, Predictor
     from embedkit.runs.intervals import Score
     from embedkit.types import ProgressCallback
@@ -327,7 +326,7 @@ def predict(
     model: dict[str, Any] = {"label_names": parse_label_names(label_names), "device": device}
     with progress_bar() as progress:
         if corpus not in (None, "-"):
-            written = predict_file(
+            done, rejected = predict_file(
                 run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
             )
         elif given := [f"--{name}" for name, value in output.items() if value is not None]:
@@ -340,11 +339,10 @@ def predict(
     if corpus == "-":
         return _predict_lines(predictor, as_json)
     if not quiet:
-        what, of = ("words", " records") if written.words else ("texts", "")
-        counts = f"{written.count:,} {what} predicted, {sum(written.rejected.values()):,}{of} "
         where = f" → {output['out']}" if output["out"] else ""
-        say(f"{counts}rejected{reasons_text(written.rejected)}{where}", err=True)
-    return EXIT_REJECTS if written.rejected else 0
+        lost = f"{count_text(sum(rejected.values()), 'record')} rejected{reasons_text(rejected)}"
+        say(f"{done}, {lost}{where}", err=True)
+    return EXIT_REJECTS if rejected else 0
 
 
 def _predict_lines(predictor: Predictor, as_json: bool) -> int:
@@ -579,17 +577,13 @@ def _difference_cells(
         if difference is None or math.isnan(difference.value):
             cells |= {f"to {other}": "–", f"p ({other})": "–"}
             continue
-        value, low, high = (
-            metric_text(number, table.metric, signed=True)
-            for number in (difference.value, difference.low, difference.high)
-        )
         p = difference.p_corrected
-        cells[f"to {other}"] = f"{value} ({low} to {high})"
+        cells[f"to {other}"] = score_text(difference, table.metric, signed=True)
         cells[f"p ({other})"] = "< 0.001" if p is not None and p < 0.001 else number_text(p)
     return cells
 
 
-def _cost_cells(name: str, cost: Cost, level: str) -> dict[str, str]:
+def _cost_cells(name: str, cost: MethodCost, level: str) -> dict[str, str]:
     per = "ms/word" if level == "word" else "ms/text"
     memory, fitted = cost.peak_memory_bytes, cost.parameters
     return {

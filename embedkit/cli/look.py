@@ -13,17 +13,10 @@ import click
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
-from embedkit.cli.text import (
-    asked_for_all,
-    interval_text,
-    number_text,
-    one_line,
-    percent_text,
-    table_text,
-)
+from embedkit.cli.text import asked_for_all, number_text, one_line, percent_text, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
-from embedkit.runs.metrics import metric_text
+from embedkit.runs.metrics import interval_text, metric_text
 
 if TYPE_CHECKING:
     from embedkit.contexts.senses import SenseReport
@@ -207,9 +200,8 @@ def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Res
         for i, record in enumerate(found.records)
     ]
     counts = {"rejected": found.rejected, "truncated": found.truncated}
-    agreement = [asdict(one) for one in found.agreement]
     return Result(
-        {"model": found.model, "agreement": agreement, **counts, "pairs": pairs},
+        {"model": found.model, "agreement": found.agreement, **counts, "pairs": pairs},
         lambda: _similarity_text(found),
         asked_for=True,
         code=EXIT_REJECTS if found.rejected else 0,
@@ -233,9 +225,10 @@ def _similarity_text(found: PairSimilarity) -> str:
         ]
         return f"{table_text(cells)}\n{count}"
     rows: dict[str, dict[str, str]] = {}
-    for one in found.agreement:
-        pooling, layer = split_view(one.view)
-        rows.setdefault(layer or "–", {})[pooling] = number_text(one.spearman.value)
+    scores = {view: one["spearman"] for view, one in found.agreement.items()}
+    for view, score in scores.items():
+        pooling, layer = split_view(view)
+        rows.setdefault(layer or "–", {})[pooling] = number_text(score.value)
     poolings = dict.fromkeys(pooling for cells in rows.values() for pooling in cells)
     lines = [
         agreement_finding(found.agreement),
@@ -247,14 +240,14 @@ def _similarity_text(found: PairSimilarity) -> str:
             ]
         ),
     ]
-    scores = [one.spearman for one in found.agreement if math.isfinite(one.spearman.value)]
-    if scores:
-        width = max((score.high - score.low) / 2 for score in scores)
+    known = [score for score in scores.values() if math.isfinite(score.value)]
+    if known:
+        width = max((score.high - score.low) / 2 for score in known)
         lines.append(
             f"95 % intervals: ±{number_text(width)} at most; Pearson: --json, or "
             "embedkit info of --out"
         )
-    if len(scores) < len(found.agreement):
+    if len(known) < len(scores):
         lines.append("–: the cosines of all pairs are equal, so there is no correlation")
     return "\n".join(lines)
 

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import (
-    asked_for_all,
-    interval_text,
-    metric_heading,
-    reasons_text,
-    score_text,
-    table_text,
-)
+from embedkit.cli.text import asked_for_all, metric_heading, reasons_text, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import bytes_text, count_text, duration_text
-from embedkit.encoding.views import split_view, view_ranges
+from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
-from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text
-from embedkit.runs.predictions import headline_metric
-from embedkit.runs.run import (
-    Agreement,
-    FinetuneRun,
-    PredictionRun,
-    ProbeRun,
-    Run,
-    SimilarityRun,
-    as_json,
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    interval_text,
+    is_percent,
+    metric_text,
+    score_text,
 )
+from embedkit.runs.predictions import headline_metric
+from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun, as_json
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
@@ -43,6 +34,7 @@ _FIRST = ("accuracy", "entity_f1", "micro_f1", "macro_f1", "log_loss", "r2", "rm
 """Scores that are printed without ``--all``."""
 
 _SUBSETS = {"cross_validation": "held-out", "test": "test"}
+_AGREEMENT = ("spearman", "pearson")
 _CLASSES = 6
 
 
@@ -91,15 +83,16 @@ def _prediction_finding(content: PredictionRun) -> str:
     return f"{_score(metric, score)}: {baseline}"
 
 
-def agreement_finding(agreement: Sequence[Agreement]) -> str:
+def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
     """Return which view agrees best with human scores."""
-    finite = [a for a in agreement if math.isfinite(a.spearman.value)]
-    if not finite:
+    scores = {view: one["spearman"] for view, one in agreement.items()}
+    scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
+    if not scores:
         return "no human scores to compare the cosines with"
-    best = max(finite, key=lambda a: a.spearman.value)
-    near = [a.view for a in finite if a.spearman.high >= best.spearman.value and a is not best]
-    score = score_text(best.spearman, "spearman")
-    text = f"{best.view} agrees best with the scores: Spearman {score}"
+    best = max(scores, key=lambda view: scores[view].value)
+    near = [v for v, one in scores.items() if one.high >= scores[best].value and v != best]
+    text = f"{best} agrees best with the scores: "
+    text += f"Spearman {score_text(scores[best], 'spearman')}"
     return text + (f"; as high within their intervals: {view_ranges(near)}" if near else "")
 
 
@@ -126,33 +119,31 @@ def _probe_finding(content: ProbeRun) -> str:
 def _score(metric: str, score: Score) -> str:
     if math.isnan(score.value):
         return f"{metric} undefined"
-    unit = " %" if is_percent(metric) else ""
-    text = f"{metric} {metric_text(score.value, metric)}{unit}"
-    return text + (f" ({interval_text(score, metric)})" if math.isfinite(score.low) else "")
+    return f"{metric} {score_text(score, metric, unit=True)}"
 
 
 def _against(content: PredictionRun, metric: str, majority: float, score: Score) -> str:
     """Comparison of a score with the baseline that knows only the labels."""
-    points = " points" if is_percent(metric) else ""
     names = {"regression": "the mean", "multilabel": "the best constant set"}
     name = names.get(content.task, "the majority class")
-    baseline = f"{name} ({metric_text(majority, metric)}{' %' if points else ''})"
+    baseline = f"{name} ({metric_text(majority, metric, unit=True)})"
     if math.isnan(score.value) or math.isnan(score.low) or score.low <= majority <= score.high:
         return f"no proven gain over {baseline}"
     better = (score.value < majority) == (metric in LOWER_IS_BETTER)
     distance = metric_text(abs(score.value - majority), metric)
-    return f"{distance}{points} {'better' if better else 'worse'} than {baseline}"
+    distance += " points" if is_percent(metric) else ""
+    return f"{distance} {'better' if better else 'worse'} than {baseline}"
 
 
 def _agreement_table(content: SimilarityRun) -> Iterator[str]:
     if asked_for_all():
-        cells = ("spearman", "pearson")
-        yield table_text(
-            [
-                {"view": a.view} | {name: score_text(getattr(a, name), name) for name in cells}
-                for a in content.agreement
-            ]
-        )
+        views = sorted(content.agreement, key=lambda view: layer_rank(split_view(view)[1]))
+        rows = [
+            {"view": view}
+            | {name: score_text(content.agreement[view][name], name) for name in _AGREEMENT}
+            for view in views
+        ]
+        yield table_text(rows)
 
 
 def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
@@ -160,9 +151,10 @@ def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     cut, rejected = content.truncated, content.dataset.rejected or {}
     epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))
     yield f"{count_text(len(content.models), 'model')}; best epochs: {epochs}"
-    if cut.records:
-        lost = f"{cut.tokens:,} of {cut.tokens_all:,} tokens"
-        yield f"{count_text(cut.records, 'text')} cut at {cut.limit} tokens: {lost} left out"
+    if cut["records"]:
+        lost = f"{cut['tokens']:,} of {cut['tokens_all']:,} tokens"
+        limit = content.tokens.max_length
+        yield f"{count_text(cut['records'], 'text')} cut at {limit} tokens: {lost} left out"
     if rejected:
         yield f"{count_text(sum(rejected.values()), 'record')} rejected{reasons_text(rejected)}"
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -27,11 +27,7 @@ from embedkit.display import (
     visible,
     without_nan,
 )
-from embedkit.runs.metrics import is_percent, metric_text
-
-if TYPE_CHECKING:
-    from embedkit.runs.intervals import Score
-
+from embedkit.runs.metrics import is_percent
 
 Rows = Sequence[Mapping[str, Any]]
 _TEXT, _NAME = 24, 20
@@ -182,19 +178,6 @@ def _width(column: Sequence[str]) -> int:
 def number_text(value: float | None, form: str = ".3f") -> str:
     """Return a formatted number; a dash for ``None`` and NaN."""
     return "–" if value is None or math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
-
-
-def score_text(score: Score, metric: str) -> str:
-    """Return a score with its interval: ``79.1 (77.0 to 81.2)``; a dash for NaN."""
-    value = metric_text(score.value, metric)
-    if value == "–" or math.isnan(score.low):
-        return value
-    return f"{value} ({interval_text(score, metric)})"
-
-
-def interval_text(score: Score, metric: str) -> str:
-    """Return the ends of an interval: ``77.0 to 81.2``."""
-    return f"{metric_text(score.low, metric)} to {metric_text(score.high, metric)}"
 
 
 def metric_heading(metric: str) -> str:

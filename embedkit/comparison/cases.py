@@ -7,7 +7,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,12 @@ _TINY = 1e-12
 _AROUND = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Texts of records by row, of a pair in two lines; and where they are from, as a sentence."""
+Texts = dict[int, str]
+"""Texts of records by row, of a pair in two lines."""
 
-    by_row: dict[int, str] = field(default_factory=dict)
-    note: str = (
-        "The texts are left out: no dataset of these runs that holds texts is where it was, "
-        "unchanged."
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Nearest:
-    """Up to three nearest other records, with their cosines, by position of a record in a list."""
-
-    view: str
-    of: dict[int, list[tuple[int, float]]]
+_NO_TEXTS = (
+    "The texts are left out: no dataset of these runs that holds texts is where it was, unchanged."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,14 +51,17 @@ class Cases:
     Attributes:
         methods: predictions of the methods shown, by name; ``records`` are those of the first.
         lists: positions of records by the name of the list, those to read first at the front.
-        nearest: ``None`` without vectors.
+        view: of the neighbours; empty without vectors.
+        near: up to three nearest other records, with their cosines, by position of a record in a
+            list.
         of_sets: whether each class stands for a set of classes, see :func:`as_single`.
     """
 
     records: Predictions
     methods: dict[str, Predictions]
     lists: dict[str, Int64]
-    nearest: Nearest | None
+    view: str
+    near: dict[int, list[tuple[int, float]]]
     of_sets: bool = False
 
     def __len__(self) -> int:
@@ -86,11 +78,11 @@ def cases_of(
     """
     table = compared.table
     known = [row.name for row in table.rows if row.kind != "majority"]
-    runs = [run.name for run in compared.runs.runs]
+    runs = [run.name for run in compared.runs]
     names = [n for n in dict.fromkeys([shown, table.baseline, *runs, *known]) if n in known]
-    index = compared.runs.records.out_of_fold
+    index = compared.records.out_of_fold
     by_name = {name: compared.predictions[name].take(index) for name in names}
-    of_sets = compared.runs.records.of_sets
+    of_sets = compared.records.of_sets
     by_name = as_single(by_name) if of_sets else by_name
     records, asked = by_name[shown], [by_name[name] for name in runs]
     other = by_name.get(table.baseline) if table.baseline != shown else None
@@ -100,18 +92,19 @@ def cases_of(
     if cut is not None:
         lists["cut"] = _first(cut, is_right(records).astype(np.float64))
     listed = [i for name, one in lists.items() if name != "cut" for i in one.tolist()]
-    near = None
+    view: str = ""
+    near: dict[int, list[tuple[int, float]]] = {}
     if compared.datasets:
-        near = _nearest(records, compared.datasets[0], views, listed)
+        view, near = _nearest(records, compared.datasets[0], views, listed)
     if "relabel" in lists:
         doubted, p = lists["relabel"].tolist(), asked[0]
-        if near is not None:  # most of the nearest records have the predicted label
-            votes = {i: [p.y[j] == p.y_pred[i] for j, _ in near.of.get(i, ())] for i in doubted}
+        if view:  # most of the nearest records have the predicted label
+            votes = {i: [p.y[j] == p.y_pred[i] for j, _ in near.get(i, ())] for i in doubted}
             doubted = [i for i in doubted if sum(votes[i]) >= 2]
         lists["relabel"] = np.array(doubted[:MOST_SUSPICIONS], np.int64)
     lists = {name: lists[name] for name in _LISTS if name in lists and len(lists[name])}
     methods = {name: by_name[name] for name in names[:_MOST_METHODS]}
-    return Cases(records, methods, lists, near, of_sets)
+    return Cases(records, methods, lists, view, near, of_sets)
 
 
 def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
@@ -202,8 +195,8 @@ def label_suspicions(predictions: Sequence[Predictions]) -> Bool:
 
 def _nearest(
     records: Predictions, dataset: Dataset, views: Sequence[str], listed: Sequence[int]
-) -> Nearest | None:
-    """Return the three nearest other records of every record in a list."""
+) -> tuple[str, dict[int, list[tuple[int, float]]]]:
+    """Return the view, and the three nearest other records of every record in a list."""
     level = "word" if records.of_words else "sentence"
     try:
         data = load(dataset.path, list(views) or None, level=level)
@@ -214,14 +207,14 @@ def _nearest(
     place = np.array([keys.get(int(key), -1) for key in stored], np.int64)
     here = np.flatnonzero(np.isin(place, list(dict.fromkeys(listed))[:_MOST_QUERIES]))
     if not len(here) or len(data) < 2:
-        return None
+        return "", {}
     near = nearest(data, data.X[here], k=_NEAREST + 1, chosen=place >= 0)
     of = {}
     for query, around, scores in zip(here, near.indices, near.scores, strict=True):
         pairs = zip(around, scores, strict=True)
         others = [(int(place[i]), float(s)) for i, s in pairs if i >= 0 and i != query]
         of[int(place[query])] = others[:_NEAREST]
-    return Nearest("+".join(data.views), of)
+    return "+".join(data.views), of
 
 
 def by_class(
@@ -266,8 +259,11 @@ def find_texts(
     runs: Sequence[LoadedRun],
     datasets: Sequence[Dataset],
     given: str | Path | None = None,
-) -> Texts:
-    """Return the texts of records ``rows``, from a dataset or corpus file if one is ``given``."""
+) -> tuple[Texts, str]:
+    """Return the texts of records ``rows``, and where they are from, as a sentence.
+
+    They are from the dataset or corpus file if one is ``given``.
+    """
     source = runs[0].content.split.source
     inputs = [asdict(dataset.manifest.job.input) for dataset in datasets]
     inputs += [r | r["dialect"] for run in runs if (r := run.content.dataset.reading)]
@@ -281,14 +277,14 @@ def find_texts(
     for path in (run.path / run.content.dataset.path for run in runs):
         if path.is_file() and (file_sha256(path),) == source:
             return _of_corpus(path, rows, reading)
-    return Texts()
+    return {}, _NO_TEXTS
 
 
 def shown_texts(
     records: Predictions, texts: Texts, datasets: Sequence[Dataset]
 ) -> list[str | None]:
     """Return the text of each record; of each word what is around it, the word in brackets."""
-    by_record = [texts.by_row.get(int(row)) for row in records.row]
+    by_record = [texts.get(int(row)) for row in records.row]
     for dataset in datasets if records.of_words else ():
         data = load(dataset.path, level="word")
         keys = keys_of(data.row, data.word)
@@ -306,7 +302,7 @@ def shown_texts(
 
 def _given(
     path: Path, rows: Collection[int], source: tuple[str, ...], reading: Mapping[str, Any]
-) -> Texts:
+) -> tuple[Texts, str]:
     whole = is_dataset(path)
     if not whole and not path.is_file():
         raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or the corpus file.")
@@ -315,18 +311,20 @@ def _given(
     return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
 
 
-def _stored(path: Path, rows: Collection[int]) -> Texts:
+def _stored(path: Path, rows: Collection[int]) -> tuple[Texts, str]:
     data = load(path)
     chosen = frozenset(rows)
     columns = ["text", *(["text_pair"] if data.manifest.job.input.text_pair else [])]
     parts = zip(data.row.tolist(), *(data.column(name) for name in columns), strict=True)
     texts = {int(row): _joined(text) for row, *text in parts if row in chosen}
     names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
-    return Texts(texts, f"Texts as stored in {path.resolve().name}, made from {names}.")
+    return texts, f"Texts as stored in {path.resolve().name}, made from {names}."
 
 
-def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> Texts:
-    from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
+    from embedkit.corpus.memory import InputFile
+    from embedkit.corpus.plan import CorpusOptions, plan_corpus
+    from embedkit.corpus.records import CorpusReader, Record
 
     chosen = frozenset(rows)
     plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
@@ -336,7 +334,7 @@ def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) ->
         if isinstance(item, Record) and item.row in chosen
     }
     columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
-    return Texts(texts, f"Texts from column {columns} of {path.name}.")
+    return texts, f"Texts from column {columns} of {path.name}."
 
 
 def _joined(parts: Sequence[Any]) -> str:

@@ -36,30 +36,18 @@ class LoadedRun:
     predictions: Predictions
 
 
-@dataclass(frozen=True, slots=True)
-class RunSet:
-    """Runs that can be compared, in the given order, with those of probes after the others."""
-
-    runs: tuple[LoadedRun, ...]
-
-    @property
-    def records(self) -> Predictions:
-        """Predictions of the first run; all have the same records, folds and true labels."""
-        return self.runs[0].predictions
-
-    @property
-    def models(self) -> tuple[LoadedRun, ...]:
-        """The runs that hold a model, which those of probes do not."""
-        return tuple(run for run in self.runs if not isinstance(run.content, ProbeRun))
-
-    @property
-    def probes(self) -> tuple[tuple[str, ProbeRun], ...]:
-        """Names and contents of the probes."""
-        return tuple((r.name, r.content) for r in self.runs if isinstance(r.content, ProbeRun))
+def with_models(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, ...]:
+    """Return the runs that hold a model, which those of probes do not."""
+    return tuple(run for run in runs if not isinstance(run.content, ProbeRun))
 
 
-def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_progress) -> RunSet:
-    """Read runs that were made under the same split; ``progress`` is called after every run."""
+def read_runs(
+    paths: Sequence[str | Path], *, progress: ProgressCallback = no_progress
+) -> list[LoadedRun]:
+    """Read runs that were made under the same split, those of probes after the others.
+
+    All have the same records, folds and true labels; ``progress`` is called after every run.
+    """
     if isinstance(paths, str):
         raise TypeError(f"runs={paths!r} is a string; pass a list of folders.")
     resolved = [Path(path).resolve() for path in paths]
@@ -92,7 +80,7 @@ def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_pr
                 f"{run.path} was made under another split than {first.path}. Make one split "
                 "(embedkit split) and give it to both with --split."
             )
-    tests = {r.content.test_set and r.content.test_set.source for r in RunSet(tuple(runs)).models}
+    tests = {r.content.test_set and r.content.test_set.source for r in with_models(runs)}
     if len(tests) > 1:
         logger.warning(
             "the runs have different test sets, or only some of them have one: they are compared "
@@ -105,7 +93,7 @@ def read_runs(paths: Sequence[str | Path], *, progress: ProgressCallback = no_pr
     runs = _with_shared_words(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
-    return RunSet(tuple(runs))
+    return runs
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:

@@ -20,8 +20,7 @@ from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
 from embedkit.display import TYPED_IN, count_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.errors import EmbedkitError
-from embedkit.runs.intervals import Score
-from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metric_text
+from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
 from embedkit.runs.split import read_split
 
@@ -101,28 +100,10 @@ def recommend(compared: Compared) -> Recommendation:
 
 def _score_of(compared: Compared, name: str, *, test: bool = False) -> str:
     metric, row = compared.table.metric, compared.row(name)
-    return score_text((row.test if test else row.scores)[metric].value, metric)
+    return metric_text((row.test if test else row.scores)[metric].value, metric, unit=True)
 
 
 # sentences
-
-
-def score_text(value: float, metric: str) -> str:
-    """Return a score with its unit."""
-    return metric_text(value, metric) + (" %" if is_percent(metric) else "")
-
-
-def interval_text(score: Score | Difference, metric: str, *, signed: bool = False) -> str:
-    """Return the ends of an interval; empty if there is none."""
-    if not math.isfinite(score.low + score.high):
-        return ""
-    return " to ".join(metric_text(end, metric, signed=signed) for end in (score.low, score.high))
-
-
-def _gain_text(gap: Difference, metric: str) -> str:
-    points = " points" if is_percent(metric) else ""
-    ends = interval_text(gap, metric, signed=True)
-    return metric_text(gap.value, metric, signed=True) + points + (f" ({ends})" if ends else "")
 
 
 def p_text(p: float | None) -> str:
@@ -162,12 +143,12 @@ def view_text(view: str) -> str:
 
 
 def _majority_text(compared: Compared) -> str:
-    return "the majority class" if compared.runs.records.classes else "the mean of the values"
+    return "the majority class" if compared.records.classes else "the mean of the values"
 
 
 def _title(compared: Compared, chosen: Row) -> str:
     if chosen.kind == "blend":
-        return f"Blend the {len(compared.runs.models)} runs"
+        return f"Blend the {len(compared.models)} runs"
     content = _content(compared, chosen)
     of = " of the fine-tuned encoder" if content.dataset.fold_models else ""
     if isinstance(content, ProbeRun):
@@ -179,7 +160,7 @@ def _title(compared: Compared, chosen: Row) -> str:
 
 
 def _content(compared: Compared, row: Row) -> PredictionRun:
-    return next(run.content for run in compared.runs.runs if run.name == row.name)
+    return next(run.content for run in compared.runs if run.name == row.name)
 
 
 def _reason(compared: Compared, chosen: Row) -> str:
@@ -250,17 +231,17 @@ def cost_text(row: Row) -> str:
 def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     command = _command(compared, "probe", "--learning-curve")
     sentences = compared.table.level == "sentence"
-    if not compared.runs.probes:
+    if not compared.probes:
         yield _not_tried("Layer", command)
     else:
-        _, probe = compared.runs.probes[0]
+        _, probe = compared.probes[0]
         yield _layer(probe)
         if sentences:
             yield from _pooling(probe)
     runs = [row for row in rows if row.kind not in ("blend", "probe")]
     blends = [row for row in rows if row.kind == "blend"]
     if blends:
-        models = f"{len(compared.runs.models)} models to keep"
+        models = f"{len(compared.models)} models to keep"
         single = next(row for row in rows if row.kind != "blend")
         yield _effect(compared, "Blend", blends[0], single, models)
     tuned = [row for row in runs if row.kind == "finetuned"]
@@ -270,7 +251,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
         yield _effect(compared, "Fine-tuning", tuned[0], others[0], more)
     elif sentences and not tuned:
         yield _not_tried("Fine-tuning", _command(compared, "finetune"))
-    curves = [curve for _, probe in compared.runs.probes for curve in _curve(probe)]
+    curves = [curve for _, probe in compared.probes for curve in _curve(probe)]
     yield curves[0] if curves else _not_tried("More labels", command)
 
 
@@ -284,10 +265,10 @@ def _layer(content: ProbeRun) -> Decision:
     folds = sum(view.chosen for view in views)
     chosen = sorted((view for view in views if view.chosen), key=lambda view: -view.chosen)
     listed = ", ".join(f"{view_text(view.name)} in {view.chosen}" for view in chosen)
-    highest = score_text(_best_first(content)[0].score.value, metric)
+    highest = metric_text(_best_first(content)[0].score.value, metric, unit=True)
     sentence = (
         f"Chosen without the scored records: {listed} of {folds} folds; {metric_name(metric)} "
-        f"{score_text(content.nested.value, metric)} ({interval_text(content.nested, metric)}). "
+        f"{score_text(content.nested, metric, unit=True)}. "
         f"The highest of {len(views)} scores, {highest}, is partly luck."
     )
     why = f"chosen in {chosen[0].chosen} of {folds} folds"
@@ -304,7 +285,7 @@ def _pooling(content: ProbeRun) -> Iterator[Decision]:
     for view in _best_first(content):
         best.setdefault(split_view(view.name)[0], view)
     said = [
-        f"{pooling} at best {score_text(view.score.value, content.metric)}"
+        f"{pooling} at best {metric_text(view.score.value, content.metric, unit=True)}"
         for pooling, view in best.items()
     ]
     if len(best) > 1:
@@ -315,7 +296,8 @@ def _effect(compared: Compared, question: str, one: Row, other: Row, more: str) 
     gap, metric = compared.differences[one.name, other.name], compared.table.metric
     verdict = judge(gap, compared.scale)
     sentence = (
-        f"{one.name} against {other.name}: {metric_name(metric)} {_gain_text(gap, metric)}, "
+        f"{one.name} against {other.name}: {metric_name(metric)} "
+        f"{score_text(gap, metric, signed=True, unit=True)}, "
         f"p {p_text(gap.p_corrected)}, {verdict}{f'; {more}' if more else ''}."
     )
     answer, tone = {
@@ -342,7 +324,8 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
     answer, tone = ("yes", "yes") if proven else ("not proven", "open")
     change = metric_text(gap.value, content.metric, signed=True)
     why = f"{change} from the last {more - fewer:,}"
-    sentence = f"From {fewer:,} to {more:,} training records: {_gain_text(gap, content.metric)}."
+    gain = score_text(gap, content.metric, signed=True, unit=True)
+    sentence = f"From {fewer:,} to {more:,} training records: {gain}."
     yield Decision("More labels", answer, tone, why, sentence)
 
 
@@ -353,7 +336,7 @@ def _command(compared: Compared, command: str, *options: str) -> str:
     )
     if not datasets:
         return ""
-    runs, dataset = compared.runs.runs, datasets[0]
+    runs, dataset = compared.runs, datasets[0]
     content, folder = runs[0].content, runs[0].path.parent
     parts, separated = ["embedkit", command, portable(dataset.path)], []
     if content.task == "multilabel":
@@ -384,7 +367,7 @@ def _command(compared: Compared, command: str, *options: str) -> str:
 
 def _split_file(compared: Compared, dataset: Path) -> Path | None:
     """The split of the runs, if its file is where it was, or beside them."""
-    runs = compared.runs.runs
+    runs = compared.runs
     typed = [re.search(r"--split[ =](\S+)", run.content.command or "") for run in runs]
     named = [Path(match[1]) for match in typed if match]
     folders = (Path(), dataset.parent, runs[0].path.parent)
@@ -424,12 +407,12 @@ def _next(compared: Compared, chosen: Row, decisions: Sequence[Decision]) -> str
     if command := next(filter(None, wanted), ""):
         return command
     if content is None:
-        runs = [portable(run.path) for run in compared.runs.models]
+        runs = [portable(run.path) for run in compared.models]
         end = ["--write-blend", portable(_free(Path("blend.tsv")))]
         end += ["--blend", chosen.name.removeprefix("blend: ")]
         return shlex.join(["embedkit", "compare", *runs, *end])
     run = compared.selection.with_model
-    path = next(portable(one.path) for one in compared.runs.runs if one.name == run)
+    path = next(portable(one.path) for one in compared.runs if one.name == run)
     pair = ["--pair", "another text"] if content.dataset.pairs else []
     return shlex.join(["embedkit", "predict", path, "--text", "a new text", *pair])
 
@@ -489,16 +472,16 @@ def _cut(compared: Compared) -> Iterator[Notice]:
         lost = totals.ledger.get("tokens_cut", 0) / max(totals.ledger.get("tokens", 0), 1)
         texts = totals.ledger.get("records_truncated", 0)
         yield from notice(dataset.path.resolve().name, totals.accepted, texts, lost, limit)
-    for run in compared.runs.runs:
+    for run in compared.runs:
         if isinstance(content := run.content, FinetuneRun):
             one, count = content.truncated, sum(content.records.values())
-            lost = one.tokens / max(one.tokens_all, 1)
-            yield from notice(run.name, count, one.records, lost, one.limit)
+            lost = one["tokens"] / max(one["tokens_all"], 1)
+            yield from notice(run.name, count, one["records"], lost, content.tokens.max_length)
 
 
 def _random_weights(compared: Compared) -> Iterator[Notice]:
     """Views for which encoders that were never trained are as good: within the interval."""
-    for name, content in compared.runs.probes:
+    for name, content in compared.probes:
         same, lower = [], content.metric in LOWER_IS_BETTER
         for view in content.view_scores:
             if view.name in content.random_weights:
@@ -515,11 +498,11 @@ def _random_weights(compared: Compared) -> Iterator[Notice]:
 
 def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
     """Yield the fine-tuned runs most models of which were best in their last epoch."""
-    for run in compared.runs.runs:
+    for run in compared.runs:
         if isinstance(content := run.content, FinetuneRun):
             last = [epochs[-1] for epochs in content.history.values()]
             count = sum(
-                one.valid_loss is not None and epoch >= one.epoch
+                "valid_loss" in one and epoch >= one["epoch"]
                 for epoch, one in zip(content.epochs, last, strict=True)
             )
             if count > len(last) / 2:
@@ -530,11 +513,11 @@ def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
 def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
     """Texts that occur more than once; a word has other labels elsewhere in its sentence."""
     rows = cases.records.row.tolist()
-    if cases.records.of_words or not all(row in texts.by_row for row in rows):
+    if cases.records.of_words or not all(row in texts for row in rows):
         return
     labels: dict[str, list[float]] = {}
     for row, y in zip(rows, cases.records.y.tolist(), strict=True):
-        labels.setdefault(texts.by_row[row], []).append(y)
+        labels.setdefault(texts[row], []).append(y)
     if twice := [values for values in labels.values() if len(values) > 1]:
         conflicts = sum(len(set(values)) > 1 for values in twice)
         texts_twice = count_text(len(twice), "duplicate text")

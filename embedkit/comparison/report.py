@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,11 @@ from embedkit.comparison.recommendation import (
     cost_text,
     duration,
     fit_text,
-    interval_text,
     model_text,
     notices,
     p_text,
     portable,
     recommend,
-    score_text,
 )
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
 from embedkit.display import MINUS, bytes_text, count_text, shorten
@@ -49,16 +48,25 @@ from embedkit.runs.figures import (
     LARGEST_MATRIX,
     ReliabilityBin,
     answered,
+    confusion_counts,
     layers,
     learning,
+    losses_of,
     reliability,
     reliability_bins,
     training,
     values,
 )
-from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_name, metric_text
+from embedkit.runs.metrics import (
+    LOWER_IS_BETTER,
+    interval_text,
+    is_percent,
+    metric_name,
+    metric_text,
+)
 from embedkit.runs.predictions import Predictions, fold_names
 from embedkit.runs.run import FinetuneRun, ProbeRun
+from embedkit.runs.split import UNITS
 from embedkit.storage import write_files
 from embedkit.types import Int64, ProgressCallback, no_progress, steps
 
@@ -73,12 +81,6 @@ _LISTS = {
     "unsure": "unsure",
     "cut": "cut",
     "all": "all",
-}
-_UNITS = {
-    "record": "records",
-    "text": "distinct texts",
-    "group": "groups",
-    "group and text": "groups of records, equal texts together",
 }
 
 
@@ -108,19 +110,19 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         check_choice(FIGURE_FORMATS, figures=figures)
-    names_of_classes = with_names(compared.runs.records.classes, label_names or {})
+    names_of_classes = with_names(compared.records.classes, label_names or {})
     step = steps(progress, "report", 3, "steps")
     advice, scale, shown_name = recommend(compared), compared.scale, compared.selection.name
-    records, runs = compared.runs.records, compared.runs
+    records, runs = compared.records, compared.runs
     rows = records.row[records.out_of_fold]
-    found = find_texts(set(rows.tolist()), runs.runs, compared.datasets, texts)
-    content = next((run.content for run in runs.runs if run.name == shown_name), None)
-    limit = content.truncated.limit if isinstance(content, FinetuneRun) else None
+    found, note = find_texts(set(rows.tolist()), runs, compared.datasets, texts)
+    content = next((run.content for run in runs if run.name == shown_name), None)
+    limit = content.tokens.max_length if isinstance(content, FinetuneRun) else None
     lengths, cut = find_lengths(rows, compared.datasets, limit)
     step()
     views = () if content is None or isinstance(content, ProbeRun) else content.views
-    if not views and runs.probes:
-        views = (runs.probes[0][1].chosen.name,)
+    if not views and compared.probes:
+        views = (compared.probes[0][1].chosen.name,)
     cases = cases_of(compared, shown_name, cut=cut, views=views)
     step()
     names = dict.fromkeys([shown_name, compared.table.baseline])
@@ -143,7 +145,7 @@ def write_report(
             "duration": lambda seconds: duration(seconds) or "–",
             "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
         },
-        score=score_text,
+        score=partial(metric_text, unit=True),
         interval=interval_text,
         number=metric_text,
         advice=advice,
@@ -162,15 +164,15 @@ def write_report(
         pairs=confused_pairs(cases.records) if classes and not cases.of_sets else (),
         matrix=[] if cases.of_sets else _matrix(cases.records),
         cases=cases,
-        texts_note=found.note,
+        texts_note=note,
         metrics=metrics,
         lower=", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
-        unit=_UNITS[runs.runs[0].content.split.unit],
-        probes=runs.probes,
+        unit=UNITS[runs[0].content.split.unit],
+        probes=compared.probes,
         trained=[name for name, _ in trained(compared)],
         first_classes=_FIRST_CLASSES,
         settings=_settings(compared),
-        commands=[(one.name, _command(one.content.command or "")) for one in runs.runs],
+        commands=[(one.name, _command(one.content.command or "")) for one in runs],
         ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
         version=__version__,
         data=_payload(
@@ -195,7 +197,7 @@ class CompareResult(Compared):
 
     def __repr__(self) -> str:
         winner, metric = self.winner, self.table.metric
-        score = score_text(winner.scores[metric].value, metric)
+        score = metric_text(winner.scores[metric].value, metric, unit=True)
         advice = recommend(self)
         return f"{advice.title} ({winner.name}): {metric_name(metric)} {score}"
 
@@ -252,13 +254,15 @@ def compare(
 
 def _facts(compared: Compared) -> str:
     table, runs = compared.table, compared.runs
-    datasets = [run.content.dataset for run in runs.runs]
+    datasets = [run.content.dataset for run in runs]
     inputs = [Path(name).name for d in compared.datasets for name in d.manifest.names.inputs]
     inputs = inputs or [Path(name).name for d in datasets for name in d.names.inputs]
     what = "words" if table.level == "word" else "records"
     counts = f"{table.records['folds']:,} {what}"
-    labels = [count_text(len(runs.records.classes), "label")] if runs.records.classes else []
-    folds = count_text(runs.runs[0].content.split.folds, "fold")
+    labels = (
+        [count_text(len(compared.records.classes), "label")] if compared.records.classes else []
+    )
+    folds = count_text(runs[0].content.split.folds, "fold")
     models = dict.fromkeys(Path(d.names.model).name for d in datasets)
     parts = [
         ", ".join(dict.fromkeys(inputs)),
@@ -275,10 +279,10 @@ def _tiles(
     """Label, large text, small text and verdict of the four tiles."""
     table, metric = compared.table, compared.table.metric
     method = advice.method
-    guess = score_text(compared.row(MAJORITY).scores[metric].value, metric)
+    guess = metric_text(compared.row(MAJORITY).scores[metric].value, metric, unit=True)
     yield (
         "correct" if metric == "accuracy" else metric_name(metric),
-        score_text(method.scores[metric].value, metric),
+        metric_text(method.scores[metric].value, metric, unit=True),
         " · ".join(
             filter(None, [interval_text(method.scores[metric], metric), f"guessing {guess}"])
         ),
@@ -300,12 +304,12 @@ def _tiles(
         trust = "Yes" if error <= 0.05 else "Roughly" if error <= 0.1 else "No"
         off = f"off by {error * 100:.1f} points on average"
         yield "trust its probabilities?", trust, off, ""
-    elif compared.runs.records.of_sets:
+    elif compared.records.of_sets:
         every = method.scores["subset_accuracy"]
         text = interval_text(every, "subset_accuracy")
-        yield "all classes right", score_text(every.value, "subset_accuracy"), text, ""
+        yield "all classes right", metric_text(every.value, "accuracy", unit=True), text, ""
     else:
-        scores, y = method.scores, compared.runs.records.y
+        scores, y = method.scores, compared.records.y
         name = next((m for m in ("pearson", "spearman", "r2") if m in scores), metric)
         label = f"{metric_name(name)} with the truth"
         reach = f"true values {y.min():.4g} to {y.max():.4g}".replace("-", MINUS)
@@ -325,14 +329,9 @@ def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[
 
 def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
     """Counts of true against predicted classes, and fractions of the true class."""
-    from sklearn.metrics import confusion_matrix
-
-    count = len(p.classes)
-    if not count or count > LARGEST_MATRIX:
+    if not 0 < len(p.classes) <= LARGEST_MATRIX:
         return []
-    counts = confusion_matrix(p.y, p.y_pred, labels=range(count))
-    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    pairs = zip(counts.tolist(), fractions.tolist(), strict=True)
+    pairs = zip(*(values.tolist() for values in confusion_counts(p)), strict=True)
     return [list(zip(*row, strict=True)) for row in pairs]
 
 
@@ -348,11 +347,11 @@ def _payload(
     def numbers(values: Any) -> list[Any]:
         return [int(v) if classes else float(f"{v:.4g}") for v in values]
 
-    records, near, methods = cases.records, cases.nearest, cases.methods.values()
+    records, methods = cases.records, cases.methods.values()
     named = {"chosen": compared.selection.name, "baseline": compared.table.baseline}
     neighbours = {
         str(i): [[j, round(cosine * 1_000)] for j, cosine in others]
-        for i, others in (near.of.items() if near else ())
+        for i, others in cases.near.items()
         if others
     }
     return packed_json(
@@ -373,10 +372,10 @@ def _payload(
             "lists": {name: index.tolist() for name, index in cases.lists.items()},
             "order": [*cases.lists, "all"],
             "names": {name: text.format(**named) for name, text in _LISTS.items()},
-            "near": {"view": near.view, "of": neighbours} if near else None,
+            "near": {"view": cases.view, "of": neighbours} if cases.view else None,
             "views": [
                 {view: numbers(one) for view, one in run.predictions.views.items()}
-                for run in compared.runs.runs
+                for run in compared.runs
                 if run.predictions.views and not cases.of_sets
             ],
             "limit": None if classes else float(np.std(records.y)),
@@ -387,7 +386,7 @@ def _payload(
 def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
     """What the runs differ in: model, views, split, versions; of a single run all of it."""
     rows: dict[str, list[str]] = {}
-    for run in compared.runs.runs:
+    for run in compared.runs:
         content = run.content
         found = {
             "model": model_text(content.dataset.names.model),
@@ -453,7 +452,7 @@ def charts_of(
     timed = [row for row in timed if math.isfinite(row.scores[scale.metric].value)]
     if len(timed) > 1:
         yield "cost", cost(timed, scale, styles, compared.table.level)
-    probes = [content for _, content in compared.runs.probes]
+    probes = [content for _, content in compared.probes]
     for number, probe in enumerate(probes, 1):
         yield f"layers-{number}", layers(probe)
     for probe in [one for one in probes if one.view_scores[0].curve][:1]:
@@ -467,20 +466,12 @@ def charts_of(
     else:
         yield "values", values(cases.records)
     for number, (_, run) in enumerate(trained(compared), 1):
-        epochs = list(run.history.values())
-        losses = {
-            "training loss": [[(e.epoch, e.train_loss) for e in one] for one in epochs],
-            "validation loss": [
-                [(e.epoch, e.valid_loss) for e in one if e.valid_loss is not None] for one in epochs
-            ],
-        }
-        known = {name: list(filter(None, lines)) for name, lines in losses.items()}
-        yield f"training-{number}", training(known)
+        yield f"training-{number}", training(losses_of(run.history.values()))
 
 
 def trained(compared: Compared) -> Iterator[tuple[str, FinetuneRun]]:
     """Yield the fine-tuned runs with their names."""
-    for run in compared.runs.runs:
+    for run in compared.runs:
         if isinstance(run.content, FinetuneRun) and run.content.history:
             yield run.name, run.content
 
@@ -548,7 +539,7 @@ def cost(rows: Sequence[Row], scale: Scale, styles: Mapping[str, int], level: st
         x_name="milliseconds a word" if level == "word" else "milliseconds a text",
         y_name=metric_name(scale.metric),
         description="; ".join(
-            f"{row.name}: {score_text(one.value, scale.metric)}, {cost_text(row)}"
+            f"{row.name}: {metric_text(one.value, scale.metric, unit=True)}, {cost_text(row)}"
             for row, one in zip(rows, scores, strict=True)
         ),
         x_ticks=_round_times(min(times) / 1.6, max(times) * 1.6),

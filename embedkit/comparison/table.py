@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from embedkit.comparison.blend import Blend, alone, blend
 from embedkit.comparison.load import (
     Dataset,
     LoadedRun,
-    RunSet,
     find_datasets,
     input_differences,
     read_runs,
+    with_models,
 )
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import Threshold, beta_of, row_of
 from embedkit.runs.predictions import Predictions, headline_metric, metrics_of
+from embedkit.runs.run import Cost, ProbeRun
 from embedkit.types import ProgressCallback, no_progress, steps
 
 MAJORITY = "majority"
@@ -54,15 +55,12 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Score):
     """One method's score less another's on the same records, with its 95 % interval.
 
     ``p_corrected`` is corrected for all pairs of methods; ``None`` where a score is undefined.
     """
 
-    value: float
-    low: float
-    high: float
     p: float | None = None
     p_corrected: float | None = None
 
@@ -93,8 +91,8 @@ def judge(difference: Difference, scale: Scale) -> str:
     return "better" if scale.gain(difference.value) > 0 else "worse"
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodCost(Cost):
     """What a method costs; ``None`` where it is not known.
 
     Attributes:
@@ -106,14 +104,9 @@ class Cost:
         milliseconds: from a text, or word, to its prediction.
     """
 
-    fit_seconds: float | None
-    predict_seconds: float | None
     encode_seconds: float | None
     milliseconds: float | None
-    peak_memory_bytes: int | None
-    parameters: int | None
     size_bytes: int
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +128,7 @@ class Row:
     to_baseline: Difference | None
     test_to_best: Difference | None
     test_to_baseline: Difference | None
-    cost: Cost | None
+    cost: MethodCost | None
     verdict: str
 
 
@@ -183,11 +176,26 @@ class Compared:
     table: Comparison
     scale: Scale
     selection: Selection
-    runs: RunSet
+    runs: Sequence[LoadedRun]
     datasets: tuple[Dataset, ...]
     blends: dict[str, Blend]
     predictions: dict[str, Predictions]
     differences: dict[tuple[str, str], Difference]
+
+    @property
+    def records(self) -> Predictions:
+        """The records with their true labels: predictions of the first run."""
+        return self.runs[0].predictions
+
+    @property
+    def models(self) -> tuple[LoadedRun, ...]:
+        """The runs that hold a model."""
+        return with_models(self.runs)
+
+    @property
+    def probes(self) -> tuple[tuple[str, ProbeRun], ...]:
+        """Names and contents of the probes."""
+        return tuple((r.name, r.content) for r in self.runs if isinstance(r.content, ProbeRun))
 
     @property
     def winner(self) -> Row:
@@ -223,13 +231,13 @@ class Compared:
         Raises:
             UsageError: there is one run only, or the kind is unknown.
         """
-        if self.runs.records.of_sets:
+        if self.records.of_sets:
             raise UsageError("runs with task='multilabel' cannot be blended.")
         if kind == BEST_BLEND:
             name = self.selection.with_model
             if found := next((one for one in self.blends.values() if one.name == name), None):
                 return found
-            models = {run.name: (i, run) for i, run in enumerate(self.runs.models)}
+            models = {run.name: (i, run) for i, run in enumerate(self.models)}
             if name not in models:
                 raise UsageError("a probe holds no model to predict with. Give a run of train.")
             index, run = models[name]
@@ -271,11 +279,11 @@ def compare(
 ) -> Compared:
     """Return a comparison; arguments as for :func:`embedkit.compare`."""
     opened = read_runs(runs, progress=progress)
-    records, level = opened.records, opened.runs[0].content.level
+    records, level = opened[0].predictions, opened[0].content.level
     metric = _metric(metric, opened)
     predictions, blends = _predictions(opened, metric)
-    chosen = _baseline(baseline, opened.runs)
-    datasets = find_datasets(opened.runs)
+    chosen = _baseline(baseline, opened)
+    datasets = find_datasets(opened)
     folds = {name: p.take(p.out_of_fold) for name, p in predictions.items()}
     tested = {name: p.take(p.scored_test) for name, p in predictions.items() if len(p.scored_test)}
     scores, differences = _scores(folds, metric, progress)
@@ -284,8 +292,8 @@ def compare(
     value = {name: -scale.gain(found[metric].value) for name, found in scores.items()}
     names = sorted(scores, key=lambda name: (np.isnan(value[name]), value[name]))
     costs = _costs(opened, datasets, blends)
-    by_name = {run.name: run for run in opened.runs}
-    kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened.runs}
+    by_name = {run.name: run for run in opened}
+    kinds = {MAJORITY: "majority"} | {run.name: run.content.kind for run in opened}
     rows = tuple(
         Row(
             name,
@@ -313,7 +321,7 @@ def compare(
             "test": len(np.unique(records.group[records.scored_test])),
         },
         rows,
-        input_differences(opened.runs),
+        input_differences(opened),
         level,
     )
     selection = _choose(rows, scale, differences, on_test)
@@ -373,12 +381,15 @@ def _scale(metric: str, baseline: float, min_difference: float | None) -> Scale:
     return Scale(metric, row.lower, row.percent, margin)
 
 
-def _predictions(opened: RunSet, metric: str) -> tuple[dict[str, Predictions], dict[str, Blend]]:
+def _predictions(
+    runs: Sequence[LoadedRun], metric: str
+) -> tuple[dict[str, Predictions], dict[str, Blend]]:
     """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
-    by_run = {run.name: run.predictions for run in opened.runs}
+    by_run = {run.name: run.predictions for run in runs}
     blends: dict[str, Blend] = {}
-    if len(opened.models) > 1 and not opened.records.of_sets:
-        threshold, models = _blend_threshold(metric, opened.models), opened.models
+    records, models = runs[0].predictions, with_models(runs)
+    if len(models) > 1 and not records.of_sets:
+        threshold = _blend_threshold(metric, models)
         given = [run.predictions for run in models]
         blends = {kind: blend(kind, given, threshold=threshold) for kind in BLENDS}
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
@@ -386,7 +397,7 @@ def _predictions(opened: RunSet, metric: str) -> tuple[dict[str, Predictions], d
         raise UsageError(
             f"a run has the reserved name {MAJORITY!r} or that of a blend. Rename its folder."
         )
-    return {**by_run, **blended, MAJORITY: opened.records.majority()}, blends
+    return {**by_run, **blended, MAJORITY: records.majority()}, blends
 
 
 def _scores(
@@ -431,16 +442,16 @@ def _scores(
     return scores, differences
 
 
-def _metric(asked: str | None, runs: RunSet) -> str:
-    p = runs.records
+def _metric(asked: str | None, runs: Sequence[LoadedRun]) -> str:
+    p = runs[0].predictions
     known = list(metrics_of(p.take(p.out_of_fold)))
     if asked is None:
         if not p.classes:
             return known[0]
-        contents = [run.content for run in runs.models or runs.runs]
+        contents = [run.content for run in with_models(runs) or runs]
         y = p.y[p.out_of_fold]
         return headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
-    if beta_of(asked) is None or len(runs.records.classes) != 2:
+    if beta_of(asked) is None or len(p.classes) != 2:
         check_choice(known, metric=asked)
     return asked
 
@@ -473,39 +484,34 @@ def _baseline(asked: str | None, runs: Sequence[LoadedRun]) -> str:
 
 
 def _costs(
-    opened: RunSet, datasets: Sequence[Dataset], blends: Mapping[str, Blend]
-) -> dict[str, Cost]:
+    runs: Sequence[LoadedRun], datasets: Sequence[Dataset], blends: Mapping[str, Blend]
+) -> dict[str, MethodCost]:
     encoding = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
     costs = {}
-    for run in opened.runs:
+    for run in runs:
         content = run.content
         cost, predict = content.cost, content.cost.predict_seconds
         if predict is not None:
             predict = predict / len(run.predictions.out_of_fold) * 1_000
         encode = encoding.get(content.dataset.fingerprint) if content.views else None
         known = predict is not None and (encode is not None or not content.views)
-        costs[run.name] = Cost(
-            fit_seconds=cost.fit_seconds,
-            predict_seconds=predict,
+        costs[run.name] = MethodCost(
+            **asdict(replace(cost, predict_seconds=predict)),
             encode_seconds=encode,
             milliseconds=(predict or 0.0) + (encode or 0.0) if known else None,
-            peak_memory_bytes=cost.peak_memory_bytes,
-            parameters=cost.parameters,
             size_bytes=storage.tree_bytes(run.path / "model"),
-            device=cost.device,
         )
     if blends:
-        each = [costs[run.name] for run in opened.models]
-        encoders = {r.content.dataset.fingerprint for r in opened.models if r.content.views}
+        models = with_models(runs)
+        each = [costs[run.name] for run in models]
+        encoders = {r.content.dataset.fingerprint for r in models if r.content.views}
         encode = _sum([encoding.get(fingerprint) for fingerprint in encoders])
         predict = _sum([one.predict_seconds for one in each])
-        together = Cost(
+        together = MethodCost(
             fit_seconds=_sum([one.fit_seconds for one in each]),
             predict_seconds=predict,
             encode_seconds=encode if encoders else None,
             milliseconds=_sum([predict, encode]),
-            peak_memory_bytes=None,
-            parameters=None,
             size_bytes=sum(one.size_bytes for one in each),
             device=", ".join(dict.fromkeys(one.device for one in each)),
         )

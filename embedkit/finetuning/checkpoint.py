@@ -65,7 +65,7 @@ class FinetunedRun:
         except Exception as error:  # the loader raises what its many formats raise
             raise DamagedError(f"{folders[0]} cannot be read: {first_line(error)}.") from error
         self._tokenizer = TextTokenizer(
-            tokenizer, pad_id=self._tokens.pad_id, type_vocab=self._tokens.type_vocab
+            tokenizer, pad_id=content.pad_id, type_vocab=content.type_vocab
         )
 
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
@@ -86,7 +86,7 @@ class FinetunedRun:
         return places, self._proba(tokenized)
 
     def _proba(self, tokenized: TokenizedTexts) -> Float64:
-        given: dict[str, Any] = {"pad_id": self._tokens.pad_id, "precision": self._precision}
+        given: dict[str, Any] = {"pad_id": self._tokenizer.pad_id, "precision": self._precision}
         logits = [predict_logits(model, tokenized, **given) for model in self._models]
         outputs = [m.outputs(one).numpy() for m, one in zip(self._models, logits, strict=True)]
         return np.asarray(np.mean(outputs, axis=0), np.float64)
@@ -226,10 +226,10 @@ def export(
 def _best(run: Path, content: FinetuneRun) -> str:
     """The model with the lowest validation loss at the epoch that was kept."""
     losses = [
-        (epoch.valid_loss, model)
+        (epoch["valid_loss"], model)
         for model, kept in zip(content.models, content.epochs, strict=True)
         for epoch in content.history.get(model, ())
-        if epoch.valid_loss is not None and epoch.epoch == kept
+        if "valid_loss" in epoch and epoch["epoch"] == kept
     ]
     if not losses:
         problem = f"{run} had no validation records to choose a model by"

@@ -24,8 +24,8 @@ import transformers
 
 from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus import CorpusLike, CorpusOptions
-from embedkit.corpus.plan import check_test_reading
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions, check_test_reading
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.format import ModelSettings, Names
 from embedkit.dataset.texts import TextData, labelled_words, read_more_texts, read_texts
@@ -65,7 +65,7 @@ from embedkit.runs.folder import (
 )
 from embedkit.runs.metrics import Threshold, check_metric
 from embedkit.runs.predictions import Predictions, Target, TestSet, check_folds, target_from
-from embedkit.runs.run import Cost, DatasetContent, EpochScores, FinetuneRun, Tokens, Truncated
+from embedkit.runs.run import Cost, DatasetContent, FinetuneRun
 from embedkit.runs.split import (
     TEST,
     UNUSED,
@@ -629,11 +629,9 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
         level=options.level,
         head=options.head_name,
         precision=options.precision,
-        tokens=Tokens(
-            **asdict(job.tokens),
-            pad_id=int(job.tokenizer.pad_id),
-            type_vocab=int(job.checkpoint.config.get("type_vocab_size") or 0),
-        ),
+        tokens=job.tokens,
+        pad_id=int(job.tokenizer.pad_id),
+        type_vocab=int(job.checkpoint.config.get("type_vocab_size") or 0),
         settings={name: value for name, value in settings.items() if name not in _FIELDS},
         views=(),
         threshold=final,
@@ -643,12 +641,11 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
         history={
             name: _history(result.log) for name, result in zip(models.models, results, strict=True)
         },
-        truncated=Truncated(
-            records=int(texts.cut.sum()),
-            tokens=int(texts.n_tokens.sum()) - len(texts.ids),
-            tokens_all=int(texts.n_tokens.sum()),
-            limit=job.tokens.max_length,
-        ),
+        truncated={
+            "records": int(texts.cut.sum()),
+            "tokens": int(texts.n_tokens.sum()) - len(texts.ids),
+            "tokens_all": int(texts.n_tokens.sum()),
+        },
         dataset=_dataset_content(job, folder),
         cost=Cost(
             fit_seconds=sum(result.fit_seconds for result in results),
@@ -660,13 +657,13 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     )
 
 
-def _history(log: Sequence[dict[str, Any]]) -> tuple[EpochScores, ...]:
+def _history(log: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
     """Losses and scores of each epoch of a model."""
     epochs: dict[float, dict[str, float]] = {}
     for line in log:
         if values := {name: line[name] for name in _EPOCH if name in line}:
-            epochs.setdefault(line["epoch"], {}).update(values)
-    return tuple(EpochScores(epoch=epoch, **epochs[epoch]) for epoch in sorted(epochs))
+            epochs.setdefault(line["epoch"], {"epoch": line["epoch"]}).update(values)
+    return tuple(epochs[epoch] for epoch in sorted(epochs))
 
 
 def _dataset_content(job: _Job, folder: Path) -> DatasetContent:

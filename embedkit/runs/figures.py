@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,21 @@ _CURVES = 3
 def draw_run(folder: Path, predictions: Predictions) -> None:
     """Draw the out-of-fold predictions of a run to ``figures/``."""
     p = predictions.take(predictions.out_of_fold)
-    figures: dict[str, Callable[[], Scene]] = {"values": lambda: values(p)}
     if p.of_sets:
         return  # neither a confusion matrix nor one confidence
-    if p.classes:
-        figures = {"reliability": lambda: reliability({"run": (0, reliability_bins(p))})}
-    if 0 < len(p.classes) <= LARGEST_MATRIX:
-        figures["confusion"] = lambda: confusion(p)
-    save(folder, **figures)
+    if not p.classes:
+        save(folder, values=values(p))
+        return
+    save(folder, reliability=reliability({"run": (0, reliability_bins(p))}))
+    if len(p.classes) <= LARGEST_MATRIX:
+        save(folder, confusion=confusion(p))
 
 
 def draw_probe(folder: Path, result: ProbeRun) -> None:
     """Draw scores by layer to ``figures/layers.png``, and learning curves to ``learning.png``."""
-    save(folder, layers=lambda: layers(result))
+    save(folder, layers=layers(result))
     if result.view_scores[0].curve:
-        save(folder, learning=lambda: learning(result))
+        save(folder, learning=learning(result))
 
 
 def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str) -> None:
@@ -54,29 +54,34 @@ def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str
     for line in log:
         models.setdefault(line["fold"], []).append(line)
 
-    def curves(key: str) -> list[list[tuple[float, float]]]:
-        known = [
-            [(e["epoch"], e[key]) for e in epochs if e.get(key) is not None]
-            for epochs in models.values()
-        ]
-        return [sorted(points) for points in known if points]
-
-    losses = {"training loss": curves("loss"), "validation loss": curves("valid_loss")}
-    save(folder, training=lambda: training(losses))
-    if scores := curves("valid_score"):
-        save(folder, validation=lambda: training({f"validation {metric}": scores}))
+    save(folder, training=training(losses_of(models.values(), "loss")))
+    if scores := _by_epoch(models.values(), "valid_score"):
+        save(folder, validation=training({f"validation {metric}": scores}))
 
 
-def save(folder: Path, **figures: Callable[[], Scene]) -> None:
-    """Draw figures, and write them durably to the folder ``figures``."""
+def losses_of(
+    models: Collection[Sequence[Mapping[str, Any]]], name: str = "train_loss"
+) -> dict[str, list[list[tuple[float, float]]]]:
+    """Return the curves of training losses, of this name, and validation losses by epoch."""
+    return {
+        "training loss": _by_epoch(models, name),
+        "validation loss": _by_epoch(models, "valid_loss"),
+    }
+
+
+def _by_epoch(
+    models: Collection[Sequence[Mapping[str, Any]]], name: str
+) -> list[list[tuple[float, float]]]:
+    known = [[(e["epoch"], e[name]) for e in epochs if name in e] for epochs in models]
+    return [sorted(points) for points in known if points]
+
+
+def save(folder: Path, **figures: Scene) -> None:
+    """Write figures durably to the folder ``figures``."""
     storage.make_folder(folder / "figures")
-    for name, draw in figures.items():
-        storage.write_durably(folder / "figures" / f"{name}.png", png_of(draw), scratch=folder)
-
-
-def png_of(draw: Callable[[], Scene]) -> bytes:
-    """Return a figure as PNG."""
-    return as_file(draw(), "png")
+    for name, scene in figures.items():
+        file = folder / "figures" / f"{name}.png"
+        storage.write_durably(file, as_file(scene, "png"), scratch=folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +194,18 @@ def values(p: Predictions) -> Scene:
     return plot
 
 
-def confusion(p: Predictions) -> Scene:
-    """Counts of true against predicted classes, shaded by the fraction of the true class."""
+def confusion_counts(p: Predictions) -> tuple[Int64, Float64]:
+    """Return counts of true against predicted classes, and fractions of the true class."""
     from sklearn.metrics import confusion_matrix
 
+    counts = confusion_matrix(p.y, p.y_pred, labels=range(len(p.classes)))
+    return counts, counts / np.maximum(counts.sum(1, keepdims=True), 1)
+
+
+def confusion(p: Predictions) -> Scene:
+    """Counts of true against predicted classes, shaded by the fraction of the true class."""
     count = len(p.classes)
-    counts = confusion_matrix(p.y, p.y_pred, labels=range(count))
-    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    counts, fractions = confusion_counts(p)
     names = [shorten(name, 22) for name in p.classes]
     room = max(text_width(name, 12) for name in names) + 12
     cell = 48.0 if count <= 8 else 34.0

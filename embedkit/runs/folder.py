@@ -45,8 +45,7 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.machine import __version__
-from embedkit.runs.intervals import Score
-from embedkit.runs.metrics import Threshold, metric_name, metric_text
+from embedkit.runs.metrics import Threshold, metric_name, metric_text, score_text
 from embedkit.runs.predictions import (
     Predictions,
     TestSet,
@@ -95,26 +94,21 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         scores = self.content.scores
         subset = "test" if "test" in scores else "cross_validation"
         name, score = next(iter(scores[subset].items()))
-        return f"{self.content.kind} run {self.out}: {metric_name(name)} {_score_text(score, name)}"
+        return f"{self.content.kind} run {self.out}: {metric_name(name)} {score_text(score, name)}"
 
     def _rows(self) -> list[dict[str, Any]]:
         if isinstance(probe := self.content, ProbeRun):
             return [
-                {"view": view.name, probe.metric: _score_text(view.score, probe.metric)}
+                {"view": view.name, probe.metric: score_text(view.score, probe.metric)}
                 | {"control": metric_text(view.control, probe.metric), "chosen": view.chosen}
                 for view in probe.view_scores
             ]
         return [
             {"on": subset.replace("_", " "), "metric": metric_name(name)}
-            | {"score": _score_text(score, name), "majority": metric_text(score.majority, name)}
+            | {"score": score_text(score, name), "majority": metric_text(score.majority, name)}
             for subset, scores in self.content.scores.items()
             for name, score in scores.items()
         ]
-
-
-def _score_text(score: Score, metric: str) -> str:
-    low, high = (metric_text(end, metric) for end in (score.low, score.high))
-    return f"{metric_text(score.value, metric)} ({low} to {high})"
 
 
 def default_out(source: object, *names: str) -> Path:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.intervals import Metric
+from embedkit.runs.intervals import Metric, Score
 from embedkit.types import Bool, Float64, Int64
 
 T = TypeVar("T")
@@ -143,11 +143,13 @@ def metric_name(metric: str) -> str:
     return row.label if row is not None and row.label else metric.replace("_", " ")
 
 
-def metric_text(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """Return a score without its unit: per cent with one digit, else three; at most six in all.
+def metric_text(
+    value: float | None, metric: str, *, signed: bool = False, unit: bool = False
+) -> str:
+    """Return a score: per cent with one digit, else three; at most six in all.
 
-    >>> metric_text(0.7712, "accuracy"), metric_text(-0.0271, "accuracy", signed=True)
-    ('77.1', '−2.7')
+    >>> metric_text(0.7712, "accuracy", unit=True), metric_text(-0.0271, "accuracy", signed=True)
+    ('77.1 %', '−2.7')
     >>> metric_text(0.5, "log_loss"), metric_text(float("nan"), "f2")
     ('0.500', '–')
     >>> metric_text(12345.678, "rmse"), metric_text(1e9, "rmse")
@@ -158,7 +160,28 @@ def metric_text(value: float | None, metric: str, *, signed: bool = False) -> st
     scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
     scaled = round(scaled, digits) + 0.0  # no negative zero
     form = f".{digits}f" if abs(scaled) < 1_000 else ".6g"
-    return f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
+    text = f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
+    if unit and is_percent(metric):
+        text += " points" if signed else " %"
+    return text
+
+
+def interval_text(score: Score, metric: str, *, signed: bool = False) -> str:
+    """Return the ends of an interval; empty if there is none.
+
+    >>> interval_text(Score(0.8, 0.77, 0.812), "accuracy")
+    '77.0 to 81.2'
+    """
+    if not math.isfinite(score.low + score.high):
+        return ""
+    return " to ".join(metric_text(end, metric, signed=signed) for end in (score.low, score.high))
+
+
+def score_text(score: Score, metric: str, *, signed: bool = False, unit: bool = False) -> str:
+    """Return a score with its interval: ``79.1 (77.0 to 81.2)``."""
+    ends = interval_text(score, metric, signed=signed)
+    text = metric_text(score.value, metric, signed=signed, unit=unit)
+    return f"{text} ({ends})" if ends else text
 
 
 def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "metric") -> None:

@@ -106,15 +106,6 @@ class ViewScore:
     curve: tuple[tuple[int, Score], ...] = ()  # by mean number of training records
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Correlation of a view's cosines with human scores."""
-
-    view: str
-    spearman: Score
-    pearson: Score
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The content of ``run.json``, of any kind of run."""
@@ -156,36 +147,6 @@ class TrainRun(PredictionRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens(TokenizerSettings):
-    """The input of a fine-tuned model: ``pad_id`` fills a batch of its ``type_vocab`` segments."""
-
-    pad_id: int
-    type_vocab: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncated:
-    """Number of records and tokens that were cut at ``limit`` tokens, and of all tokens."""
-
-    records: int
-    tokens: int
-    tokens_all: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochScores:
-    """One epoch; training values are means over its steps, scores are macro-F1 or R²."""
-
-    epoch: float
-    train_loss: float
-    train_accuracy: float | None = None
-    valid_loss: float | None = None
-    valid_accuracy: float | None = None
-    valid_score: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneRun(PredictionRun):
     """A run of ``finetune``."""
 
@@ -195,9 +156,12 @@ class FinetuneRun(PredictionRun):
     thresholds: tuple[float | None, ...]  # of each fold
     models: tuple[str, ...]  # folders in model/
     epochs: tuple[float, ...]  # kept epoch of each model
-    tokens: Tokens
-    truncated: Truncated
-    history: dict[str, tuple[EpochScores, ...]] = field(default_factory=dict)
+    tokens: TokenizerSettings
+    pad_id: int  # fills a batch
+    type_vocab: int  # segments of a sequence
+    truncated: dict[str, int]  # ``records`` and ``tokens`` that were cut, and ``tokens_all``
+    history: dict[str, tuple[dict[str, float], ...]] = field(default_factory=dict)
+    """By model and epoch: means over its training steps, and validation scores (macro-F1, R²)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +194,7 @@ class SimilarityRun(Run):
     model_sha256: dict[str, str]
     settings: dict[str, Any]
     records: dict[str, int]
-    agreement: tuple[Agreement, ...]
+    agreement: dict[str, dict[str, Score]]  # by view: spearman and pearson
 
 
 KINDS: Mapping[str, type[Run]] = {
