@@ -103,8 +103,12 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("make", TABLES.values(), ids=TABLES.keys())
 def test_a_table_gives_what_the_equal_parquet_file_gives(
-    goldens: dict[str, Path], tmp_path: Path, make: Callable[[], Any]
+    goldens: dict[str, Path],
+    tmp_path: Path,
+    make: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("embedkit.corpus.memory._ROW_GROUP", 4)
     run(make(), tmp_path / "out", tokens=True, words="mean")
     _same(tmp_path / "out", goldens["parquet"])
 
