@@ -314,10 +314,8 @@ def _call(line: str, folder: Path, disk: Disk | None = None) -> dict[str, Any]:
     planning._shard_rows = lambda *_: 12
     torch.set_num_threads(1)  # the threads of the parent do not live in a child
     Disk.active = disk
-    try:
-        done = command(*line.format(model=tiny_model()).split(), cwd=folder)
-    finally:
-        Disk.active = None
+    done = command(*line.format(model=tiny_model()).split(), cwd=folder)
+    Disk.active = None
     return {"code": done.returncode, "error": done.stderr[-500:]}
 
 
