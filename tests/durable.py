@@ -47,6 +47,8 @@ import safetensors.torch
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.errors import DamagedError, EmbedkitError
+
 FAULTS = ("EIO", "ENOSPC", "killed before", "killed after")
 GROWING = ("open", "write", "mkdir", "link", "symlink", "library")
 
@@ -255,7 +257,6 @@ def _dataset(folder: Path) -> Any:
 
 def _told(line: str, folder: Path) -> Any:
     """What a command says of the output of another one."""
-    from embedkit.errors import DamagedError
     from tests.processes import command
 
     done = command(*line.split(), cwd=folder)
@@ -313,10 +314,8 @@ def _call(line: str, folder: Path, disk: Disk | None = None) -> dict[str, Any]:
     planning._shard_rows = lambda *_: 12
     torch.set_num_threads(1)  # the threads of the parent do not live in a child
     Disk.active = disk
-    try:
-        done = command(*line.format(model=tiny_model()).split(), cwd=folder)
-    finally:
-        Disk.active = None
+    done = command(*line.format(model=tiny_model()).split(), cwd=folder)
+    Disk.active = None
     return {"code": done.returncode, "error": done.stderr[-500:]}
 
 
@@ -381,8 +380,6 @@ class Harness:
         return found | {"before": before, "after": self._answer(work), "files": files_of(work)}
 
     def _answer(self, work: Path) -> dict[str, Any]:
-        from embedkit.errors import EmbedkitError
-
         try:
             return {"answer": self._read(work)}
         except EmbedkitError as error:

@@ -156,6 +156,7 @@ def random_runs(
     *,
     n: int = 200,
     classes: int = 2,
+    labels: Sequence[str] = (),
     test: int = 0,
     seed: int = 0,
     strength: float = 1.0,
@@ -163,7 +164,8 @@ def random_runs(
 ) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:
     """Runs whose probabilities lean towards the truth, the later ones more.
 
-    With ``inner`` the predictions of inner folds are those of the records themselves.
+    ``labels`` are names of the classes, by default their numbers. With ``inner`` the predictions of
+    inner folds are those of the records themselves.
     """
     random = np.random.default_rng(seed)
     y = random.integers(classes, size=n)
@@ -174,28 +176,13 @@ def random_runs(
         scores[np.arange(n), y] += strength * (0.5 + number)
         output = np.exp(scores)
         outputs.append(output / output.sum(1, keepdims=True))
-    given: dict[str, Any] = {"classes": tuple(str(c) for c in range(classes))}
+    named = np.array(labels or [str(c) for c in range(classes)])
+    given: dict[str, Any] = {"classes": tuple(named)}
     paths = []
     for name, output in zip(names, outputs, strict=True):
         given["inner"] = output if inner else None
-        paths.append(write_fake_run(folder / name, y.astype(str), output, folds.tolist(), **given))
+        paths.append(write_fake_run(folder / name, named[y], output, folds.tolist(), **given))
     return paths, y, outputs
-
-
-def many_runs(
-    folder: Path, labels: tuple[str, ...], *, n: int, strength: float, random: np.random.Generator
-) -> list[Path]:
-    """Twelve runs with long names, each leaning a little more towards the truth."""
-    y = random.integers(len(labels), size=n)
-    truth, folds = [labels[i] for i in y], [i % 5 for i in range(n)]
-    paths = []
-    for number in range(12):
-        scores = random.normal(size=(n, len(labels)))
-        scores[np.arange(n), y] += strength + number / 4
-        output = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        name = f"run_with_a_rather_long_name_{number}"
-        paths.append(write_fake_run(folder / name, truth, output, folds, classes=labels))
-    return paths
 
 
 def edit_run(folder: Path, **changes: Any) -> None:

@@ -17,20 +17,17 @@ from embedkit.dataset.verify import verify
 from embedkit.errors import DamagedError
 from embedkit.predict import Predictor
 from embedkit.storage import check_files, file_sums, read_table, seal
+from tests.finetune_fixtures import corpus_of
 from tests.processes import command
-from tests.store_fixtures import extract_tiny, write_tsv
-
-WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
+from tests.store_fixtures import extract_tiny
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, a run on it, and a split beside it."""
     folder = tmp_path_factory.mktemp("checksums")
-    random = np.random.default_rng(0)
-    rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(120)]
     data = folder / "data"
-    extract_tiny(write_tsv(folder / "c.tsv", rows), data)
+    extract_tiny(corpus_of(folder / "c.tsv", count=120), data)
     embedkit.train(data, out=folder / "run", folds=3)
     embedkit.split(data, out=folder / "split.parquet", folds=3)
     return folder

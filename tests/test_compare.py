@@ -17,6 +17,7 @@ from embedkit.cli.learn import comparison_text
 from embedkit.comparison import blend as blending
 from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
+from embedkit.comparison.report import write_report
 from embedkit.comparison.table import Comparison, Difference, Scale, compare, judge
 from embedkit.errors import MismatchError, OutputExistsError, UsageError
 from embedkit.runs.metrics import Threshold, best_threshold
@@ -64,14 +65,6 @@ def test_difference_of_pairs(tmp_path: Path) -> None:
     )
     assert found.p == pytest.approx(stats.ttest_1samp(gap, 0).pvalue, abs=0.01)
     assert row_of(table, "a").to_baseline is None
-
-
-def test_a_run_does_not_differ_from_its_copy(tmp_path: Path) -> None:
-    (path,), y, (output,) = random_runs(tmp_path, ["a"], n=60)
-    copy = write_fake_run(tmp_path / "z", list(map(str, y)), output, [i % 5 for i in range(60)])
-    found = row_of(compare([path, copy], baseline="a").table, "z").to_baseline
-    assert (found.value, found.low, found.high, found.p, found.p_corrected) == (0, 0, 0, 1, 1)
-    assert not found.significant
 
 
 def test_groups_are_drawn_whole(tmp_path: Path) -> None:
@@ -315,8 +308,7 @@ def test_blends_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
-@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".parquet"])
-def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     """Answers that are those of the records themselves give the blend on all records again."""
     paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=40, test=8, inner=True)
     compared = compare(paths)
@@ -331,11 +323,8 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str, suffix: st
                 "proba_1": output[:, 1],
             }
         )
-        files.append(tmp_path / f"{number}{suffix}")
-        if suffix != ".parquet":
-            frame.to_csv(files[-1], sep="," if suffix == ".csv" else "\t", index=False)
-        else:
-            frame.to_parquet(files[-1])
+        files.append(tmp_path / f"{number}.tsv")
+        frame.to_csv(files[-1], sep="\t", index=False)
     made = compared.chosen_blend(kind)
     write_blend(made, tmp_path / "s.parquet", answers=files)
     found = pd.read_parquet(tmp_path / "s.parquet")
@@ -456,7 +445,10 @@ def test_a_score_that_nobody_can_give_comes_last(tmp_path: Path) -> None:
     folds = [i % 4 for i in range(40)]
     flat = write_fake_run(tmp_path / "flat", y, np.zeros(40), folds, classes=())
     good = write_fake_run(tmp_path / "good", y, y + 0.1 * np.sign(y), folds, classes=())
-    table = compare([flat, good], metric="spearman").table
+    found = compare([flat, good], metric="spearman")
+    write_report(found, tmp_path / "page.html")
+    assert ">nan" not in (tmp_path / "page.html").read_text("utf-8").lower()
+    table = found.table
     assert table.rows[-1].name == "flat"
     assert np.isnan(table.rows[-1].scores["spearman"].value)
     assert "nan" not in comparison_text(table)

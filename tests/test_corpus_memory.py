@@ -23,8 +23,6 @@ import pytest
 
 import embedkit
 from embedkit.corpus.memory import input_files
-from embedkit.corpus.plan import plan_corpus
-from embedkit.corpus.records import CorpusReader, Record
 from embedkit.errors import CorpusError, MismatchError, UsageError
 from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
 
@@ -105,8 +103,12 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("make", TABLES.values(), ids=TABLES.keys())
 def test_a_table_gives_what_the_equal_parquet_file_gives(
-    goldens: dict[str, Path], tmp_path: Path, make: Callable[[], Any]
+    goldens: dict[str, Path],
+    tmp_path: Path,
+    make: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("embedkit.corpus.memory._ROW_GROUP", 4)
     run(make(), tmp_path / "out", tokens=True, words="mean")
     _same(tmp_path / "out", goldens["parquet"])
 
@@ -206,20 +208,6 @@ def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:
     ):
         data = embedkit.load(run(corpus, tmp_path / f"{number}", label="labels.label").out)
         assert (data.labels[0].removesuffix(".0"), data.labels[1]) == ("1", "")
-
-
-def test_row_groups_do_not_depend_on_batches(tmp_path: Path) -> None:
-    """Of tables of several row groups."""
-    texts = pa.table({"text": [f"text {i}" for i in range(40_000)], "n": range(40_000)})
-    batches = [5, 16_384, 39_999, 40_000]
-    hashes = set()
-    for size in batches:
-        reader = pa.RecordBatchReader.from_batches(texts.schema, texts.to_batches(size))
-        with input_files(reader) as (file,):
-            hashes.add(file.path.read_bytes())
-            records = list(CorpusReader(plan_corpus([file])))
-        assert [r.text for r in records if isinstance(r, Record)] == texts["text"].to_pylist()
-    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize(

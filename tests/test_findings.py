@@ -11,9 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest
+from sklearn.metrics import confusion_matrix
 
 import embedkit
-from embedkit.comparison.cases import MOST_SUSPICIONS, cases_of, confidence_of, label_suspicions
+from embedkit.comparison.cases import (
+    MOST_SUSPICIONS,
+    cases_of,
+    confidence_of,
+    confused_pairs,
+    label_suspicions,
+)
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare
@@ -357,6 +364,15 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
 
 
 # by class and confidence
+
+
+def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
+    mine = held_out(compared, "c")
+    pairs = confused_pairs(mine, limit=100)
+    cells = confusion_matrix(mine.y, mine.y_pred)
+    np.fill_diagonal(cells, 0)
+    assert [count for *_, count in pairs] == sorted(cells[cells > 0], reverse=True)
+    assert all(count == cells[true, predicted] for true, predicted, count in pairs)
 
 
 def test_reliability_bins_hold_all_records(compared: Compared) -> None:

@@ -18,23 +18,20 @@ import embedkit
 from embedkit.errors import DamagedError
 from embedkit.runs.folder import read_run
 from embedkit.storage import seal
+from tests.finetune_fixtures import corpus_of
 from tests.processes import Done, command
 from tests.run_fixtures import train
-from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, tiny_model
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "a", "i"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with an index and a split, and a run of each kind."""
     folder = tmp_path_factory.mktemp("hostile")
-    random = np.random.default_rng(0)
-    rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(60)]
     data, model = folder / "data", str(tiny_model())
-    corpus = write_tsv(folder / "c.tsv", rows)
+    corpus = corpus_of(folder / "c.tsv")
     extract_tiny(corpus, data)
     train(data, out=folder / "frozen", estimator="logreg", folds=2)
     embedkit.probe(data, out=folder / "probe", folds=2)

@@ -50,7 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train rare --out r --folds 2", 2, "8 labels for 8 records"),
         ("extract rare.tsv --model models/nothere", 2, "no such folder"),
         ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
-        ("extract rare.tsv --pooling average", 2, "mean"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
         ("extract rare.tsv --layrs 1", 2, "embedkit: No such option"),
         ("extract", 2, "See embedkit extract --help."),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,35 +56,6 @@ def test_every_layout_is_read(tmp_path: Path, rows: int, width: int, group: int,
         start = stop
     for name, wanted in vectors.items():
         assert np.array_equal(ours[name], wanted)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"compression": "zstd"},
-        {"use_byte_stream_split": ["a.list.element"]},
-        {"write_page_checksum": False},
-        {"use_dictionary": True},
-        {"data_page_version": "2.0"},
-    ],
-    ids=str,
-)
-def test_other_files_are_left_to_others(tmp_path: Path, options: dict[str, Any]) -> None:
-    group = write(tmp_path / "x", {"a": random(60, 4)}, **options).row_group(0)
-    assert not copy_vectors(tmp_path / "x", group, {"a": np.zeros((60, 4), np.float32)})
-
-
-def test_other_columns_and_shapes_are_left_to_others(tmp_path: Path) -> None:
-    metadata = write(tmp_path / "x", {"a": random(60, 4), "h": random(60, 4).astype(np.float16)})
-    for name, shape in (
-        ("b", (60, 4)),
-        ("a", (60, 5)),
-        ("a", (59, 4)),
-        ("a", (61, 4)),
-        ("h", (60, 4)),
-    ):
-        target = {name: np.zeros(shape, np.float32)}
-        assert not copy_vectors(tmp_path / "x", metadata.row_group(0), target)
 
 
 def test_no_flipped_bit_gives_a_wrong_number(tmp_path: Path) -> None:

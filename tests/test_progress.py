@@ -18,9 +18,8 @@ from embedkit.cli import command as command_module
 from embedkit.cli import learn, options
 from embedkit.cli.main import cli
 from embedkit.cli.options import progress_bar
-from embedkit.cli.text import path_text, say
+from embedkit.cli.text import say
 from embedkit.dataset import extract as estimate_module
-from embedkit.display import TYPED_IN
 from embedkit.types import Progress, ProgressCallback
 from tests.finetune_fixtures import corpus_of
 from tests.processes import command
@@ -93,14 +92,3 @@ def test_a_note_stands_on_a_line_of_its_own_above_the_bar(monkeypatch: pytest.Mo
     shown = re.sub(r"\x1b\[[?\d;]*[a-zA-JL-Z]", "", terminal.getvalue())  # all but "clear the line"
     assert "encoding" in shown
     assert "\r\x1b[2Knote: [a] :smile: column\n" in shown
-
-
-def test_paths_of_a_stage_are_those_of_the_folder_where_run_was_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stage works in the folder of its recipe; ``made …`` and ``make run`` use the same words."""
-    page = tmp_path / "outputs" / "report.html"
-    assert path_text("../report.html") == "../report.html"
-    monkeypatch.setenv(TYPED_IN, str(tmp_path))
-    monkeypatch.chdir(page.parent.parent)
-    assert path_text(page) == path_text("outputs/report.html") == "outputs/report.html"

@@ -267,20 +267,6 @@ def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
         ElementTree.fromstring(file.read_bytes())
 
 
-def test_values_and_one_run(tmp_path: Path) -> None:
-    y = np.random.default_rng(0).normal(size=40)
-    for name, off in (("good", 0.1), ("flat", 0.0)):
-        values = y + np.where(np.arange(40) % 2, off, -off) if off else np.zeros(40)
-        write_fake_run(tmp_path / name, y, values, [i % 4 for i in range(40)], classes=())
-    write_report(compare([tmp_path / "good", tmp_path / "flat"]), tmp_path / "two.html")
-    two = Seen((tmp_path / "two.html").read_text("utf-8")).text
-    assert "nan" not in two  # of values that are all the same there is no rank correlation
-    html = (tmp_path / "two.html").read_text("utf-8")
-    assert 'id="picture-values"' in html
-    write_report(compare([tmp_path / "good"]), tmp_path / "one.html")
-    assert "only method" in Seen((tmp_path / "one.html").read_text("utf-8")).text
-
-
 def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     """A corpus whose columns nobody could guess; long texts are cut on the page."""
     corpus = tmp_path / "c.dat"

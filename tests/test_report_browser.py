@@ -17,7 +17,7 @@ from embedkit.comparison.report import write_report
 from embedkit.comparison.table import compare
 from tests import page_checks
 from tests.page_checks import check_fit, copied, json_block, pasted, tab_stops
-from tests.run_fixtures import many_runs, write_fake_run
+from tests.run_fixtures import random_runs, write_fake_run
 from tests.test_report import EVIL, two_runs
 
 READY = "#explorer:not([hidden])"
@@ -36,7 +36,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     random = np.random.default_rng(0)
     labels = tuple(f"とても長い分類の名前がここにあります{i:02}" for i in range(77))
-    many = many_runs(folder / "many", labels, n=600, strength=2, random=random)
+    names = [f"run_with_a_rather_long_name_{number}" for number in range(12)]
+    given: dict[str, Any] = {"classes": 77, "labels": labels, "strength": 0.2}
+    many, _, _ = random_runs(folder / "many", names, n=600, **given)
     write_report(compare(many, baseline=many[0].name), folder / "many.html")
     values = random.normal(size=300)
     made = [

@@ -26,7 +26,6 @@ from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import JobFolder, ShardRange, ShardReader
 from embedkit.dataset.shards import ExtractPlan, run_shard
 from embedkit.errors import EncodeError, LockedError, OutputExistsError, StorageError, UsageError
-from embedkit.scale import run_locally
 from embedkit.types import Progress, no_progress
 from tests.processes import ROOT, invoke
 from tests.store_fixtures import load_quickly, run, tiny_model, tree, write_tsv
@@ -83,30 +82,6 @@ def test_shards_are_read_from_any_place(tmp_path: Path, name: str, options: dict
 # Other processes
 
 
-class DiedError(Exception):
-    """A worker has raised this."""
-
-
-def task(shared: Path, number: int) -> int:
-    """Task 2 always kills its process, task 5 the first one, task 9 fails."""
-    first = shared / str(number)
-    if number == 2 or (number == 5 and not first.exists()):
-        first.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if number == 9:
-        raise DiedError(str(number))
-    return number * 10
-
-
-@pytest.mark.slow
-def test_workers_are_replaced_and_a_task_that_kills_three_is_given_up(tmp_path: Path) -> None:
-    results = dict(run_locally(task, [tmp_path] * 2, range(8), threads=1))
-    assert results == {n: None if n == 2 else n * 10 for n in range(8)}
-    with pytest.raises(DiedError, match="9"):
-        list(run_locally(task, [tmp_path], [8, 9], threads=1))
-    assert not multiprocessing.active_children()
-
-
 def killed_once(plan: ExtractPlan, number: int) -> Receipt:
     """The second shard kills the first process that makes it, after its sentences are written."""
     if number == 1 and not (mark := plan.out.with_name("mark")).exists():
@@ -118,6 +93,12 @@ def killed_once(plan: ExtractPlan, number: int) -> Receipt:
 def killed_always(plan: ExtractPlan, number: int) -> Receipt:
     if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
+    return run_shard(plan, number)
+
+
+def failing(plan: ExtractPlan, number: int) -> Receipt:
+    if number == 2:
+        raise EncodeError("planted")
     return run_shard(plan, number)
 
 
@@ -152,15 +133,19 @@ def test_two_workers_make_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "message"), [(killed_always, r"shard 2 \(records 8 to 10\)"), (failing, "planted")]
+)
 def test_a_shard_that_kills_its_workers_is_named_and_the_others_are_finished(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, message: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(extract, "run_shard", killed_always)
-        with pytest.raises(EncodeError, match=r"shard 2 \(records 8 to 10\)") as caught:
+        patch.setattr(extract, "run_shard", function)
+        with pytest.raises(EncodeError, match=message) as caught:
             made(golden, tmp_path / "out", workers=2)
     assert caught.value.exit_code == 5
-    assert made(golden, tmp_path / "out").resumed_shards == 3
+    assert not multiprocessing.active_children()
+    assert made(golden, tmp_path / "out").resumed_shards == 3 or function is failing
     assert tree(tmp_path / "out") == tree(golden)
 
 
