@@ -91,16 +91,16 @@ def read_recipe(
     def fail(table: str, message: str) -> NoReturn:
         raise RecipeError(f"{path}:{lines.get(table, 1)}: [{table}] {message}")
 
+    for name in ("title", "description"):
+        content.pop(name, None)
+    known_tables = [*commands, "set", "defaults"]
+    for name, table in content.items():
+        if name not in known_tables or not isinstance(table, dict):
+            near = did_you_mean(name, known_tables)
+            fail(name, f"is not a table with the name of a command.{near}")
     given, defaults = content.pop("set", {}), content.pop("defaults", {})
-    if not isinstance(given, dict) or not isinstance(defaults, dict):
-        fail("set" if isinstance(defaults, dict) else "defaults", "is not a table.")
     tables: dict[str, dict[str, Any]] = {}
     for name, table in content.items():
-        if name in ("title", "description") and isinstance(table, str):
-            continue
-        if name not in commands or not isinstance(table, dict):
-            near = did_you_mean(name, [*commands, "set", "defaults"])
-            fail(name, f"is not a table with the name of a command.{near}")
         inner = {f"{name}.{key}": value for key, value in table.items() if isinstance(value, dict)}
         own = {key: value for key, value in table.items() if not isinstance(value, dict)}
         tables |= ({name: own} if own or name in lines else {}) | inner
@@ -127,11 +127,8 @@ def read_recipe(
         places = {"stage": word or command, **known}
         options = {n: _filled(v, places, partial(fail, name)) for n, v in options.items()}
         stages.append(_stage(name, options, path.resolve().parent, of[command]))
-        words = list(stages[-1].line[1:])
-        if "\0" in "".join(words):
-            fail(name, "contains a NUL character.")
         try:
-            commands[command].make_context(command, words).close()
+            commands[command].make_context(command, list(stages[-1].line[1:])).close()
         except click.UsageError as error:
             fail(name, error.format_message())
     return stages

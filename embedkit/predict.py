@@ -40,7 +40,7 @@ from embedkit.runs.folder import (
 from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
-from embedkit.types import Float64, Progress, ProgressCallback, no_progress
+from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class Predictor:
             spans = [divide(text) for text in texts]
         places, values = self._model.predict_words(texts, spans)
         words: list[list[WordPrediction]] = [[] for _ in texts]
-        for place, prediction in zip(places, self._predictions(values), strict=True):
+        for place, prediction in zip(places.tolist(), self._predictions(values), strict=True):
             record, word, start, end = place
             text = texts[record][start:end]
             words[record].append(WordPrediction(word, text, start, end, prediction))
@@ -304,14 +304,10 @@ class _Trained:
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         return self.predict_vectors((self._encoder or joined_pairs)(texts, pairs))
 
-    def predict_words(
-        self, texts: Sequence[str], spans: Spans
-    ) -> tuple[list[tuple[int, int, int, int]], Any]:
-        """Places of words (number of the text, of the word, start, end), and their predictions."""
-        record, word, ends, features = words_of_texts(texts, spans, self._encoder)
-        columns = (values.tolist() for values in (record, word, ends[:, 0], ends[:, 1]))
-        places = list(zip(*columns, strict=True))
-        return places, self.predict_vectors(features) if places else self._nothing
+    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[Int64, Any]:
+        """Places of words as of :func:`words_of_texts`, and their predictions."""
+        places, features = words_of_texts(texts, spans, self._encoder)
+        return places, self.predict_vectors(features) if len(places) else self._nothing
 
 
 def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:

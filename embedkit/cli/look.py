@@ -209,9 +209,8 @@ def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Res
 
 
 def _similarity_text(found: PairSimilarity) -> str:
-    """Correlations by layer and pooling; without human scores the cosine of every pair."""
-    from embedkit.cli.run_text import agreement_finding
-    from embedkit.encoding.views import split_view
+    """Correlations by pooling and layer; without human scores the cosine of every pair."""
+    from embedkit.cli.run_text import agreement_finding, grid_text
 
     count = count_text(len(found.records), "pair")
     count += f", {count_text(found.rejected, 'record')} rejected" if found.rejected else ""
@@ -224,21 +223,11 @@ def _similarity_text(found: PairSimilarity) -> str:
             for i, record in enumerate(found.records)
         ]
         return f"{table_text(cells)}\n{count}"
-    rows: dict[str, dict[str, str]] = {}
     scores = {view: one["spearman"] for view, one in found.agreement.items()}
-    for view, score in scores.items():
-        pooling, layer = split_view(view)
-        rows.setdefault(layer or "–", {})[pooling] = number_text(score.value)
-    poolings = dict.fromkeys(pooling for cells in rows.values() for pooling in cells)
     lines = [
         agreement_finding(found.agreement),
         f"Spearman of the cosine with the score, {count} ({found.model}):",
-        table_text(
-            [
-                {"layer": layer, **{name: cells.get(name, "") for name in poolings}}
-                for layer, cells in rows.items()
-            ]
-        ),
+        grid_text({view: number_text(score.value) for view, score in scores.items()}),
     ]
     known = [score for score in scores.values() if math.isfinite(score.value)]
     if known:

@@ -9,8 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,23 +48,14 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
         if styled and (number == 0 or warns):
             part = click.style(part, bold=True, fg="yellow" if warns else None)
         lines.append(part)
-    if _above_bar and shows:
-        _above_bar[-1]("\n".join(lines))
+    if above_bar and shows:
+        above_bar[-1]("\n".join(lines))
     else:
         click.echo("\n".join(lines), err=err)
 
 
-_above_bar: list[Callable[[str], None]] = []
-
-
-@contextmanager
-def bar_shown(print_above: Callable[[str], None]) -> Iterator[None]:
-    """Let :func:`say` print by this function while a bar is on the terminal."""
-    _above_bar.append(print_above)
-    try:
-        yield
-    finally:
-        _above_bar.pop()
+above_bar: list[Callable[[str], None]] = []
+"""What prints above the bar, while one is on the terminal."""
 
 
 def terminal_width() -> int:
