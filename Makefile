@@ -48,7 +48,8 @@ test-slow: install
 ENGINE := $(patsubst %,tests/test_%.py,encoder equality packed extraction)
 
 test-avx2: install
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "not network and not gpu and not slow" $(ENGINE)
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	    $(PYTEST) -m "not network and not gpu and not slow" $(ENGINE)
 
 # the core tests with the floors of pyproject.toml; older versions of numpy have no wheels for 3.13
 OLDEST := .venv-oldest
@@ -69,8 +70,10 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal \
 	    -m "not network and not gpu and not slow" $(CORE)
 
+# two at a time
 crashes: install
-	$(BIN)/python -m tests.durable --workers 2
+	printf '%s\n' extract 'extract --overwrite' 'extract --append' train finetune index | \
+	    xargs -P 2 -I {} $(BIN)/python -m tests.durable {}
 
 check: install
 	$(BIN)/ruff check .

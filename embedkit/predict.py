@@ -22,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import VectorData, load
 from embedkit.dataset.settings import DatasetEncoder, encode_as
 from embedkit.display import HARMLESS, json_line, visible
-from embedkit.encoding.tokenizer import Spans, split_words, word_spans
+from embedkit.encoding.tokenizer import Spans, word_spans
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.runs.folder import (
     check_alike,
@@ -190,8 +192,8 @@ class Predictor:
         self._check_level("word")
         assert self.content is not None
         if spans is None:
-            divide = split_words if self.content.dataset.marked_words else word_spans
-            spans = [divide(text) for text in texts]
+            marks = self.content.dataset.marked_words
+            spans = [word_spans(text, marks=marks) for text in texts]
         places, values = self._model.predict_words(texts, spans)
         words: list[list[WordPrediction]] = [[] for _ in texts]
         for place, prediction in zip(places.tolist(), self._predictions(values), strict=True):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,16 @@ class TextEncoder(_Vectors):
             return np.zeros((0, self.n_features_out_), np.float32)
         if self.cache is None:
             return self._encode(texts)
-        return self._through_cache(texts, Path(self.cache))
+        storage.make_folder(Path(self.cache))
+        file = Path(self.cache, f"{self._key()}.sqlite")
+        try:
+            with closing(sqlite3.connect(file, timeout=60)) as database:
+                return self._through_cache(texts, database)
+        except sqlite3.OperationalError as error:
+            raise StorageError(f"the cache {file} cannot be used: {error}.") from error
+        except sqlite3.DatabaseError as error:
+            advice = "Delete it; it is made again."
+            raise DamagedError(f"the cache {file} is damaged: {error}. {advice}") from error
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -177,23 +186,21 @@ class TextEncoder(_Vectors):
         )
         return np.asarray(next(iter(found.values())))
 
-    def _through_cache(self, texts: list[str], folder: Path) -> Float32:
-        storage.make_folder(folder)
+    def _through_cache(self, texts: list[str], database: sqlite3.Connection) -> Float32:
         keys = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
-        with _cache(folder / f"{self._key()}.sqlite") as database:
-            database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
-            known = {
-                key: row[0]
-                for key in set(keys)
-                if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
-            }
-            missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-            if missing:
-                made = self._encode(list(missing.values()))
-                new = {key: vector.tobytes() for key, vector in zip(missing, made, strict=True)}
-                with database:
-                    database.executemany("INSERT OR REPLACE INTO v VALUES (?, ?)", new.items())
-                known |= new
+        database.execute("CREATE TABLE IF NOT EXISTS v (k BLOB PRIMARY KEY, x BLOB)")
+        known = {
+            key: row[0]
+            for key in set(keys)
+            if (row := database.execute("SELECT x FROM v WHERE k = ?", [key]).fetchone())
+        }
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        if missing:
+            made = self._encode(list(missing.values()))
+            new = {key: vector.tobytes() for key, vector in zip(missing, made, strict=True)}
+            with database:
+                database.executemany("INSERT OR REPLACE INTO v VALUES (?, ?)", new.items())
+            known |= new
         joined = b"".join(known[key] for key in keys)
         return np.frombuffer(joined, np.float32).reshape(len(texts), -1).copy()
 
@@ -234,20 +241,6 @@ def _stored(
     for i, key in enumerate((data.ids if by == "id" else data.row).tolist()):
         index_of[key] = -1 if key in index_of else i
     return data, index_of
-
-
-@contextmanager
-def _cache(file: Path) -> Iterator[sqlite3.Connection]:
-    """The open cache; errors of SQLite become those of embedkit."""
-    try:
-        with closing(sqlite3.connect(file, timeout=60)) as database:
-            yield database
-    except sqlite3.OperationalError as error:
-        raise StorageError(f"the cache {file} cannot be used: {error}.") from error
-    except sqlite3.DatabaseError as error:
-        raise DamagedError(
-            f"the cache {file} is damaged: {error}. Delete it; it is made again."
-        ) from error
 
 
 def _row(value: Any) -> int:

@@ -421,17 +421,15 @@ def _is_filled(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
+def cache_folder() -> Path:
+    """The folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
+
+
 def address_of(path: str | Path) -> str:
     """The address, such as ``s3://bucket/name``, that a path spells; empty for a local path."""
     found = _ADDRESS.fullmatch(str(path))  # of which pathlib has removed a slash
     return "" if found is None else f"{found[1]}:{'///' if found[1] == 'file' else '//'}{found[2]}"
-
-
-def copy_of(address: str) -> Path:
-    """The folder for the local copy of a folder in an object store."""
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
-    return Path(caches).expanduser() / "embedkit" / digest / address.rstrip("/").split("/")[-1]
 
 
 def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
@@ -442,7 +440,8 @@ def local_folder(path: str | Path, *, last: str, new: bool = False) -> Path:
     address = address_of(path)
     if not address:
         return Path(path)
-    copy = copy_of(address)
+    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
+    copy = cache_folder() / digest / address.rstrip("/").split("/")[-1]
     with _store_of(address) as (store, root):
         if not store.exists(f"{root}/{last}"):
             if not new:

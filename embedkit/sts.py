@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus import (
-    CorpusLike,
-    CorpusOptions,
-    CorpusReader,
-    Record,
-    hash_inputs,
-    input_files,
-    plan_corpus,
-)
+from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.read import check_labelled
 from embedkit.display import Shown
 from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of

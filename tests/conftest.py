@@ -28,6 +28,7 @@ from embedkit.runs import figures
 from tests.corpus_fixtures import Folder
 from tests.models import Plain, build
 from tests.processes import logging_as_before
+from tests.store_fixtures import load_quickly
 
 LONGEST = ("test_same_bits", "test_crashes", "test_report_browser", "test_readme", "test_workflows")
 MEMORY_PER_WORKER = 2_500_000_000
@@ -87,6 +88,12 @@ def _logging_as_before() -> Iterator[None]:
 def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "figures" in request.keywords:
         monkeypatch.setattr(figures, "as_file", as_file)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the tiny model once, not for every run."""
+    monkeypatch.setattr(Encoder, "load", load_quickly)
 
 
 @pytest.fixture

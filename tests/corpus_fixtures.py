@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.corpus import (
-    CorpusOptions,
-    CorpusPlan,
-    CorpusReader,
-    InputFile,
-    Record,
-    Reject,
-    plan_corpus,
-)
+from embedkit.corpus.memory import InputFile
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record, Reject
 
 
 @dataclass(frozen=True)

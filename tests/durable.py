@@ -1,6 +1,6 @@
 """Crash enumeration: a command fails or is killed at each of its durable operations.
 
-    python -m tests.durable [extract train ...] [--sample N] [--workers 2]      (make crashes)
+    python -m tests.durable [extract train ...] [--sample N]      (make crashes)
 
 A durable operation changes the working folder or makes a change last: opening for writing, writing,
 ``fsync``, renaming, linking, deleting, making folders, and calls of libraries that write files.
@@ -14,6 +14,7 @@ its output is that of an undisturbed command, and no other file is left.
 
 from __future__ import annotations
 
+import _pyio  # type: ignore[import-not-found]
 import argparse
 import builtins
 import errno
@@ -34,9 +35,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a child waits forever for the threads of its parent
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -45,59 +47,82 @@ import safetensors.torch
 import torch
 from transformers import PreTrainedTokenizerBase
 
-ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
-FAULTS = (*ERRORS, "killed before", "killed after")
+FAULTS = ("EIO", "ENOSPC", "killed before", "killed after")
 GROWING = ("open", "write", "mkdir", "link", "symlink", "library")
 
 # Interposition at the functions of os and io
 
 
+@dataclass
 class Disk:
-    """The durable operations below a folder, one of which may fail by one of :data:`FAULTS`."""
+    """The durable operations below a folder, one of which may fail by one of :data:`FAULTS`.
 
-    active: Disk | None = None
+    ``note`` is called after each operation, with the path that was synced if it was ``fsync``.
+    """
 
-    def __init__(
-        self, root: Path, at: int | None = None, fault: str = "", trace: Trace | None = None
-    ) -> None:
-        self.operations: list[str] = []
-        self._root, self._at, self._fault, self._trace = os.path.realpath(root), at, fault, trace
-        self._full = False
-        self._turn = threading.RLock()  # threads of a command: one operation after the other
+    root: Path
+    at: int | None = None
+    fault: str = ""
+    note: Callable[[str | None], object] = lambda _: None
+    operations: list[str] = field(default_factory=list)
+    full: bool = False
+    turn: Any = field(default_factory=threading.RLock)  # threads: one operation after the other
+
+    active: ClassVar[Disk | None] = None
 
     def operation(
         self, name: str, path: str, call: Callable[[], Any], half: Callable[[], Any]
     ) -> Any:
         """Do an operation or let it fail; ``half`` is what an interrupted one leaves."""
-        if not f"{_real(path)}/".startswith(f"{self._root}/"):
+        folder, last = os.path.split(os.path.abspath(path))
+        place, root = os.path.join(os.path.realpath(folder), last), os.path.realpath(self.root)
+        if not f"{place}/".startswith(f"{root}/"):
             return call()
-        with self._turn:
-            now = len(self.operations) == self._at
-            self.operations.append(f"{name} {os.path.relpath(_real(path), self._root)}")
-            if now and self._fault == "killed before":
+        with self.turn:
+            fault = self.fault if len(self.operations) == self.at else ""
+            self.operations.append(f"{name} {os.path.relpath(place, root)}")
+            if fault == "killed before":
                 half()
                 os.kill(os.getpid(), signal.SIGKILL)
-            if (now and self._fault in ERRORS) or (self._full and name in GROWING):
-                self._full = self._fault == "ENOSPC"
+            if fault in ("EIO", "ENOSPC") or (self.full and name in GROWING):
+                self.full = self.fault == "ENOSPC"
                 half()
-                raise OSError(ERRORS[self._fault], os.strerror(ERRORS[self._fault]), path)
+                number = getattr(errno, self.fault)
+                raise OSError(number, os.strerror(number), path)
             try:
                 result = call()
             finally:
-                if now and self._fault == "killed after":
+                if fault == "killed after":
                     os.kill(os.getpid(), signal.SIGKILL)
-            if self._trace is not None:
-                self._trace.note(path if name == "fsync" else None)
+            self.note(path if name == "fsync" else None)
             return result
+
+
+def _do(
+    name: str, path: str, call: Callable[[], Any], half: Callable[[], Any] = lambda: None
+) -> Any:
+    return call() if Disk.active is None else Disk.active.operation(name, path, call, half)
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def _place(path: Any, folder: int | None) -> str:
+    return os.fspath(path) if folder is None else os.path.join(_path_of(folder), path)
 
 
 def install() -> None:
     """Route the durable operations of this process through the active disk, if there is one."""
-    for name in ("replace", "rename", "link", "symlink"):
-        _wrap(os, name, lambda args, kw: _place(args[1], kw.get("dst_dir_fd")))
-    for name in ("unlink", "remove", "rmdir", "mkdir", "truncate"):
-        _wrap(os, name, lambda args, kw: _place(args[0], kw.get("dir_fd")))
     real_open, real_write, real_stream = os.open, os.write, io.open
+
+    def wrap(owner: Any, name: str, path: Callable[[Any, Any], str], kind: str) -> None:
+        real = getattr(owner, name)
+
+        def function(*args: Any, **kw: Any) -> Any:
+            return _do(kind, path(args, kw), partial(real, *args, **kw))
+
+        setattr(owner, name, function)
 
     def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
         call = partial(real_open, path, flags, mode, dir_fd=dir_fd)
@@ -113,62 +138,24 @@ def install() -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
         _do("fsync", _path_of(number), lambda: None)  # the power is never really cut
 
-    def streamed(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kw: Any) -> Any:
-        if Disk.active is None or isinstance(file, int) or not set(mode) & set("wax+"):
-            return real_stream(file, mode, buffering, *args, **kw)
-        raw = _File(file, mode.replace("t", ""), opener=partial(opened, mode=0o666))
-        buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **kw)
+    def streamed(file: Any, mode: str = "r", *args: Any, **kw: Any) -> Any:
+        writes = Disk.active is not None and not isinstance(file, int) and set(mode) & set("wax+")
+        # that of Python writes by ``os.write``
+        return (_pyio.open if writes else real_stream)(file, mode, *args, **kw)
 
+    def first(args: Sequence[Any], kw: Mapping[str, Any]) -> str:
+        return str(next((a for a in (*args, *kw.values()) if isinstance(a, str | Path)), "/"))
+
+    for name in ("replace", "rename", "link", "symlink"):
+        wrap(os, name, lambda args, kw: _place(args[1], kw.get("dst_dir_fd")), name)
+    for name in ("unlink", "remove", "rmdir", "mkdir", "truncate"):
+        wrap(os, name, lambda args, kw: _place(args[0], kw.get("dir_fd")), name)
+    wrap(torch, "save", first, "library")
+    wrap(safetensors.torch, "save_file", first, "library")
+    wrap(PreTrainedTokenizerBase, "save_pretrained", first, "library")
     os.open, os.write = opened, written
     os.fsync = os.fdatasync = synced  # type: ignore[assignment]
     io.open = builtins.open = streamed
-
-    for owner, name in (
-        (torch, "save"),
-        (safetensors.torch, "save_file"),
-        (PreTrainedTokenizerBase, "save_pretrained"),
-    ):
-        _wrap(owner, name, _first_path, "library")
-
-
-def _do(
-    name: str, path: str, call: Callable[[], Any], half: Callable[[], Any] = lambda: None
-) -> Any:
-    return call() if Disk.active is None else Disk.active.operation(name, path, call, half)
-
-
-def _wrap(owner: Any, name: str, path: Callable[[Any, Any], str], kind: str = "") -> None:
-    real = getattr(owner, name)
-
-    def function(*args: Any, **kw: Any) -> Any:
-        return _do(kind or name, path(args, kw), partial(real, *args, **kw))
-
-    setattr(owner, name, function)
-
-
-def _first_path(args: Sequence[Any], kw: Mapping[str, Any]) -> str:
-    return str(next((a for a in (*args, *kw.values()) if isinstance(a, str | Path)), "/"))
-
-
-def _place(path: Any, folder: int | None) -> str:
-    return os.fspath(path) if folder is None else os.path.join(_path_of(folder), path)
-
-
-def _path_of(descriptor: int) -> str:
-    return os.readlink(f"/proc/self/fd/{descriptor}")
-
-
-def _real(path: str) -> str:
-    folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(os.path.realpath(folder), name)
-
-
-class _File(io.FileIO):
-    """A file opened for writing, whose writes are operations."""
-
-    def write(self, data: Any) -> int:
-        return os.write(self.fileno(), data)
 
 
 # Power cuts
@@ -183,7 +170,7 @@ class Trace:
     """The names and contents below a folder after each operation of a command."""
 
     def __init__(self, root: Path) -> None:
-        self._root = os.path.realpath(root)
+        self._root = Path(os.path.realpath(root))
         self._inodes: dict[int, int] = {}
         self._next = itertools.count(1)
         self.moments: list[tuple[Names, dict[int, bytes], int | None]] = []
@@ -195,36 +182,33 @@ class Trace:
         contents: dict[int, bytes] = {}
         inodes: dict[int, int] = {}
         numbers = {self._root: 0}
-        for path in sorted(Path(self._root).rglob("*")):
+        for path in sorted(self._root.rglob("*")):
             inode = path.lstat().st_ino
             if inode not in inodes:  # one that was free before is another file now
                 inodes[inode] = self._inodes.get(inode) or next(self._next)
-            number = numbers[str(path)] = inodes[inode]
-            names[numbers[str(path.parent)], path.name] = number
+            names[numbers[path.parent], path.name] = numbers[path] = inodes[inode]
             if not path.is_dir():
-                contents[number] = path.read_bytes()
+                contents[inodes[inode]] = path.read_bytes()
         self._inodes = inodes
-        self.moments.append((names, contents, numbers.get(os.path.realpath(synced or "/"))))
+        self.moments.append((names, contents, numbers.get(Path(os.path.realpath(synced or "/")))))
 
     def states(self) -> Iterator[tuple[bool, Tree]]:
         """What a power cut may leave at any moment, and whether the command had ended."""
-        rng, (durable, first, _) = random.Random(0), self.moments[0]
-        durable, stored, data = dict(durable), dict(first), dict(first)
+        rng, (durable, stored, _) = random.Random(0), self.moments[0]
+        durable, stored, data = dict(durable), dict(stored), dict(stored)
         pending: list[tuple[Names, Names]] = []  # changes of names: what went, what came
         for (before, _, _), (names, contents, synced) in itertools.pairwise(self.moments):
-            gone = dict(before.items() - names.items())
-            new = dict(names.items() - before.items())
-            if gone or new:
-                pending.append((gone, new))
-            if synced is not None:
-                if synced in contents:
-                    stored[synced] = contents[synced]
-                for change in [c for c in pending if synced in {key[0] for key in c[1] or c[0]}]:
-                    _apply(change, durable)
-                    pending.remove(change)
-                    for earlier in pending:  # a name that was removed since does not come back
-                        for key in change[0].keys() & earlier[1].keys():
-                            del earlier[1][key]
+            change = dict(before.items() - names.items()), dict(names.items() - before.items())
+            if any(change):
+                pending.append(change)
+            if synced is not None and synced in contents:
+                stored[synced] = contents[synced]
+            for change in [c for c in pending if synced in {key[0] for key in c[1] or c[0]}]:
+                _apply(change, durable)
+                pending.remove(change)
+                for earlier in pending:  # a name that was removed since does not come back
+                    for key in change[0].keys() & earlier[1].keys():
+                        del earlier[1][key]
             data.update(contents)
             lost = {n: stored.get(n, b"") for n in data}
             torn = {n: d if d == lost[n] else d[: len(d) // 2] for n, d in data.items()}
@@ -269,33 +253,30 @@ def _dataset(folder: Path) -> Any:
     return levels, [(d.X.tobytes(), d.ids.tolist(), d.y.tolist(), d.row.tolist()) for d in data]
 
 
-def _run(folder: Path) -> Any:
-    import embedkit
+def _told(line: str, folder: Path) -> Any:
+    """What a command says of the output of another one."""
+    from embedkit.errors import DamagedError
+    from tests.processes import command
 
-    predictor = embedkit.Predictor(folder / "out", device="cpu")
-    return str(predictor.predict(["the movie was good", "a bus"]))
-
-
-def _index(folder: Path) -> Any:
-    from embedkit import Searcher, load
-    from embedkit.search.index import open_index
-
-    data, whitening = folder / "data", "center"
-    finder = open_index(load(data), kind="flat", metric="cosine", whitening=whitening)
-    return str(Searcher(data, finder=finder, whitening=whitening).like([3, 8], k=4))
+    done = command(*line.split(), cwd=folder)
+    if done.returncode:
+        raise DamagedError(done.stderr)
+    return done.stdout
 
 
 EXTRACT = "extract corpus.tsv --model {model} --out"
 APPEND = (f"{EXTRACT} out --words", f"{EXTRACT} out --words --append more.tsv")
 OVERWRITE = (f"{EXTRACT} out --layers 0", f"{EXTRACT} out --overwrite")
+PREDICT = partial(_told, "predict out --text movie --text bus --device cpu --json")
+SEARCH = "search data --like 3 --like 8 -k 4 --index flat --whitening center --json"
 FINETUNE = "finetune corpus.tsv --out out --model {model} --head pooler --epochs 1 --folds 2"
 SCENARIOS: dict[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
     "extract": ((f"{EXTRACT} out --words --tokens",), "corpus.tsv", _dataset),
     "extract --overwrite": (OVERWRITE, "corpus.tsv", _dataset),
     "extract --append": (APPEND, "corpus.tsv more.tsv", _dataset),
-    "train": (("train data --out out --folds 2",), "data", _run),
-    "finetune": ((f"{FINETUNE} --max-length 12 --limit 12",), "corpus.tsv", _run),
-    "index": (("index data --kind flat --whitening center",), "data", _index),
+    "train": (("train data --out out --folds 2",), "data", PREDICT),
+    "finetune": ((f"{FINETUNE} --max-length 12 --limit 12",), "corpus.tsv", PREDICT),
+    "index": (("index data --kind flat --whitening center",), "data", partial(_told, SEARCH)),
 }
 """Commands, the last of which is disturbed; what they read; how their output is read."""
 
@@ -303,8 +284,8 @@ SAME = (".parquet", ".safetensors", ".skops", ".faiss")
 """Files that are made again with the same bytes; others hold times."""
 
 
-def in_child(action: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin an action in a child; what waits for what it returns, or for the signal's number."""
+def in_child(action: Callable[[], Any]) -> Any:
+    """What an action returns in a child, the signal that ended it, or how it was raised."""
     fork = multiprocessing.get_context("fork")
     receiving, sending = fork.Pipe(duplex=False)
 
@@ -317,14 +298,10 @@ def in_child(action: Callable[[], Any]) -> Callable[[], Any]:
     process = fork.Process(target=act)
     process.start()
     sending.close()
-
-    def result() -> Any:
-        with suppress(EOFError):
-            return receiving.recv()
-        process.join()
-        return {"code": process.exitcode}
-
-    return result
+    with suppress(EOFError):
+        return receiving.recv()
+    process.join()
+    return {"code": process.exitcode}
 
 
 def _call(line: str, folder: Path, disk: Disk | None = None) -> dict[str, Any]:
@@ -360,28 +337,24 @@ def prepare(folder: Path) -> None:
     ]
     write_tsv(folder / "corpus.tsv", [*rows, ("99", "", "1")])
     write_tsv(folder / "more.tsv", [*rows[:8], ("100", "", "1")])
-    assert in_child(partial(_call, f"{EXTRACT} data", folder))()["code"] == 3
+    assert in_child(partial(_call, f"{EXTRACT} data", folder))["code"] == 3
     gc.freeze()  # a collection would copy all pages for every child
     gc.disable()
 
 
 class Harness:
-    """The faults of one scenario, or every N-th of a part of them, in folders of its own."""
+    """The faults of one scenario, or every N-th, in folders of its own."""
 
-    def __init__(self, name: str, source: Path, folder: Path, part: Sequence[int]) -> None:
+    def __init__(self, name: str, source: Path, folder: Path, sample: int) -> None:
         lines, needs, self._read = SCENARIOS[name]
-        self._line, self._folder, self._part = lines[-1], folder, part
+        self._line, self._folder, self._sample = lines[-1], folder, sample
         self._numbers, self._seen = itertools.count(), set[str]()
         self.done, self.wrong = Counter[str](), list[str]()
-        self._start = folder / "start"
-        self._start.mkdir(parents=True)
-        for need in needs.split():
-            copy = shutil.copytree if (source / need).is_dir() else shutil.copy
-            copy(source / need, self._start / need)
+        self._start: Tree = {n: d for n, d in files_of(source).items() if n.split("/")[0] in needs}
         self._answers: list[Any] = []
         for line in lines:
-            work = self._workspace()
-            self._undisturbed = in_child(partial(self._observed, line, work))()
+            work = self._workspace(self._start)
+            self._undisturbed = in_child(partial(self._observed, line, work))
             assert self._undisturbed["code"] in (0, 3), self._undisturbed
             self._answers.append(self._undisturbed["after"])
             assert "answer" in self._answers[-1], self._answers
@@ -389,8 +362,16 @@ class Harness:
                 with suppress(Exception):
                     importlib.import_module(module)
             if line != self._line:
-                shutil.rmtree(self._start)
-                work.rename(self._start)
+                self._start = files_of(work)
+
+    def _workspace(self, tree: Tree) -> Path:
+        """A folder of its own with the content of a tree."""
+        work = self._folder / str(next(self._numbers))
+        work.mkdir(parents=True)
+        for name, content in sorted(tree.items()):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).mkdir() if content is None else (work / name).write_bytes(content)
+        return work
 
     def _observed(self, line: str, work: Path) -> dict[str, Any]:
         """Run a command: what can be read before and after it, and what it did."""
@@ -410,53 +391,39 @@ class Harness:
     def faults(self) -> None:
         """Let operations fail, one in each command, and check what is left."""
         operations = self._undisturbed["operations"]
-        for at, fault in self._take([(at, f) for at in range(len(operations)) for f in FAULTS]):
-            self.done["faults"] += 1
-            work, where = self._workspace(), f"{fault} at {at} {operations[at]}:"
-            ended = in_child(partial(_call, self._line, work, Disk(work, at, fault)))()
-            self._check_end(ended, (0, 3, 6) if fault in ERRORS else (-signal.SIGKILL,), where)
-            self._check(work, where)
+        cases = [(at, fault) for at in range(len(operations)) for fault in FAULTS]
+        for at, fault in cases[self._sample // 2 :: self._sample]:
+            work, where = self._workspace(self._start), f"{fault} at {at} {operations[at]}:"
+            ended = in_child(partial(_call, self._line, work, Disk(work, at, fault)))
+            killed = fault.startswith("killed")
+            self._check_end(ended, (-signal.SIGKILL,) if killed else (0, 3, 6), where)
+            self._check("faults", work, where)
 
     def power_cuts(self) -> None:
         """Check what power cuts leave during an undisturbed command, and after it."""
-        traced = self._workspace()
+        traced = self._workspace(self._start)
 
         def states() -> list[tuple[bool, Tree]]:
             trace = Trace(traced)
-            _call(self._line, traced, Disk(traced, trace=trace))
+            _call(self._line, traced, Disk(traced, note=trace.note))
             return list({repr(sorted(t.items())): (end, t) for end, t in trace.states()}.values())
 
-        for number, (ended, tree) in self._take(list(enumerate(in_child(states)()))):
-            self.done["power cuts"] += 1
-            self._check(self._workspace(tree), f"power cut {number}:", ended=ended)
+        cases = list(enumerate(in_child(states)))
+        for number, (ended, tree) in cases[self._sample // 2 :: self._sample]:
+            self._check("power cuts", self._workspace(tree), f"power cut {number}:", ended=ended)
 
-    def _take(self, cases: Sequence[Any]) -> Sequence[Any]:
-        """Neighbours, which leave the same states, stay together."""
-        part, parts, sample = self._part
-        own = cases[len(cases) * part // parts : len(cases) * (part + 1) // parts]
-        return own[sample // 2 :: sample]
-
-    def _workspace(self, tree: Tree | None = None) -> Path:
-        """A folder of its own with the content of a tree, or with what the command reads."""
-        work = self._folder / str(next(self._numbers))
-        if tree is None:
-            return Path(shutil.copytree(self._start, work))
-        for name, content in sorted(tree.items()):
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            (work / name).mkdir() if content is None else (work / name).write_bytes(content)
-        return work
-
-    def _check(self, work: Path, where: str, *, ended: bool = False) -> None:
+    def _check(self, kind: str, work: Path, where: str, *, ended: bool = False) -> None:
         """Read the output, repeat the command, and read again; each state once."""
+        self.done[kind] += 1
         state = hashlib.sha256(repr(sorted(files_of(work).items())).encode()).hexdigest()
         if state not in self._seen:
             self._seen.add(state)
             self.done["states"] += 1
-            found = in_child(partial(self._observed, self._line, work))()
+            found = in_child(partial(self._observed, self._line, work))
             complete = found.get("before") == self._answers[-1]
             self._check_end(found, (0, 3, 8) if complete else (0, 3), f"{where} repeated:")
             if "before" in found:
-                self._compare(**found, where=where, ended=ended)
+                self._compare(found, where, ended)
         shutil.rmtree(work)
 
     def _check_end(self, ended: dict[str, Any], expected: Sequence[int], where: str) -> None:
@@ -464,10 +431,9 @@ class Harness:
             kind = "tracebacks" if "traceback" in ended else "wrong exit codes"
             self.wrong.append(f"{kind}: {where} {ended}"[:2_000])
 
-    def _compare(
-        self, before: Any, after: Any, files: dict[str, bytes], where: str, ended: bool, **_: Any
-    ) -> None:
-        expected: dict[str, bytes] = self._undisturbed["files"]
+    def _compare(self, found: dict[str, Any], where: str, ended: bool) -> None:
+        before, after, files = found["before"], found["after"], found["files"]
+        expected: Tree = self._undisturbed["files"]
         if "answer" in before and before not in self._answers:
             self.wrong.append(f"wrong vectors: {where}")
         if after != self._answers[-1] or (ended and before != after):
@@ -479,45 +445,33 @@ class Harness:
                 self.wrong.append(f"wrong vectors: {where} {name}")
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    """Content of all files below a folder, and empty folders."""
+def files_of(folder: Path) -> Tree:
+    """All files below a folder, and empty folders."""
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
         if path.is_file() or not any(path.iterdir())
     }
 
 
-def enumerate_part(name: str, top: Path, part: Sequence[int]) -> Any:
-    """The faults and power cuts of part of a scenario: how many, and what went wrong."""
-    harness = Harness(name, top / "source", top / f"{name} {part[0]}", part)
-    harness.faults()
-    harness.power_cuts()
-    return harness.done, harness.wrong
-
-
 def main() -> int:
     """Print what was done and what went wrong, by scenario."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="scenarios; all by default")
+    parser.add_argument("names", nargs="*", default=SCENARIOS, help="scenarios; all by default")
     parser.add_argument("--sample", type=int, default=1, help="only every N-th fault and power cut")
-    parser.add_argument("--workers", type=int, default=1, help="number of processes")
     options = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory(prefix="embedkit-crashes-") as folder:
         tempfile.tempdir, top = folder, Path(folder)  # killed children leave temporary files
         prepare(top / "source")
-        for name in options.names or SCENARIOS:
-            parts = [(i, options.workers, options.sample) for i in range(options.workers)]
-            workers = [in_child(partial(enumerate_part, name, top, part)) for part in parts]
-            counts, wrong = Counter[str](), list[str]()
-            for result in [worker() for worker in workers]:
-                assert isinstance(result, tuple), result
-                counts, wrong = counts + result[0], wrong + result[1]
-            counts.update(line.partition(":")[0] for line in wrong)
+        for name in options.names:
+            harness = Harness(name, top / "source", top / name, options.sample)
+            harness.faults()
+            harness.power_cuts()
+            counts = harness.done + Counter(line.partition(":")[0] for line in harness.wrong)
             done = ", ".join(f"{number:,} {what}" for what, number in counts.items())
-            print(f"{name}: {done}", *wrong[:20], sep="\n    ", flush=True)
-            failed |= bool(wrong)
+            print(f"{name}: {done}", *harness.wrong[:20], sep="\n    ", flush=True)
+            failed |= bool(harness.wrong)
     return int(failed)
 
 

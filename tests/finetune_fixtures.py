@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from embedkit.finetuning.run import finetune
+from embedkit.predict import Predictor
 from embedkit.runs.folder import RunResult, read_run
 from embedkit.runs.run import FinetuneRun
 from tests.store_fixtures import tiny_model
@@ -56,6 +57,14 @@ def write_lines(path: Path, *lines: str) -> Path:
 
 def predictions(run: Path) -> pd.DataFrame:
     return pd.read_parquet(run / "predictions.parquet")
+
+
+def check_test_set(run: Path, corpus: Path, *, atol: float = 1e-6) -> None:
+    """The models on disk give the probabilities that the run wrote for its test set."""
+    tested = predictions(run).query("fold == 'test'")
+    texts = pd.read_csv(corpus, sep="\t")["text"][tested["row"]].tolist()
+    outputs = Predictor(run, device="cpu").predict_proba(texts)
+    assert np.allclose(outputs, tested[["proba_0", "proba_1"]], atol=atol)
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:

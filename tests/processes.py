@@ -97,16 +97,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **_WIDE}
 
 
+def program(*typed: str | Path, cwd: Path, stdin: str | None = None, **variables: str) -> Done:
+    """Run a program with further variables in its environment, and wait for it."""
+    env = environment() | variables
+    return subprocess.run(
+        typed, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False
+    )
+
+
 def fresh(*arguments: str | Path, cwd: Path) -> Done:
     """Run ``python -m embedkit`` and wait for it."""
-    return subprocess.run(
-        [*EMBEDKIT, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return program(*EMBEDKIT, *arguments, cwd=cwd)
 
 
 class Process:
@@ -170,11 +171,3 @@ def _become(typed: list[str], cwd: Path, out: Path, err: Path, first: str) -> No
     sys.argv = typed
     exec(first, {})
     cli.main()
-
-
-def exit_code_of(function: Callable[..., object], *arguments: Any) -> int:
-    """Call a function in a process of its own; negative if a signal ended it."""
-    process = _SERVER.Process(target=function, args=arguments)
-    process.start()
-    process.join()
-    return process.exitcode or 0

@@ -8,8 +8,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from embedkit.dataset.extract import ExtractResult, extract
-from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.encoder import Encoder, choose_precision
 from embedkit.encoding.tokenizer import choose_max_length
 from embedkit.types import Progress
 
@@ -104,36 +103,22 @@ def load_quickly(
 ) -> Encoder:
     """As :meth:`Encoder.load` for a folder, but every checkpoint is loaded once only."""
     made = copy.copy(_loaded(str(model), forward))
-    made.precision = precision or made.precision
+    made.precision = choose_precision(precision, made.model.device)
     made.max_length = choose_max_length(made.checkpoint, made.tokenizer, max_length)
     made.batch_tokens = batch_tokens or made.batch_tokens
     return made
 
 
-@contextmanager
-def loading_quickly() -> Iterator[pytest.MonkeyPatch]:
-    """As the fixture ``quick``, for as long as a fixture of a module needs it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoder, "load", load_quickly)
-        yield patch
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the tiny model once, not for every run."""
-    monkeypatch.setattr(Encoder, "load", load_quickly)
-
-
 def run(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
     """``extract`` on the tiny model in shards of three rows, unless the settings say otherwise."""
-    defaults = {"model": str(tiny_model()), "shard_rows": 3}
-    return extract(corpus, out=out, **{**defaults, **settings})
+    return extract_tiny(corpus, out, **{"shard_rows": 3, **settings})
 
 
 def extract_tiny(corpus: Any, out: Path | str, **settings: Any) -> ExtractResult:
     """``extract`` on the tiny model, which is loaded once only."""
-    with loading_quickly():
-        return extract(corpus, out=out, model=str(tiny_model()), **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "load", load_quickly)
+        return extract(corpus, out=out, **{"model": str(tiny_model()), **settings})
 
 
 def begin(corpus: Any, out: Path, **settings: Any) -> None:

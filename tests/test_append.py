@@ -18,12 +18,7 @@ from embedkit.dataset.format import read_manifest
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.index import open_index
 from tests.processes import invoke
-from tests.store_fixtures import (
-    quick,  # noqa: F401 - a fixture
-    run,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import run, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +18,22 @@ from embedkit.errors import DamagedError
 from embedkit.predict import Predictor
 from embedkit.storage import check_files, file_sums, read_table, seal
 from tests.processes import command
-from tests.store_fixtures import extract_tiny, loading_quickly, write_tsv
+from tests.store_fixtures import extract_tiny, write_tsv
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, a run on it, and a split beside it."""
     folder = tmp_path_factory.mktemp("checksums")
     random = np.random.default_rng(0)
     rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(120)]
-    with loading_quickly():
-        data = folder / "data"
-        extract_tiny(write_tsv(folder / "c.tsv", rows), data)
-        embedkit.train(data, out=folder / "run", folds=3)
-        embedkit.split(data, out=folder / "split.parquet", folds=3)
-        yield folder
+    data = folder / "data"
+    extract_tiny(write_tsv(folder / "c.tsv", rows), data)
+    embedkit.train(data, out=folder / "run", folds=3)
+    embedkit.split(data, out=folder / "split.parquet", folds=3)
+    return folder
 
 
 def flip(file: Path, random: np.random.Generator) -> None:

@@ -141,7 +141,8 @@ def test_the_number_of_threads_changes_nothing(name: str) -> None:
     assert np.array_equal(single, double)
 
 
-def test_inner_folds_never_divide_a_group() -> None:
+@pytest.mark.parametrize("tune", [False, True])
+def test_inner_folds_never_divide_a_group(tune: bool) -> None:
     """Neighbours weighted by distance know every group that they were fitted on."""
     random = np.random.default_rng(2)
     group = np.repeat(np.arange(60), 3)
@@ -153,7 +154,7 @@ def test_inner_folds_never_divide_a_group() -> None:
         assert abs(y[test].mean() - 0.5) < 0.1
     for name in ("knn", "logreg", LINEAR_SVC):
         target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
-        found = fit(X, target, made, np.arange(180), settings, tune=True, held_out=True)
+        found = fit(X, target, made, np.arange(180), settings, tune=tune, held_out=True)
         assert found.inner is not None
         assert (found.inner.argmax(1) == y).mean() < 0.7
 
@@ -171,19 +172,6 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
     assert {"only0", "only1", "only3", "only4"} <= set(words)
     assert "only2" not in words
-
-
-@pytest.mark.parametrize("tune", [False, True])
-def test_inner_predictions_are_of_records_that_the_inner_model_had_not_seen(tune: bool) -> None:
-    """Neighbours weighted by distance know every record that they were fitted on."""
-    X, _ = two_classes(150)
-    y = np.random.default_rng(1).permutation(np.arange(150) % 2)
-    target, made = Target(y, ("0", "1")), split_of(y)
-    settings = EstimatorSettings("knn")
-    fitted = fit(X, target, made, np.arange(150), settings, tune=tune, held_out=True)
-    assert fitted.inner is not None
-    assert (fitted.pipeline.predict(X) == y).mean() == 1
-    assert (fitted.inner.argmax(1) == y).mean() < 0.7
 
 
 # weights, calibration, the unit of a target
@@ -213,17 +201,6 @@ def test_class_weights_find_rare_positives(name: str, plain: Any) -> None:
     assert recall["balanced"] > 0.8 * recall_score(target.y, wanted)
     ours, theirs = (balanced_accuracy_score(target.y, p) for p in (found["balanced"], wanted))
     assert ours > theirs - 0.04
-
-
-@pytest.mark.parametrize("name", ["logreg", LINEAR_SVC])
-def test_probabilities_are_calibrated_without_dividing_groups(name: str) -> None:
-    """Groups of similar records with one random label each: nothing can be known of new ones."""
-    random = np.random.default_rng(0)
-    group = np.repeat(np.arange(100), 5)
-    X = random.normal(size=(100, 60))[group] + 0.3 * random.normal(size=(500, 60))
-    target = Target(random.integers(2, size=100)[group], ("0", "1"))
-    found = run(X.astype(np.float32), target, name, split=split_of(target.y, group=group))
-    assert log_loss(found.predictions.y, found.predictions.proba) < 0.75
 
 
 @pytest.mark.parametrize("width", [40, 150])

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,29 +17,19 @@ from embedkit import storage
 from embedkit.cli.main import cli
 from embedkit.dataset.extract import estimate, plan_extract, run_plan
 from embedkit.dataset.format import ExtractSettings
-from embedkit.encoding.encoder import Encoder
-from tests.processes import ROOT, Done, command, environment, fresh
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    ROWS,
-    load_quickly,
-    manifest_of,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.processes import ROOT, Done, command, fresh, program
+from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
 
 CLEAN = [row for row in ROWS if row[1].strip()]
 Call = Callable[..., Done]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Path:
     """A working folder with corpus.tsv (three rejects) and clean.tsv (none)."""
     write_tsv(tmp_path / "corpus.tsv")
     write_tsv(tmp_path / "clean.tsv", CLEAN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Encoder, "load", load_quickly)
     monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.01)
     monkeypatch.setattr("embedkit.dataset.extract._shard_rows", lambda *_: 3)
     return tmp_path
@@ -158,14 +147,7 @@ def test_a_full_disk_is_exit_6(embedkit_: Call, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()} | head -n 1"
-    done = subprocess.run(
-        ["bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}"],
-        cwd=here,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = program("bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}", cwd=here)
     assert done.stderr == ""
     assert done.stdout.split() == ["id", "token", "0"]
 
@@ -218,13 +200,6 @@ def test_dry_run_estimates_the_bytes(
 
 
 # Input
-
-
-def test_the_advice_on_the_encoding_works(here: Path, embedkit_: Call) -> None:
-    (here / "k.tsv").write_text("id\tdocument\n1\t배를 타고\n2\t영화 정말\n", "cp949")
-    arguments = ("extract", "k.tsv", "--model", tiny_model())
-    assert "--encoding cp949" in message_of(embedkit_(*arguments))
-    assert embedkit_(*arguments, "--encoding", "cp949").returncode == 0
 
 
 # Help

@@ -85,12 +85,3 @@ def test_suggested_commands_run_as_printed(
                 done = command(*arguments, cwd=at)
                 assert (name, done.returncode) == ("embedkit", 0), (line, done.stderr)
     assert {"probe", "finetune"} <= {run.name for run in runs.iterdir()}
-
-
-def test_special_tokens_differ_too(folder: Path) -> None:
-    extract_tiny(
-        folder / "corpus.tsv", folder / "plain", precision="fp32", special_tokens=False, **SAME
-    )
-    train(folder / "plain", out=folder / "without", split=folder / "split.parquet")
-    found = compare([folder / "tfidf", folder / "same", folder / "without"])
-    assert found.table.inputs == {"special_tokens": {"include": ("same",), "exclude": ("without",)}}

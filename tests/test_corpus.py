@@ -117,13 +117,6 @@ def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.Mo
     assert "quoting='none'" in got.rejects[0].detail
 
 
-@pytest.mark.parametrize("data", ["", "\n\n", "\ufeff"])
-@pytest.mark.parametrize("name", ["corpus.tsv", "corpus.csv"])
-def test_an_empty_table_is_refused(folder: Folder, data: str, name: str) -> None:
-    with pytest.raises(CorpusError, match="is empty"):
-        folder.plan(data, name)
-
-
 def test_no_header_numbers_the_columns(folder: Folder) -> None:
     got = folder.read("1\ta\t0\n2\tb\t1\n", header=False, text="1", id="0", label="2")
     assert got.reader.plan.columns == ("0", "1", "2")

@@ -140,6 +140,9 @@ def test_archives_and_binary_files_are_refused(folder: Folder) -> None:
         archive.writestr("corpus.tsv", KOREAN)
     packed = lzma.compress(KOREAN.encode())
     bad = {"zip file": stream.getvalue(), "xz file": packed, "NUL": b"text\na\0\0\0b\n"}
+    bad["a PDF"] = gzip.compress(b"%PDF-1.4\nfoo\tbar\n")
+    bad["a PNG image"] = b"\x89PNG\r\n\x1a\n" + 200 * b"abc"
+    bad["a tar archive"] = 257 * b"a" + b"ustar" + 2_000 * b"hello\tx\n"
     for named, data in bad.items():
         with pytest.raises(CorpusError, match=named):
             folder.plan(data, "corpus.tsv.xz")

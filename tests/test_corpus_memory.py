@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.corpus import CorpusReader, Record, input_files, plan_corpus
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.errors import CorpusError, MismatchError, UsageError
-from tests.store_fixtures import ROWS, begin, manifest_of, quick, run, tree
-
-__all__ = ["quick"]
+from tests.store_fixtures import ROWS, begin, manifest_of, run, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -197,16 +197,6 @@ def test_files_at_addresses(tmp_path: Path, server: str, monkeypatch: pytest.Mon
     for address in (f"{server}/none.tsv", "memory://none", "s3://bucket/c.tsv", "none://a/b"):
         with pytest.raises(CorpusError, match=address), input_files(address):
             pass
-
-
-@pytest.mark.usefixtures("store")
-def test_files_in_an_object_store() -> None:
-    with fsspec.open("s3://bucket/some/c.tsv", "wb") as target:
-        target.write(b"text\na\n")
-    with input_files([Path("s3://bucket/some/c.tsv")]) as (found,):
-        assert (found.path.name, found.path.read_bytes()) == ("c.tsv", b"text\na\n")
-    with pytest.raises(CorpusError, match="s3://bucket/none"), input_files("s3://bucket/none"):
-        pass
 
 
 def test_fields_of_records_have_dotted_names(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.corpus import CorpusReader, InputFile, plan_corpus
+from embedkit.corpus.memory import InputFile
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, plan_files, read_files
 
@@ -68,18 +68,6 @@ def test_files_of_different_columns_stop(
     paths = [folder.write(first, name.format(1)), folder.write(second, name.format(2))]
     with pytest.raises(CorpusError, match=r"2\.\w+ has the columns .*, but .*1\.\w+ has .*text"):
         plan_files(*paths)
-
-
-def test_progress_grows_to_one(folder: Folder) -> None:
-    rows = "".join(f"text {i}\n" for i in range(30_000))
-    files = [InputFile.of(folder.write(f"text\n{rows}", f"{i}.tsv")) for i in range(2)]
-    reader = CorpusReader(plan_corpus(files))
-    assert reader.fraction == 0.0
-    seen = [reader.fraction for _ in reader]
-    assert seen == sorted(seen)
-    assert 0.0 < seen[0] < 0.2  # one buffer of the first file
-    assert 0.5 <= seen[30_000] < 0.7
-    assert reader.fraction == 1.0
 
 
 @pytest.mark.parametrize(

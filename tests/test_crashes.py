@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.durable import Disk, Trace, Tree, in_child, install
-from tests.processes import ROOT, environment
+from tests.processes import ROOT, program
 
 
 @pytest.mark.parametrize(
@@ -22,14 +21,8 @@ from tests.processes import ROOT, environment
     ],
 )
 def test_a_sample_of_faults_and_power_cuts(scenarios: tuple[str, ...], sample: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.durable", *scenarios, "--sample", str(sample)],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    typed = (sys.executable, "-m", "tests.durable", *scenarios, "--sample", str(sample))
+    done = program(*typed, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -38,7 +31,7 @@ def states_of_a_write(folder: Path, *, sync_file: bool, sync_folder: bool) -> li
     install()
     (folder / "name").write_bytes(b"old content")
     trace = Trace(folder)
-    Disk.active = Disk(folder, trace=trace)
+    Disk.active = Disk(folder, note=trace.note)
     with open(folder / "temporary", "wb") as file:  # noqa: PTH123 - as the libraries do
         file.write(b"new content")
         file.flush()
@@ -63,5 +56,5 @@ def test_a_missing_fsync_is_noticed(
     tmp_path: Path, sync_file: bool, sync_folder: bool, possible: set[bytes]
 ) -> None:
     action = partial(states_of_a_write, tmp_path, sync_file=sync_file, sync_folder=sync_folder)
-    states = in_child(action)()
+    states = in_child(action)
     assert {tree["name"] for tree in states} == possible

@@ -14,13 +14,7 @@ import pytest
 import embedkit
 from embedkit.dataset.verify import verify
 from embedkit.errors import DamagedError, OutputExistsError
-from tests.store_fixtures import (
-    loading_quickly,
-    quick,  # noqa: F401 - a fixture
-    run,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import run, tree, write_tsv
 
 SETTINGS = {"layers": "0,1", "words": "mean"}
 PART = "sentences/part-00000001.parquet"
@@ -29,8 +23,7 @@ PART = "sentences/part-00000001.parquet"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    with loading_quickly():
-        return run(write_tsv(folder / "c.tsv"), folder / "out", **SETTINGS).out
+    return run(write_tsv(folder / "c.tsv"), folder / "out", **SETTINGS).out
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps import map as layout
 from embedkit.maps.map import (
     LABEL_COLOURS,
-    column_of,
     explore,
     first_axes,
     kept_neighbours,
@@ -44,7 +42,7 @@ from tests.page_checks import (
     until,
 )
 from tests.processes import invoke
-from tests.store_fixtures import extract_tiny, loading_quickly
+from tests.store_fixtures import extract_tiny
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
 DECOMPOSED = "여행 home"  # as the file has it: composed
@@ -52,7 +50,7 @@ N = 60
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of three layers with labels, numbers and dates, and its page."""
     folder = tmp_path_factory.mktemp("explore")
     random = np.random.default_rng(1)
@@ -66,12 +64,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for i, text in enumerate(texts)
     ]
     (folder / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    with loading_quickly():
-        extract_tiny(
-            folder / "c.tsv", folder / "data", layers="all", keep=["price", "day"], shard_rows=25
-        )
-        explore(folder / "data", out=folder / "page.html")
-        yield folder
+    extract_tiny(
+        folder / "c.tsv", folder / "data", layers="all", keep=["price", "day"], shard_rows=25
+    )
+    explore(folder / "data", out=folder / "page.html")
+    return folder
 
 
 def float32(values: Any) -> Any:
@@ -218,25 +215,6 @@ def test_colours_can_be_told_from_the_page_and_from_each_other(theme: str, paper
         for i, j in itertools.combinations(range(12), 2):
             least = 0.12 if i % len(SHAPES) == j % len(SHAPES) else 0.08
             assert np.linalg.norm(lab[i] - lab[j]) >= least, (i, j)
-
-
-def test_columns_are_numbers_dates_or_labels() -> None:
-    numbers = column_of("n", [*range(9), None, "", "4.5"])
-    assert numbers.kind == "number"
-    assert np.array_equal(numbers.values, [*range(9), np.nan, np.nan, 4.5], equal_nan=True)
-    dates = column_of("d", [f"2020-03-{i:02}" for i in range(1, 10)] + ["2020-03-01T12:00", None])
-    assert dates.kind == "date"
-    assert dates.values[9] - dates.values[0] == 0.5
-    assert dates.values[0] == (datetime.date(2020, 3, 1) - datetime.date(1970, 1, 1)).days
-    stored = [datetime.date(2021, 1, i) for i in range(1, 10)]
-    assert column_of("d", stored).values[0] == 18_628
-    many = column_of("l", [f"label {i}" for i in range(200) for _ in range(1 + (i == 7))])
-    assert (many.kind, len(many.names)) == ("label", 200)
-    assert (many.names[0], many.counts[0]) == ("label 7", 2)
-    assert [many.names[code] for code in many.codes[:3]] == ["label 0", "label 1", "label 2"]
-    for few in ([True, False, True], ["1", "x"] * 9, ["inf", *map(str, range(9))]):
-        assert column_of("few", few).kind == "label"
-    assert column_of("few", ["1", "2", None, "2"]).names == ("2", "(none)", "1")
 
 
 # the page as a file

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import ExtractSettings
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import word_spans
@@ -33,7 +33,6 @@ from tests.store_fixtures import (
     ROWS,
     load_quickly,
     manifest_of,
-    quick,  # noqa: F401 - a fixture
     run,
     tiny_model,
     tree,
@@ -379,8 +378,9 @@ def test_settings_that_cannot_be_used(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
 ) -> None:
     monkeypatch.undo()
+    given = {"model": str(tiny_model()), "device": "cpu", "out": tmp_path / "out"}
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        run(corpus, tmp_path / "out", **{"device": "cpu", **wrong})
+        embedkit.extract(corpus, **{**given, **wrong})
     assert not list(tmp_path.glob("out*"))
 
 

@@ -11,24 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import embedkit
-from embedkit.comparison.cases import (
-    MOST_SUSPICIONS,
-    by_class,
-    cases_of,
-    confidence_of,
-    confused_pairs,
-    label_suspicions,
-)
+from embedkit.comparison.cases import MOST_SUSPICIONS, cases_of, confidence_of, label_suspicions
 from embedkit.comparison.recommendation import Recommendation, notices, recommend
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare
 from embedkit.drawing import Shape
 from embedkit.errors import MismatchError, UsageError
-from embedkit.runs.figures import layers, reliability_bins
-from embedkit.runs.intervals import Score
+from embedkit.runs.figures import reliability_bins
 from embedkit.runs.predictions import Predictions
 from embedkit.storage import seal
 from tests.processes import invoke
@@ -276,17 +267,6 @@ def test_nothing_is_better_than_the_majority(tmp_path: Path) -> None:
     assert "noise" in advice.reason
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "log_loss"])
-def test_the_gain_is_that_of_the_table(compared: Compared, metric: str, tmp_path: Path) -> None:
-    paths = [run.path for run in compared.runs]
-    found = compare(paths, baseline="a", metric=metric)
-    advice = recommend(found)
-    for one in found.table.rows:
-        assert one.to_baseline == (None if one.name == "a" else found.differences[one.name, "a"])
-    assert advice.verdict == "better"
-    assert {one.verdict for one in found.table.rows} <= {"", "better", "not proven", "worse"}
-
-
 def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -> None:
     advice = recommend(compared)
     answers = {one.question: one for one in advice.decisions}
@@ -379,27 +359,6 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
 # by class and confidence
 
 
-def test_classes_are_those_of_scikit_learn(compared: Compared) -> None:
-    mine, other = held_out(compared, "c"), held_out(compared, "a")
-    rows = by_class(mine, other)
-    expected = precision_recall_fscore_support(mine.y, mine.y_pred, zero_division=0)
-    theirs = precision_recall_fscore_support(other.y, other.y_pred, zero_division=0)
-    assert [row.f1 for _, row, _ in rows] == sorted(expected[2])
-    for c, row, other_recall in rows:
-        assert (row.precision, row.recall, row.f1) == pytest.approx([e[c] for e in expected[:3]])
-        assert row.support == expected[3][c]
-        assert other_recall == pytest.approx(theirs[1][c])
-
-
-def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
-    mine = held_out(compared, "c")
-    pairs = confused_pairs(mine, limit=100)
-    cells = confusion_matrix(mine.y, mine.y_pred)
-    np.fill_diagonal(cells, 0)
-    assert [count for *_, count in pairs] == sorted(cells[cells > 0], reverse=True)
-    assert all(count == cells[true, predicted] for true, predicted, count in pairs)
-
-
 def test_reliability_bins_hold_all_records(compared: Compared) -> None:
     mine = held_out(compared, "c")
     bins = reliability_bins(mine)
@@ -424,19 +383,6 @@ def charts(compared: Compared) -> dict[str, Any]:
     return dict(charts_of(compared, cases_of(compared, chosen), methods))
 
 
-def test_curves_are_drawn_in_the_colours_of_their_methods(compared: Compared) -> None:
-    scenes = charts(compared)
-    lines = {
-        i.colour: i.points
-        for i in scenes["calibration"].items
-        if isinstance(i, Shape) and i.width == 2
-    }
-    for colour, name in (("m0", compared.winner.name), ("m1", "a")):
-        right = [one.right for one in reliability_bins(held_out(compared, name))]
-        drawn, expected = np.diff([y for _, y in lines[colour]]), np.diff(right)
-        assert np.allclose(drawn * expected[0], expected * drawn[0], atol=0.01)
-
-
 def test_all_records_answered_are_as_right_as_the_score(compared: Compared) -> None:
     said = charts(compared)["sure"].description
     mine = held_out(compared, compared.winner.name)
@@ -452,15 +398,3 @@ def test_marks_of_the_forest_stand_at_their_gains(compared: Compared) -> None:
     slope, start = np.polyfit(values.ravel(), pixels.ravel(), 1)
     assert np.allclose(slope * values + start, pixels)
     assert slope > 0
-
-
-def test_cells_of_the_heat_map_are_framed_where_folds_chose(tmp_path: Path) -> None:
-    ((_, probe),) = compare([probed(tmp_path / "probe", 0.6)]).probes
-    cells = [i for i in layers(probe).items if isinstance(i, Shape) and i.name]
-    assert [i.name for i in cells] == ["mean_0", "mean_1"]
-    assert all(i.outline for i in cells)
-    worse = replace(probe.view_scores[0], score=Score(0.4, 0.3, 0.45), chosen=0)
-    probe = replace(probe, view_scores=(worse, probe.view_scores[1]))
-    pale, best = (i for i in layers(probe).items if isinstance(i, Shape) and i.name)
-    assert pale.outline is None
-    assert pale.opacity < best.opacity

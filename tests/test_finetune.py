@@ -13,9 +13,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
-import embedkit
 from embedkit import storage
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import (
     DamagedError,
     EncodeError,
@@ -33,7 +32,15 @@ from embedkit.runs.metrics import Threshold
 from embedkit.runs.run import FinetuneRun
 from embedkit.runs.split import TEST, Split, SplitSettings, read_split, split, write_split
 from embedkit.storage import seal
-from tests.finetune_fixtures import N, corpus_of, finetuned, predictions, tuned, write_lines
+from tests.finetune_fixtures import (
+    N,
+    check_test_set,
+    corpus_of,
+    finetuned,
+    predictions,
+    tuned,
+    write_lines,
+)
 from tests.processes import command
 from tests.run_fixtures import scores_of, train
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -113,16 +120,7 @@ def test_settings_make_runs_that_predict(
     moving = sum(p.numel() for p in loaded.parameters())
     parameters = content.cost.parameters
     assert parameters < moving if "freeze_layers" in settings else parameters == moving
-    assert_predicts_its_test_set(tmp_path / "run", shared)
-
-
-def assert_predicts_its_test_set(run: Path, shared: Path) -> None:
-    """The models on disk give the probabilities that the run wrote for its test set."""
-    found = predictions(run)
-    tested = found[found["fold"] == "test"]
-    texts = embedkit.load(shared / "data").text
-    outputs = Predictor(run, device="cpu").predict_proba([texts[r] for r in tested["row"]])
-    assert np.allclose(outputs, tested[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+    check_test_set(tmp_path / "run", shared / "corpus.tsv")
 
 
 def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Pa
     head = sum(p.numel() for n, p in loaded.named_parameters() if not n.startswith("encoder."))
     assert content.cost.parameters == 2 * sum(a + b for a, b in shapes) + head
     assert content.scores["cross_validation"]["accuracy"].value > 0.6
-    assert_predicts_its_test_set(tmp_path / "run", shared)
+    check_test_set(tmp_path / "run", shared / "corpus.tsv")
 
 
 def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
@@ -259,9 +257,7 @@ def test_a_further_file_is_the_test_set(shared: Path, tmp_path: Path) -> None:
     assert "test" in content.scores
     assert content.test_set is not None
     assert (content.test_set.seen_texts or 0) > 0
-    texts = pd.read_csv(more, sep="\t")["text"].tolist()
-    outputs = Predictor(tmp_path / "run", device="cpu").predict_proba(texts)
-    assert np.allclose(outputs, found[["proba_0", "proba_1"]].to_numpy(), atol=1e-6)
+    check_test_set(tmp_path / "run", more)
 
     unlabelled = corpus_of(tmp_path / "new.tsv", count=12, label=False)
     content = tuned_on(shared, tmp_path / "new", test=unlabelled, epochs=1)
@@ -274,15 +270,6 @@ def test_a_further_file_is_the_test_set(shared: Path, tmp_path: Path) -> None:
         tuned_on(shared, tmp_path / "none", test=strange)
     with pytest.raises(UsageError, match="test="):
         tuned_on(shared, tmp_path / "none", test=more, split=shared / "split.parquet")
-
-    further = tmp_path / "more.csv"  # of another kind
-    further.write_text('label,text\n1,"good, movie"\n0,"the ""bad"" bus"\n', "utf-8")
-    tuned_on(shared, tmp_path / "csv", test=further, epochs=1)
-    found = predictions(tmp_path / "csv").query("fold == 'test'")
-    assert found["y_true"].tolist() == ["1", "0"]
-    further.write_text("label,body\n1,good\n", "utf-8")
-    with pytest.raises(UsageError, match="body"):
-        tuned_on(shared, tmp_path / "none", test=further)
 
 
 def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:

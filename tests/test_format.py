@@ -15,7 +15,7 @@ import pytest
 
 import embedkit
 from tests.processes import ROOT
-from tests.store_fixtures import loading_quickly, run, write_tsv
+from tests.store_fixtures import run, write_tsv
 
 PAGE = (ROOT / "docs" / "format.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([^`\s]+)`", PAGE))
@@ -32,15 +32,14 @@ def reader() -> Any:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of three shards with word and token vectors."""
     folder = tmp_path_factory.mktemp("format")
-    with loading_quickly():
-        return run(
-            write_tsv(folder / "corpus.tsv"),
-            folder / "out",
-            shard_rows=4,
-            words="mean",
-            tokens=True,
-            pooling=["cls", "mean", "pooler"],
-        ).out
+    return run(
+        write_tsv(folder / "corpus.tsv"),
+        folder / "out",
+        shard_rows=4,
+        words="mean",
+        tokens=True,
+        pooling=["cls", "mean", "pooler"],
+    ).out
 
 
 def test_the_reader_reads_what_load_does(made: Path) -> None:

@@ -21,8 +21,7 @@ from embedkit.encoding.tokenizer import TokenizedTexts, TokenizerSettings, load_
 from embedkit.errors import UsageError
 from embedkit.finetuning.model import EncoderWithHead, build_model, freeze, padded, predict_logits
 from embedkit.finetuning.training import LengthSampler
-from embedkit.predict import Predictor
-from tests.finetune_fixtures import corpus_of, predictions, tuned
+from tests.finetune_fixtures import check_test_set, corpus_of, predictions, tuned
 from tests.models import TEXTS
 from tests.store_fixtures import tiny_model
 
@@ -157,12 +156,8 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     given: dict[str, Any] = {"epochs": 1, "test": corpus}
     for number, head in enumerate((Weighted, "tests.test_heads:Weighted")):
         tuned(corpus, tmp_path / str(number), head=head, **given)
-    found = predictions(tmp_path / "0")
-    pd.testing.assert_frame_equal(found, predictions(tmp_path / "1"))
-    texts = pd.read_csv(corpus, sep="\t")["text"]
-    proba = Predictor(tmp_path / "0", device="cpu").predict_proba(texts)
-    tested = found[found["fold"] == "test"][["proba_0", "proba_1"]]
-    assert np.allclose(proba, tested, atol=1e-6)
+    pd.testing.assert_frame_equal(predictions(tmp_path / "0"), predictions(tmp_path / "1"))
+    check_test_set(tmp_path / "0", corpus)
     with pytest.raises(UsageError, match="head="):
         tuned(corpus, tmp_path / "x", head=lambda width, outputs: torch.nn.Linear(width, outputs))
 

@@ -13,7 +13,7 @@ import embedkit
 from embedkit.comparison.table import compare
 from embedkit.errors import UsageError
 from embedkit.predict import Predictor
-from embedkit.runs.split import TEST, TRAIN, leaking_records, split
+from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, predictions, tuned, write_lines
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny
@@ -29,18 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folds in (1, 5):
         split(corpus, out=at / f"{folds}.parquet", folds=folds, test=0.2)
     return at
-
-
-def test_one_fold_is_the_first_of_five(folder: Path) -> None:
-    one, five = (split(folder / "corpus.tsv", folds=folds, test=0.2) for folds in (1, 5))
-    assert one.n_folds == 1
-    assert one.settings.folds == 1
-    for ours, theirs in zip(one.subsets()[0], five.subsets()[0], strict=True):
-        assert np.array_equal(ours, theirs)
-    assert np.array_equal(one.test, five.test)
-    assert np.array_equal(one.in_folds, five.in_folds)
-    assert set(np.unique(one.folds)) == {TRAIN, TEST, 0}
-    assert leaking_records(one) == 0
 
 
 def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path) -> None:

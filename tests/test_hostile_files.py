@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +15,37 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
 from embedkit.runs.folder import read_run
 from embedkit.storage import seal
 from tests.processes import Done, command
 from tests.run_fixtures import train
-from tests.store_fixtures import load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 WORDS = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "a", "i"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with an index and a split, and a run of each kind."""
     folder = tmp_path_factory.mktemp("hostile")
     random = np.random.default_rng(0)
     rows = [(str(i), " ".join(random.choice(WORDS, 5)), str(i % 2)) for i in range(60)]
     data, model = folder / "data", str(tiny_model())
-    with loading_quickly():
-        corpus = write_tsv(folder / "c.tsv", rows)
-        embedkit.extract(corpus, out=data, model=model)
-        train(data, out=folder / "frozen", estimator="logreg", folds=2)
-        embedkit.probe(data, out=folder / "probe", folds=2)
-        tuned = folder / "tuned"
-        embedkit.finetune(corpus, out=tuned, epochs=1, validation=0, folds=2, model=model)
-        embedkit.index(data, kind="flat", metric="cosine")
-        yield folder
+    corpus = write_tsv(folder / "c.tsv", rows)
+    extract_tiny(corpus, data)
+    train(data, out=folder / "frozen", estimator="logreg", folds=2)
+    embedkit.probe(data, out=folder / "probe", folds=2)
+    tuned = folder / "tuned"
+    embedkit.finetune(corpus, out=tuned, epochs=1, validation=0, folds=2, model=model)
+    embedkit.index(data, kind="flat", metric="cosine")
+    return folder
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(Encoder, "load", load_quickly)
+def here(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "here"))
 
 
@@ -153,21 +151,3 @@ def test_a_column_of_predictions(here: Path, damage: str) -> None:
     seal(file.parent)
     line = refused("compare", "frozen", cwd=here)
     assert re.search(r"frozen/predictions\.parquet is damaged: .*proba", line)
-
-
-FOREIGN = {
-    "a PDF": b"%PDF-1.4\nfoo\tbar\n",
-    "a PNG image": b"\x89PNG\r\n\x1a\n" + 200 * b"abc",
-    "a tar archive": 257 * b"a" + b"ustar" + 2_000 * b"hello\tx\n",
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl", "c.tsv.gz"])
-def test_a_file_that_is_no_text(tmp_path: Path, kind: str, name: str) -> None:
-    content = FOREIGN[kind]
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    line = refused(
-        "extract", name, "--text", "x", "--model", str(tiny_model()), cwd=tmp_path, code=2
-    )
-    assert line.startswith(f"embedkit: {name} is {kind}, and a text file was expected.")

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import signal
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,27 +15,26 @@ import embedkit
 from embedkit.choices import INDEX_KINDS
 from embedkit.dataset.format import Layout
 from embedkit.dataset.verify import verify
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError, StorageError, UsageError
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.exact import nearest
 from embedkit.search.index import KINDS, build_index, open_index
 from embedkit.storage import seal
-from tests.processes import exit_code_of, invoke
-from tests.store_fixtures import extract_tiny, loading_quickly, tree, write_tsv
+from tests.processes import invoke
+from tests.store_fixtures import extract_tiny, tree, write_tsv
 
 N = 2_100
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two thousand different short texts in three shards."""
     folder = tmp_path_factory.mktemp("index")
     random = np.random.default_rng(3)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
     rows = [(str(i), " ".join(random.choice(words, 7)) + f" {i % 4}", str(i % 2)) for i in range(N)]
-    with loading_quickly():
-        corpus = write_tsv(folder / "c.tsv", rows)
-        extract_tiny(corpus, folder / "data", shard_rows=800)
-        yield folder / "data"
+    corpus = write_tsv(folder / "c.tsv", rows)
+    extract_tiny(corpus, folder / "data", shard_rows=800)
+    return folder / "data"
 
 
 @pytest.fixture
@@ -170,23 +165,3 @@ def test_the_commands(copy: Path) -> None:
     assert len(found[0]["hits"]) == 2
     missing = invoke("search", copy, "--like", 3, "--index", "ivf").exception
     assert "it has mean_2.hnsw.cosine. Build it: embedkit index" in str(missing)
-
-
-@pytest.mark.parametrize("missing", [1, 100, 5_000])
-def test_files_that_may_not_grow(copy: Path, missing: int) -> None:
-    """The end of an index that did not fit is not left out without a word."""
-    whole = embedkit.index(copy, kind="flat", metric="euclid").nbytes
-    code = exit_code_of(_build_within, copy, whole - missing)
-    assert code == StorageError.exit_code
-    assert not list(copy.glob("_embedkit/index/*.flat.dot"))
-    embedkit.index(copy, kind="flat", metric="dot")
-    assert verify(copy).ok
-
-
-def _build_within(dataset: Path, size: int) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    try:
-        embedkit.index(dataset, kind="flat", metric="dot")
-    except StorageError as error:
-        sys.exit(error.exit_code)

@@ -16,16 +16,10 @@ from transformers import (
 )
 
 import embedkit
-from embedkit.dataset.info import _health, describe_dataset
+from embedkit.dataset.info import describe_dataset
 from embedkit.encoding.model import describe_model
 from tests.processes import command
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    quick,  # noqa: F401 - a fixture
-    run,
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -59,16 +53,6 @@ def test_dataset(made: Path) -> None:
     )
     assert health.anisotropy == pytest.approx(cosines.mean())
     assert (health.zeros, health.not_finite, health.width) == (0, 0, 16)
-
-
-def test_health_of_sick_vectors() -> None:
-    vectors = np.array([[3, 4], [0, 0], [np.nan, 1], [-3, -4], [np.inf, 0]], np.float32)
-    health = _health("v", 2, vectors)
-    assert (health.zeros, health.not_finite) == (1, 2)
-    assert (health.norm_min, health.norm_max) == (0, 5)
-    assert health.anisotropy == pytest.approx(-1)
-    empty = _health("v", 2, vectors[:0])
-    assert np.isnan([empty.norm_mean, empty.anisotropy]).all()
 
 
 def test_checkpoint() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.packed import _Int8Product
 from embedkit.errors import UsageError
 from tests.models import TEXTS, distance
-from tests.processes import ROOT
+from tests.processes import ROOT, program
 
 
 def wrong_sums(width: int) -> int:
@@ -39,15 +37,8 @@ def test_no_sum_of_the_full_range_overflows(isa: str) -> None:
     """Without VNNI pairs of products are added in 16 bits."""
     code = "from tests.test_int8 import wrong_sums; print(*map(wrong_sums, (64, 384, 1536)))"
     forced = {"ONEDNN_MAX_CPU_ISA": isa} if isa else {}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, **forced},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["0", "0", "0"]
+    done = program(sys.executable, "-c", code, cwd=ROOT, **forced)
+    assert done.stdout.split() == ["0", "0", "0"], done.stderr
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "mpnet"])

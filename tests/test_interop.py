@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ import pytest
 import embedkit
 from embedkit.dataset.format import read_manifest
 from embedkit.dataset.info import open_lines
-from tests.store_fixtures import N_ACCEPTED, loading_quickly, run, write_tsv
+from tests.processes import program
+from tests.store_fixtures import N_ACCEPTED, run, write_tsv
 
 TAKE = {
     "pandas": "ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",
@@ -33,11 +32,10 @@ UNPROMISED = {("datasets", "float16")}
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a folder 한글") / request.param
     folder.mkdir()
-    with loading_quickly():
-        corpus = write_tsv(folder / "corpus.tsv")
-        return run(
-            corpus, folder / NAME, storage=request.param, pooling=["cls", "mean"], tokens=True
-        ).out
+    corpus = write_tsv(folder / "corpus.tsv")
+    return run(
+        corpus, folder / NAME, storage=request.param, pooling=["cls", "mean"], tokens=True
+    ).out
 
 
 OPEN = """
@@ -61,16 +59,9 @@ def opened(made: Path) -> dict[str, Any]:
         for tool, line in open_lines(made, read_manifest(made)).items()
         if (tool, made.parent.name) not in UNPROMISED
     }
-    cache = made.parent / "cache"
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN],
-        input=json.dumps(codes),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=made.parent,
-        env={**os.environ, "HF_DATASETS_CACHE": str(cache), "HF_HOME": str(cache)},
-    )
+    caches = dict.fromkeys(("HF_DATASETS_CACHE", "HF_HOME"), str(made.parent / "cache"))
+    typed = sys.executable, "-c", OPEN
+    done = program(*typed, cwd=made.parent, stdin=json.dumps(codes), **caches)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answers

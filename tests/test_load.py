@@ -14,24 +14,22 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit.dataset.read import VectorData
-from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
-from tests.store_fixtures import N_ACCEPTED, load_quickly, loading_quickly, run, write_tsv
+from tests.store_fixtures import N_ACCEPTED, run, write_tsv
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of three rows with all tables."""
     folder = tmp_path_factory.mktemp("load")
-    with loading_quickly():
-        return run(
-            write_tsv(folder / "c.tsv"),
-            folder / "out",
-            layers="1,2,sum:1..2",
-            words="mean",
-            tokens=True,
-            pooling=["cls", "mean"],
-        ).out
+    return run(
+        write_tsv(folder / "c.tsv"),
+        folder / "out",
+        layers="1,2,sum:1..2",
+        words="mean",
+        tokens=True,
+        pooling=["cls", "mean"],
+    ).out
 
 
 # levels
@@ -70,12 +68,11 @@ def test_views_of_words(made: Path, view: Any, found: tuple[str, ...]) -> None:
     assert data.X.shape == (len(data), 16 * len(found))
 
 
-def test_what_is_not_stored(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_stored(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="layer_1, layer_2"):
         embedkit.load(made, "0", level="word")
     with pytest.raises(UsageError, match="level"):
         embedkit.load(made, level="words")
-    monkeypatch.setattr(Encoder, "load", load_quickly)
     bare = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", words="mean").out
     with pytest.raises(UsageError, match="tokens=True"):
         embedkit.load(bare, level="token")

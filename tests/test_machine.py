@@ -25,13 +25,6 @@ def test_what_the_user_set_stays(name):
     assert environment == {name: "7"}
 
 
-def test_the_policy_is_set_once():
-    environment = {"OMP_NUM_THREADS": "1"}
-    machine.set_wait_policy(environment)
-    machine.set_wait_policy(environment)
-    assert environment == {"OMP_NUM_THREADS": "1", **machine.WAIT_POLICY}
-
-
 @pytest.fixture
 def spied(tmp_path: Path) -> dict[str, str]:
     """An environment in which every Python process leaves its environment in a file as it ends."""

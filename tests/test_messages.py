@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import embedkit
 from embedkit.choices import check_choice
-from embedkit.cli.command import Commands, in_options, quiet_notes
+from embedkit.cli.command import Commands, quiet_notes
 from embedkit.cli.main import cli
 from embedkit.errors import UsageError, check_counts
 
@@ -34,22 +34,6 @@ def group() -> None:
 
 
 group.add_command(example)
-
-
-@pytest.mark.parametrize(
-    ("message", "wanted"),
-    [
-        ("max_length=0: expected 1 or more.", "--max-length 0: expected 1 or more."),
-        ("pooling='maen': expected cls", "--pooling maen: expected cls"),
-        ("pass pooling= or text_pair='b c'", 'pass --pooling or --text-pair "b c"'),
-        ("header=False names columns 0, 1", "--no-header names columns 0, 1"),
-        ("pass overwrite=True.", "pass --overwrite."),
-        ("other=3 and x.pooling=2 stay", "other=3 and x.pooling=2 stay"),
-        ("pooling of max_length", "pooling of max_length"),
-    ],
-)
-def test_errors_in_terms_of_options(message: str, wanted: str) -> None:
-    assert in_options(message, example.params) == wanted
 
 
 def test_a_command_shows_notes_and_its_options() -> None:

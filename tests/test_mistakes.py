@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -17,13 +16,15 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from tests.finetune_fixtures import tuned
 from tests.processes import command
-from tests.store_fixtures import extract_tiny, load_quickly, loading_quickly, tiny_model, write_tsv
+from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, write_tsv
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 TEXTS = ["good", "bad", "the movie", "a bus", "home", "rain", "was good", "bad bus"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpora, and a dataset of each that is one."""
     where = tmp_path_factory.mktemp("mistakes")
     objects = [{"text": t, "labels": {"label": i % 2}} for i, t in enumerate(TEXTS)]
@@ -32,11 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (where / "same.tsv").write_text("id\ttext\n" + "7\ta bus\n" * 40, "utf-8")
     (where / "pairs.tsv").write_text("a\tb\nx\ty\n", "utf-8")
     write_tsv(where / "rare.tsv", [(str(i), text, f"l{i}") for i, text in enumerate(TEXTS)])
-    with loading_quickly():
-        for name, label in (("rare", "label"), ("array", None)):
-            corpus = where / f"{name}.{'tsv' if label else 'json'}"
-            extract_tiny(corpus, where / name, label=label)
-        yield where
+    for name, label in (("rare", "label"), ("array", None)):
+        corpus = where / f"{name}.{'tsv' if label else 'json'}"
+        extract_tiny(corpus, where / name, label=label)
+    return where
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,6 @@ def test_what_is_told(
 ) -> None:
     import shlex
 
-    monkeypatch.setattr(Encoder, "load", load_quickly)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = shlex.split(typed)
     if words[0] in ("extract", "similarity", "search") and "--model" not in words and words[1:]:
@@ -78,8 +77,7 @@ def test_a_frame_is_no_list_of_texts() -> None:
         load_quickly(str(tiny_model())).encode(pd.DataFrame({"text": TEXTS}))
 
 
-def test_labels_are_numbers_where_all_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "load", load_quickly)
+def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
     kinds = {"i": (["0", "12"], [0, 12]), "f": (["1.5", "2"], [1.5, 2]), "U": (["007", "1"], None)}
     for kind, (labels, values) in kinds.items():
         rows = [{"text": text, "label": label} for text, label in zip("ab", labels, strict=True)]

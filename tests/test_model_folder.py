@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,52 +125,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for head in ("pooler", "mean"):
         tuned(folder / "corpus.tsv", folder / head, head=head, folds=2)
     return folder
-
-
-LOADS = """
-import json, sys
-sys.modules["embedkit"] = None  # importing it fails
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
-texts, found = json.loads(sys.argv[1]), []
-for folder in sys.argv[2:]:
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    run = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None,
-                   device="cpu")
-    found.append([{one["label"]: one["score"] for one in scores}
-                  for scores in run(texts, truncation=True)])
-print(json.dumps(found))
-"""
-
-
-def elsewhere(folders: list[Path], texts: list[str]) -> np.ndarray:
-    """Probabilities of pipelines of transformers in a process without embedkit."""
-    typed = [sys.executable, "-I", "-c", LOADS, json.dumps(texts), *map(str, folders)]
-    ran = subprocess.run(typed, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert "newly initialized" not in ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
-    return np.array([[[one["0"], one["1"]] for one in records] for records in found])
-
-
-@pytest.mark.slow
-def test_an_exported_model_needs_no_embedkit(shared: Path, tmp_path: Path) -> None:
-    texts = ["the movie was good", "the movie bad rain was 1", "영화 " * 40]
-    exported = []
-    for fold in (0, 1):
-        made = embedkit.export(shared / "pooler", fold=fold, out=tmp_path / f"fold-{fold}")
-        assert (made.model, made.has_head, made.head) == (f"fold-{fold}", True, "pooler")
-        assert not (made.out / "head.json").exists()
-        exported.append(made.out)
-    of_the_run = [shared / f"pooler/model/fold-{fold}" for fold in (0, 1)]
-    found = elsewhere([*exported, *of_the_run], texts)
-    assert np.allclose(found[2:], found[:2])
-    own = [Predictor(folder, device="cpu").predict_proba(texts) for folder in exported]
-    assert np.allclose(own, found[:2], atol=1e-6)
-    whole = Predictor(shared / "pooler", device="cpu").predict_proba(texts)
-    assert np.allclose(found[:2].mean(0), whole, atol=1e-6)
-    assert np.abs(found[0] - found[1]).max() > 1e-4  # each fold has its own
 
 
 def test_the_best_model_has_the_lowest_validation_loss(shared: Path, tmp_path: Path) -> None:

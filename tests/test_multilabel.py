@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from embedkit.runs.predictions import parts_of, read_predictions, reported_score
 from embedkit.runs.run import TrainRun
 from embedkit.runs.split import UNUSED, split
 from tests.run_fixtures import train
-from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 
 WORDS = {"bus": "bus", "film": "movie", "praise": "good"}
 N = 90
@@ -58,13 +57,12 @@ def corpus_of(path: Path, labels: list[str | None]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("multilabel")
-    with loading_quickly():
-        corpus = corpus_of(at / "c.jsonl", [" | ".join(names) for names in sets_of()])
-        extract_tiny(corpus, at / "data", layers="0,2")
-        train(at / "data", out=at / "run", **TASK)
-        yield at
+    corpus = corpus_of(at / "c.jsonl", [" | ".join(names) for names in sets_of()])
+    extract_tiny(corpus, at / "data", layers="0,2")
+    train(at / "data", out=at / "run", **TASK)
+    return at
 
 
 def problem(n: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -59,18 +59,6 @@ def test_every_layout_is_read(tmp_path: Path, rows: int, width: int, group: int,
         assert np.array_equal(ours[name], wanted)
 
 
-def test_parts_of_a_wider_matrix(tmp_path: Path) -> None:
-    vectors = {"a": random(100, 7), "b": random(100, 5, 1)}
-    group = write(tmp_path / "x", vectors).row_group(0)
-    wide = np.full((120, 14), 9, np.float32)
-    parts = {"b": wide[10:110, 1:6], "a": wide[10:110, 6:13]}
-    assert copy_vectors(tmp_path / "x", group, parts)
-    assert np.array_equal(wide[10:110, 1:13], np.hstack([vectors["b"], vectors["a"]]))
-    assert (np.delete(wide[10:110], range(1, 13), 1) == 9).all()
-    assert (wide[:10] == 9).all()
-    assert (wide[110:] == 9).all()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -122,17 +110,3 @@ def test_no_flipped_bit_gives_a_wrong_number(tmp_path: Path) -> None:
             else:
                 assert not done or np.array_equal(ours, vectors), (at, bit)
     assert raised > chunk.total_compressed_size
-
-
-def test_a_file_that_ends_early(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    metadata = write(path, {"a": random(40, 4)})
-    content = path.read_bytes()
-    for size in (100, 400):
-        path.write_bytes(content[:size])
-        with pytest.raises(ValueError, match="ends inside a page"):
-            copy_vectors(path, metadata.row_group(0), {"a": np.zeros((40, 4), np.float32)})
-    for size in (0, 4, 12):  # no header: left to the reader that will raise an error
-        path.write_bytes(content[:size])
-        target = {"a": np.zeros((40, 4), np.float32)}
-        assert not copy_vectors(path, metadata.row_group(0), target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ from embedkit.classifiers import tuning
 from embedkit.classifiers.probe import probe
 from embedkit.runs.predictions import Target, growing_order
 from embedkit.runs.split import Split, split_for, write_split
-from tests.store_fixtures import extract_tiny, loading_quickly
+from tests.store_fixtures import extract_tiny
 from tests.test_report import corpus_of
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("probe")
-    with loading_quickly():
-        extract_tiny(
-            corpus_of(folder / "c.tsv", 90), folder / "data", layers="0,2", pooling=["cls", "mean"]
-        )
-        yield folder / "data"
+    corpus = corpus_of(folder / "c.tsv", 90)
+    extract_tiny(corpus, folder / "data", layers="0,2", pooling=["cls", "mean"])
+    return folder / "data"
 
 
 def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, tmp_path: Path) -> None:
@@ -109,11 +106,8 @@ def test_few_records_of_a_curve_are_of_all_classes() -> None:
 
 def test_a_curve_of_a_small_corpus(tmp_path: Path) -> None:
     """A tenth of its training records may be two."""
-    with loading_quickly():
-        extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
-        for seed in (0, 1):
-            options: dict[str, Any] = {"folds": 3, "threads": 1, "seed": seed}
-            found = probe(
-                tmp_path / "data", out=tmp_path / f"probe{seed}", learning_curve=True, **options
-            )
-            assert [len(view.curve) for view in found.content.view_scores] == [5]
+    extract_tiny(corpus_of(tmp_path / "c.tsv", 30), tmp_path / "data")
+    for seed in (0, 1):
+        options: dict[str, Any] = {"folds": 3, "threads": 1, "seed": seed, "learning_curve": True}
+        found = probe(tmp_path / "data", out=tmp_path / f"probe{seed}", **options)
+        assert [len(view.curve) for view in found.content.view_scores] == [5]

@@ -12,7 +12,7 @@ import pytest
 import embedkit
 from embedkit.errors import OutputExistsError, UsageError
 from tests.finetune_fixtures import TINY, corpus_of, predictions
-from tests.store_fixtures import quick, tiny_model  # noqa: F401 - a fixture
+from tests.store_fixtures import tiny_model
 
 pytestmark = pytest.mark.usefixtures("quick", "inside")
 

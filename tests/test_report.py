@@ -198,18 +198,6 @@ def test_the_same_comparison_is_the_same_page(shared: Path, tmp_path: Path) -> N
     assert (tmp_path / "report.html").read_bytes() == (shared / "report.html").read_bytes()
 
 
-def test_labels_have_names_and_a_language(shared: Path, tmp_path: Path) -> None:
-    names = {"0": "부정", "1": "よい"}
-    compared = compare(runs_of(shared))
-    write_report(compared, tmp_path / "r.html", label_names=names)
-    html = (tmp_path / "r.html").read_text("utf-8")
-    assert '<span lang="ko">0 부정</span>' in html
-    assert '<span lang="ja">1 よい</span>' in html
-    assert json_block(tmp_path / "r.html", "data")["labels"] == ["0 부정", "1 よい"]
-    with pytest.raises(UsageError, match="label_names"):
-        write_report(compared, tmp_path / "x.html", label_names={"9": "x"})
-
-
 def test_signs_that_would_act_are_written_out() -> None:
     assert shown("a\u202eb\x1b[1m\x00\ud800") == "a\\u202eb\\x1b[1m\\x00\\ud800"
     assert shown("👨\u200d👩\nنص\u200c") == "👨\u200d👩\nنص\u200c"

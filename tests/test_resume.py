@@ -20,7 +20,6 @@ from tests.store_fixtures import (
     N_ACCEPTED,
     begin,
     manifest_of,
-    quick,  # noqa: F401 - a fixture
     run,
     tiny_model,
     tree,
@@ -126,18 +125,6 @@ def test_what_embedkit_did_not_make_is_never_touched(
     with pytest.raises(OutputExistsError, match="out="):
         run(corpus, work / "out", overwrite=overwrite)
     assert (tree(work), sorted(work.iterdir()), (work / name).is_symlink()) == before
-
-
-def test_another_dataset_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run(corpus, out, layers="0")
-    before = tree(out)
-    with pytest.raises(OutputExistsError, match=r"vectors\.views\.mean_0"):
-        run(corpus, out)
-    assert tree(out) == before
-    run(corpus, out, overwrite=True)
-    assert list(manifest_of(out)["job"]["vectors"]["views"]) == ["mean_2"]
-    assert not (out / "_embedkit/scratch").exists()
 
 
 # What changed between two runs

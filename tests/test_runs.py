@@ -21,7 +21,6 @@ from embedkit.runs.predictions import (
     Predictions,
     Target,
     class_scores,
-    decide,
     read_predictions,
     reported_scores,
     target_from,
@@ -134,13 +133,6 @@ def test_the_baseline_knows_the_training_labels_alone() -> None:
     made = some_predictions(("no", "yes"), labelled=True)
     for train, test in [*made.folds(), (made.out_of_fold, made.test)]:
         assert np.allclose(made.majority().proba[test, 1], made.y[train].mean())
-
-
-def test_decisions() -> None:
-    proba = np.array([[0.7, 0.3], [0.8, 0.2], [0.5, 0.5]])
-    assert decide(proba).tolist() == [0, 0, 0]
-    assert decide(proba, threshold=0.3).tolist() == [1, 0, 1]
-    assert decide(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from tests.processes import ROOT
 SETTINGS = [
     "",
     # where matrix-vector products, which attention must not make, depend on the thread that runs
-    "ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=SSE4_2",
+    *(
+        f"ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS={level}"
+        for level in ("AVX2", "SSE4_2")
+    ),
     *(f"ONEDNN_MAX_CPU_ISA={isa}" for isa in ("SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_AMX")),
     *(f"ATEN_CPU_CAPABILITY={level}" for level in ("default", "avx2", "avx512")),
     *(f"MKL_CBWR={branch}" for branch in ("COMPATIBLE", "SSE4_2", "AVX2", "AVX512,STRICT")),

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedkit
-from embedkit.corpus import CorpusOptions, CorpusReader, Record, input_files, plan_corpus
-from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.memory import input_files
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset import extract
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Receipt
@@ -28,14 +29,7 @@ from embedkit.errors import EncodeError, LockedError, OutputExistsError, Storage
 from embedkit.scale import run_locally
 from embedkit.types import Progress, no_progress
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import (
-    load_quickly,
-    quick,  # noqa: F401 - a fixture
-    run,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import load_quickly, run, tiny_model, tree, write_tsv
 from tests.test_append import WRITERS, Rows
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject

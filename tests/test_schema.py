@@ -80,15 +80,6 @@ def test_what_is_no_number_is_refused(value: float, storage: str, message: str) 
     assert cast_for_storage(values[:2], storage, name="cls_0", rows=[10, 11]).shape == (2, 3)
 
 
-def test_another_file_is_not_read_as_a_shard() -> None:
-    with pytest.raises(ValueError, match="not a shard of embedkit"):
-        read_footer(pa.BufferReader(b"PAR1"))
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"row": [1]}), sink)
-    with pytest.raises(ValueError, match="not a shard of embedkit"):
-        read_footer(pa.BufferReader(sink.getvalue()))
-
-
 def test_views_in_the_order_of_layers_not_of_letters() -> None:
     names = [f"{p}_{i}" for i in range(13) for p in ("cls", "mean", "max")] + ["pooler"]
     stored = dict(sorted(dict.fromkeys(names, 4).items()))

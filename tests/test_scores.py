@@ -10,15 +10,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
-from embedkit.errors import UsageError
-from embedkit.runs.metrics import (
-    Threshold,
-    best_threshold,
-    beta_of,
-    check_metric,
-    is_percent,
-    metrics_for,
-)
+from embedkit.runs.metrics import best_threshold, metrics_for
 from embedkit.runs.predictions import Predictions, Target, class_scores, reported_scores
 from tests.run_fixtures import scores_of, split_of
 
@@ -200,22 +192,3 @@ def test_a_threshold_between_neighbouring_numbers() -> None:
     positive = np.array([low] * 5 + [high] * 5)
     found = best_threshold(np.repeat([0, 1], 5), positive)
     assert (positive >= found).tolist() == [False] * 5 + [True] * 5
-
-
-def test_names_of_metrics() -> None:
-    names = ("f1", "f0.5", "f7", "f", "f0", "fx", "accuracy")
-    assert [beta_of(name) for name in names] == [1, 0.5, 7, None, None, None, None]
-    assert [is_percent(name) for name in ("f7", "recall", "mcc", "rmse", "fx")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert Threshold.parse("0.3") == Threshold(0.3, None)
-    assert Threshold.parse("f0.5") == Threshold(None, 0.5)
-    assert Threshold.parse("macro_f1") == Threshold(None, None)
-    for classes, name in ((3, "average_precision"), (3, "f2"), (0, "accuracy"), (2, "rmse")):
-        with pytest.raises(UsageError, match="metric"):
-            check_metric(name, classes=classes)
-    check_metric("f2", classes=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,11 @@ from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 
 import embedkit
-from embedkit.dataset.format import cast_for_storage
 from embedkit.dataset.read import Block, VectorData
 from embedkit.errors import MismatchError, UsageError
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.processes import ROOT, invoke
-from tests.store_fixtures import (
-    extract_tiny,
-    loading_quickly,
-    quick,  # noqa: F401 - a fixture
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -48,18 +40,17 @@ def corpus_of(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of several shards with a reject in the middle."""
     folder = tmp_path_factory.mktemp("search")
-    with loading_quickly():
-        extract_tiny(
-            corpus_of(folder / "corpus.tsv"),
-            folder / "data",
-            layers="all",
-            pooling=["cls", "mean"],
-            shard_rows=20,
-        )
-        yield folder / "data"
+    extract_tiny(
+        corpus_of(folder / "corpus.tsv"),
+        folder / "data",
+        layers="all",
+        pooling=["cls", "mean"],
+        shard_rows=20,
+    )
+    return folder / "data"
 
 
 def plain(X: Any, queries: Any, metric: str) -> Any:
@@ -281,31 +272,6 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
     assert notes == [f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"]
     searcher.texts(["good"], k=1_000)
     assert notes[1:] == ["k=1000, more than the 89 records to choose from"]
-
-
-@pytest.mark.parametrize("view", ["mean_2", "cls_1"])
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("storage", ["float32", "float16", "compact"])
-def test_queries_are_encoded_as_the_dataset_stores_them(
-    tmp_path: Path, storage: str, normalize: bool, view: str
-) -> None:
-    """Scaled to length 1 and rounded to the storage type where the dataset is."""
-    made = extract_tiny(
-        write_tsv(tmp_path / "c.tsv"),
-        tmp_path / "d",
-        storage=storage,
-        normalize=normalize,
-        layers="all",
-        pooling=["cls", "mean"],
-    )
-    data = embedkit.load(made.out, view)
-    searcher = Searcher(made.out, view=view)
-    searcher.texts(data.text[:1])
-    assert searcher._encode is not None
-    vectors = searcher._encode(data.text)
-    assert np.allclose(vectors, data.X, rtol=2e-3 if storage != "float32" else 1e-5, atol=1e-5)
-    rounded = cast_for_storage(vectors, storage, name=view, rows=np.arange(len(vectors)))
-    assert np.array_equal(rounded.astype(np.float32), vectors)
 
 
 @pytest.mark.parametrize(

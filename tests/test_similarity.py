@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.sts import similarity
 from tests.processes import invoke
-from tests.store_fixtures import load_quickly, tiny_model
+from tests.store_fixtures import tiny_model
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 PAIRS = (
     ("the movie was good", "the movie was bad", "3.0"),
@@ -25,11 +27,6 @@ PAIRS = (
     ("good", "the bus", "0.5"),
     ("bad , bad", "good", "2.5"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "load", load_quickly)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import embedkit
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
 from embedkit.sklearn import StoredVectors, TextEncoder
-from tests.store_fixtures import loading_quickly, run, tiny_model
+from tests.store_fixtures import run, tiny_model
 
 N = 60
 
@@ -31,8 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sk")
     lines = [f"{'good' if i % 2 else 'bad'} movie number {i}\t{i % 2}\tn{i}" for i in range(N)]
     (folder / "c.tsv").write_text("text\tlabel\tid\n" + "\n".join(lines) + "\n")
-    with loading_quickly():
-        run(folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"], shard_rows=64)
+    run(folder / "c.tsv", folder / "data", layers="all", pooling=["mean", "cls"], shard_rows=64)
     return folder / "data"
 
 

@@ -50,12 +50,6 @@ def test_the_test_part_is_as_large_as_asked(fraction: float) -> None:
     assert np.mean(made.folds == -1) == pytest.approx(fraction, rel=0.1)
 
 
-def test_the_seed_decides() -> None:
-    one, same, other = (make_split(records(list(LABELS)), seed=s) for s in (1, 1, 2))
-    assert np.array_equal(one.folds, same.folds)
-    assert one.fingerprint == same.fingerprint != other.fingerprint
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 60), min_size=60, max_size=120), st.integers(0, 5))
 def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> None:
@@ -65,15 +59,6 @@ def test_the_same_text_is_never_on_both_sides(numbers: list[int], seed: int) -> 
     made = make_split(records(labels, texts), folds=3, test=0.2, seed=seed)
     keys = list(map(text_key, texts))
     assert len(set(zip(keys, made.folds, strict=True))) == len(set(keys))
-
-
-def test_duplicates_part_only_if_allowed() -> None:
-    texts = ["the same"] * 40 + [f"text {i}" for i in range(40)]
-    together = make_split(records(list(LABELS), texts))
-    assert len(set(together.folds[:40])) == 1
-    apart = make_split(records(list(LABELS), texts), allow_duplicates=True)
-    assert len(set(apart.folds[:40])) == 5
-    assert together.fingerprint != apart.fingerprint
 
 
 def test_groups_and_texts_form_chains() -> None:

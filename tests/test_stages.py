@@ -1,35 +1,36 @@
-"""Stages beside each other: order, bounds, errors."""
+"""Stages beside each other: order and bounds."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from embedkit.dataset import shards
-from embedkit.dataset.shards import ahead
 
 
-def test_one_item_ahead_and_no_more() -> None:
+def test_one_shard_is_read_ahead_and_no_more() -> None:
     made: list[int] = []
     one_more = threading.Semaphore(0)
 
-    def source() -> Iterator[int]:
-        for i in range(5):
-            made.append(i)
-            one_more.release()
-            yield i
+    def read(shard: int) -> int:
+        made.append(shard)
+        one_more.release()
+        return shard
 
-    with ahead(source()) as items:
-        for item in items:
-            for _ in range({0: 2, 4: 0}.get(item, 1)):
-                one_more.acquire()
-            time.sleep(0.01)  # in which another one could be made
-            assert made == list(range(min(item + 2, 5)))
+    def begun(shard: Any) -> None:
+        for _ in range({0: 2, 4: 0}.get(shard, 1)):
+            one_more.acquire()
+        time.sleep(0.01)  # in which another one could be read
+        assert made == list(range(min(shard + 2, 5)))
+
+    pending = SimpleNamespace(nbytes=1)
+    maker: Any = SimpleNamespace(read=read, start=lambda *_: pending, write=lambda shard, _: shard)
+    todo: Any = range(5)
+    assert shards.run_shards(maker, todo, begun, lambda _: None) == [*todo]
 
 
 def test_bytes_waiting_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

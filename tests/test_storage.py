@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
-import pyarrow as pa
 import pytest
 
 from embedkit import storage
 from embedkit.errors import DamagedError, LockedError, OutputExistsError, StorageError
 from embedkit.storage import (
     UNFINISHED,
-    Count,
-    check_columns,
     check_files,
-    decode,
     finish_swap,
     new_folder,
-    one_of,
     read_json,
     write_files,
 )
@@ -193,64 +185,6 @@ def test_files_that_belong_together(tmp_path: Path) -> None:
     assert (tmp_path / "figures/a.svg").read_bytes() == b"a"
 
 
-FILE = Path("x/run.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Inner:
-    score: float
-    rows: Count = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
-    name: Annotated[str, one_of(("a", "b"))]
-    inner: tuple[Inner, ...] = ()
-    by_name: dict[str, Inner] = field(default_factory=dict)
-    limit: float | None = None
-    anything: Any = None
-
-    def problem(self) -> str:
-        return "limit: below 0" if self.limit is not None and self.limit < 0 else ""
-
-
-def test_a_record_of_records() -> None:
-    value = {
-        "name": "b",
-        "inner": [{"score": 1}, {"score": None, "rows": 3}],
-        "by_name": {"x": {"score": 0.5, "other": "ignored"}},
-        "anything": [{"a": None}],
-    }
-    outer = decode(Outer, value, file=FILE)
-    assert outer.inner[0] == Inner(1.0)
-    assert math.isnan(outer.inner[1].score)
-    assert outer.inner[1].rows == 3
-    assert outer.by_name == {"x": Inner(0.5)}
-    assert outer.limit is None
-    assert outer.anything == [{"a": None}]
-
-
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        ({}, "name"),
-        ({"name": "c"}, "name"),
-        ({"name": "a", "inner": {}}, "inner"),
-        ({"name": "a", "inner": [{"score": "1"}]}, r"inner\[(0|\.\.\.)\]\.score"),
-        ({"name": "a", "inner": [{"score": 1, "rows": -1}]}, "rows"),
-        ({"name": "a", "inner": [{"score": 1, "rows": True}]}, "rows"),
-        ({"name": "a", "inner": [{"score": 1, "rows": 2**63}]}, "rows"),
-        ({"name": "a", "inner": [{"score": math.inf}]}, "inf"),
-        ({"name": "a", "limit": -1}, "limit"),
-        ([], "array"),
-        (None, "null"),
-    ],
-)
-def test_other_values_are_refused(value: Any, named: str) -> None:
-    with pytest.raises(DamagedError, match=rf"x/run\.json is damaged: .*{named}.*Again\.$"):
-        decode(Outer, value, file=FILE, advice="Again.")
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff", b'{"a": NaN}', b"[Infinity]", 99_999 * b"[", b"{} x"]
 )
@@ -262,20 +196,3 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
     file.unlink()
     with pytest.raises(DamagedError, match=r"x\.json cannot be read"):
         read_json(file)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"row": pa.array([1])},
-        {"row": pa.array([1]), "id": pa.array([1])},
-        {"id": pa.array(["a"]), "row": pa.array([1])},
-        {"row": pa.array([None], pa.int64()), "id": pa.array(["a"])},
-    ],
-)
-def test_other_columns_are_refused(table: dict[str, pa.Array]) -> None:
-    columns = {"row": pa.int64(), "id": pa.string()}
-    good = pa.table({"row": pa.array([1]), "more": pa.array([2]), "id": pa.array(["a"])})
-    check_columns(good, columns, file=FILE)
-    with pytest.raises(DamagedError, match="column"):
-        check_columns(pa.table(table), columns, file=FILE)

@@ -14,7 +14,7 @@ from seqeval.metrics import f1_score  # type: ignore[import-untyped]
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import embedkit
-from embedkit.corpus import CorpusOptions
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import TokenizerSettings, load_tokenizer
 from embedkit.errors import UsageError
@@ -25,7 +25,7 @@ from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, metrics_of, read_predictions
 from embedkit.runs.split import read_split
 from tests.finetune_fixtures import TINY, finetuned
-from tests.store_fixtures import extract_tiny, loading_quickly, tiny_model
+from tests.store_fixtures import extract_tiny, tiny_model
 from tests.test_heads import plain_of
 from tests.test_word_runs import extract
 from tests.word_fixtures import write_treebank
@@ -38,8 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A treebank, its word vectors, a split with a test set, a frozen and a fine-tuned tagger."""
     folder = tmp_path_factory.mktemp("tagging")
     bank = write_treebank(folder / "bank.conllu", 60)
-    with loading_quickly():
-        extract(bank, folder / "vectors")
+    extract(bank, folder / "vectors")
     split = folder / "split.parquet"
     embedkit.split(bank, folds=3, test=0.2, out=split)
     embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen", threads=1)

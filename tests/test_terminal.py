@@ -15,7 +15,7 @@ from embedkit import display
 from embedkit.cli.main import cli
 from embedkit.cli.text import fitted, table_text
 from tests.processes import ROOT, command
-from tests.store_fixtures import quick, tiny_model  # noqa: F401 - a fixture
+from tests.store_fixtures import tiny_model
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
 """A title, a cleared screen, a C1 sequence, an override, an isolate, and a deletion."""
@@ -80,14 +80,6 @@ def strings(value: object) -> str:
     if isinstance(value, dict):
         return strings([*value, *value.values()])
     return " ".join(map(strings, value)) if isinstance(value, list) else str(value)
-
-
-def test_json_is_escaped_and_has_the_same_text() -> None:
-    value = {"a": EVIL, "b": ["가 👨\u200d👩 \U000e0041\ud800", 1.5, None]}
-    line = display.json_line(value)
-    assert CONTROLS.search(line) is None
-    assert "가 👨\u200d👩 \\udb40\\udc41\\ud800" in line
-    assert json.loads(line) == json.loads(json.dumps(value))
 
 
 @pytest.fixture

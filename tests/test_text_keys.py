@@ -15,11 +15,7 @@ import embedkit
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import text_keys
 from embedkit.runs.split import Split
-from tests.store_fixtures import (
-    quick,  # noqa: F401 - a fixture
-    run,
-    write_tsv,
-)
+from tests.store_fixtures import run, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -12,12 +12,7 @@ import embedkit
 from embedkit.dataset.settings import encode_as
 from embedkit.errors import MismatchError
 from embedkit.runs.folder import dataset_content
-from tests.store_fixtures import (
-    quick,  # noqa: F401 - a fixture
-    run,
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import run, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -16,13 +16,7 @@ from embedkit import storage
 from embedkit.dataset.verify import require_ok, verify
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import DamagedError
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    manifest_of,
-    quick,  # noqa: F401 - a fixture
-    run,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, manifest_of, run, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -115,13 +109,18 @@ def test_vectors_are_made_again_to_the_same_bits(tmp_path: Path) -> None:
     assert found.worst == 0
 
 
-def test_vectors_that_differ_are_found(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("level", ["sentence", "token"])
+def test_vectors_that_differ_are_found(
+    out: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """Of sentences, or of tokens and of the words that these are in."""
     genuine = Encoder.start_shard
 
     def drifted(self: Encoder, texts: Any, **kwargs: Any) -> Any:
         vectors = genuine(self, texts, **kwargs).result()
         if len(texts) == 1:  # the last shard
-            vectors.views["mean_2"][0] *= np.float32(1.001)
+            stored = vectors.views["mean_2"] if level == "sentence" else vectors.tokens["2"]
+            stored[0 if level == "sentence" else 1] *= np.float32(1.001)
         return SimpleNamespace(result=lambda: vectors)
 
     monkeypatch.setattr(Encoder, "start_shard", drifted)

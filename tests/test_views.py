@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.choices import Pooling
-from embedkit.encoding.views import LayerSpec, View, parse_layers, parse_view
+from embedkit.encoding.views import View, parse_layers, parse_view
 from embedkit.errors import UsageError
 
 
@@ -31,14 +31,6 @@ from embedkit.errors import UsageError
 )
 def test_layers(text: str, names: str) -> None:
     assert [spec.name for spec in parse_layers(text, n_layers=12)] == names.split()
-
-
-def test_layers_of_a_combination_ascend_but_for_concat() -> None:
-    for text in ("sum:-3..-1", "sum:-1,4,-2", ["sum:6,5,4"]):
-        assert parse_layers(text, n_layers=6) == (LayerSpec((4, 5, 6), "sum"),)
-    for text in ("concat:-1,-2,-3", "concat:-1..-3", ["concat:6,5,4"]):
-        assert parse_layers(text, n_layers=6) == (LayerSpec((6, 5, 4), "concat"),)
-    assert parse_view("mean_concat_0_6_3", n_layers=6).layer.layers == (0, 6, 3)
 
 
 NOT_VIEWS = (

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import embedkit
 from embedkit.classifiers.probe import control_task
 from embedkit.comparison.report import write_report
 from embedkit.dataset.format import read_manifest
-from embedkit.dataset.settings import encode_as
-from embedkit.dataset.verify import Verification, _compare_words
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import word_vectors
 from embedkit.encoding.tokenizer import TokenizerSettings
 from embedkit.encoding.views import parse_layers
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.folder import read_run
-from embedkit.runs.predictions import Predictions, read_predictions, reported_scores, target_from
+from embedkit.runs.predictions import Predictions, read_predictions, target_from
 from embedkit.runs.run import ProbeRun, TrainRun
 from embedkit.runs.split import read_split, split_for
 from tests.page_checks import json_block
 from tests.run_fixtures import train
 from tests.store_fixtures import run, tiny_model
-from tests.word_fixtures import TAGS, conllu, sentences, write_treebank
+from tests.word_fixtures import TAGS, sentences, write_treebank
 
 
 def extract(corpus: Path, out: Path, **settings: Any) -> Path:
@@ -93,23 +89,6 @@ def test_words_are_made_again_with_the_same_bits(made: Path) -> None:
     assert (found.ok, found.recomputed_rows, found.identical_rows) == (True, count, count)
 
 
-def test_other_words_are_other_vectors(made: Path, tmp_path: Path) -> None:
-    """``verify`` compares words: here a stored span is moved by one character."""
-    manifest = read_manifest(made / "vectors")
-    tables = [
-        pq.read_table(made / "vectors" / name / "part-00000000.parquet")
-        for name in ("sentences", "words")
-    ]
-    encoder = encode_as(manifest, [*manifest.views, *manifest.columns_of("words")])
-    texts = tables[0]["text"].to_pylist()
-    assert _compare_words(encoder, texts, None, tables[0], tables[1], Verification()) == 0.0
-    ends = tables[1]["end"].to_numpy().copy()
-    ends[-2] += 2  # the word takes in the next one
-    place = tables[1].column_names.index("end")
-    moved = tables[1].set_column(place, tables[1].schema.field("end"), [ends])
-    assert _compare_words(encoder, texts, None, tables[0], moved, Verification()) > 1e-3
-
-
 def test_sentences_never_cross_folds(made: Path) -> None:
     p = predictions(made / "tags")
     data = embedkit.load(made / "vectors", level="word")
@@ -134,21 +113,6 @@ def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Pat
     plain = content_of(made / "tags").scores["cross_validation"]
     assert plain["accuracy"].low > 0.8
     assert moved.content.scores["cross_validation"]["accuracy"].high < 0.6
-
-
-def test_intervals_are_wider_than_those_of_single_words(tmp_path: Path) -> None:
-    """In half of the sentences all labels are moved, so that errors come by sentences."""
-    found = sentences(60)
-    text = conllu(found[:30]) + conllu(found[30:], shift=1)
-    (tmp_path / "bank.conllu").write_text(text, "utf-8")
-    data = extract(tmp_path / "bank.conllu", tmp_path / "vectors")
-    train(data, view="0", level="word", folds=3, out=tmp_path / "tags")
-    p = predictions(tmp_path / "tags")
-    alone = replace(p, group=np.arange(len(p.row)))
-    by_sentence, by_word = (
-        reported_scores(one, seed=0)["cross_validation"]["accuracy"] for one in (p, alone)
-    )
-    assert by_sentence.high - by_sentence.low > 1.5 * (by_word.high - by_word.low)
 
 
 def test_control_task_gives_a_word_one_label(made: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -25,13 +24,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
 from embedkit.errors import UsageError
 from tests.processes import invoke
-from tests.store_fixtures import (
-    extract_tiny,
-    loading_quickly,
-    quick,  # noqa: F401 - a fixture
-    tiny_model,
-    write_tsv,
-)
+from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 TEXTS = (
     "배를 타고 여행을 간다.",
@@ -47,23 +40,22 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Datasets with word vectors, with token vectors, with both, with neither."""
     where = tmp_path_factory.mktemp("words")
     rows = [(f"id{i}", text, str(i % 2)) for i, text in enumerate(TEXTS)]
     corpus = write_tsv(where / "c.tsv", [*rows[:2], ("none", "", "0"), *rows[2:]])
-    with loading_quickly():
-        tables: dict[str, Any] = {
-            "words": {"words": "mean"},
-            "tokens": {"tokens": True},
-            "neither": {},
-            "both": {"words": "mean", "tokens": True},
-            "every": {"words": "mean", "tokens": True, "layers": "all"},
-        }
-        for name, made in tables.items():
-            settings = {"layers": "0,2", **made}
-            extract_tiny(corpus, where / name, shard_rows=3, **settings)
-        yield where
+    tables: dict[str, Any] = {
+        "words": {"words": "mean"},
+        "tokens": {"tokens": True},
+        "neither": {},
+        "both": {"words": "mean", "tokens": True},
+        "every": {"words": "mean", "tokens": True, "layers": "all"},
+    }
+    for name, made in tables.items():
+        settings = {"layers": "0,2", **made}
+        extract_tiny(corpus, where / name, shard_rows=3, **settings)
+    return where
 
 
 # where a word stands
@@ -244,15 +236,6 @@ def test_one_cluster_where_there_is_one() -> None:
     assert two.clusters.tolist() == [0] * 6
     with pytest.raises(UsageError, match="layer='7': expected one of 1, 2"):
         describe_uses(uses_of([[1, 0, 0]], 1), "text", layer=LayerSpec((7,)))
-
-
-def test_other_words_are_other_words(folder: Path) -> None:
-    report = describe_uses(uses_in_dataset(folder / "both", "배"), "배", clusters=1)
-    near = report.neighbours[0]
-    assert len({n.word for n in near}) == len(near) == 8
-    assert not any(n.word.startswith("배") for n in near)
-    assert [n.cosine for n in near] == sorted((n.cosine for n in near), reverse=True)
-    assert all(np.isfinite(layer.others) for layer in report.layers)
 
 
 @pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])

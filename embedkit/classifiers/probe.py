@@ -20,7 +20,8 @@ from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.train import side_by_side, target_of
 from embedkit.classifiers.tuning import fit, predict_proba
-from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import VectorData, load, records_of_words, stored_texts, word_spans_of
 from embedkit.dataset.settings import DatasetEncoder
 from embedkit.dataset.texts import dataset_of

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from embedkit.choices import RUN_LEVELS, check_choice
 from embedkit.classifiers.estimators import EstimatorSettings, save_model
 from embedkit.classifiers.tuning import Fitted, fit, predict_proba, take
-from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import (
     VectorData,

@@ -20,7 +20,7 @@ from embedkit.errors import EmbedkitError
 from embedkit.types import no_progress
 
 if TYPE_CHECKING:
-    from embedkit.corpus import CorpusOptions
+    from embedkit.corpus.plan import CorpusOptions
 
 STARTED = time.monotonic()
 _LOGGER = logging.getLogger("embedkit")
@@ -156,7 +156,7 @@ def command(
     """Make a command with ``--json`` and ``--quiet`` of a function that returns its result.
 
     A function with a parameter ``reading`` gets the options of a corpus as one
-    :class:`~embedkit.corpus.CorpusOptions`, except for its own parameters; ``progress`` is the
+    :class:`~embedkit.corpus.plan.CorpusOptions`, except for its own parameters; ``progress`` is the
     callback of a bar. A function that prints by itself has a parameter ``as_json`` or ``quiet``,
     no bar, and returns its exit code. ``more`` adds ``--all``.
     """
@@ -204,7 +204,7 @@ def _reading_of(
     values: Mapping[str, Any], own: Collection[str]
 ) -> tuple[CorpusOptions, dict[str, Any]]:
     """The options of a corpus, except for a command's own parameters, and all other values."""
-    from embedkit.corpus import CorpusOptions
+    from embedkit.corpus.plan import CorpusOptions
 
     names = {field.name for field in fields(CorpusOptions)} - set(own)
     chosen = {name: value for name, value in values.items() if name in names}

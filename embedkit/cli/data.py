@@ -21,7 +21,7 @@ from embedkit.types import ProgressCallback
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedkit.corpus import CorpusOptions
+    from embedkit.corpus.plan import CorpusOptions
     from embedkit.dataset.extract import Estimate, ExtractResult
     from embedkit.dataset.format import Manifest
     from embedkit.dataset.info import DatasetInfo

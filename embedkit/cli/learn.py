@@ -43,7 +43,7 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, scor
 if TYPE_CHECKING:
     from embedkit.comparison.recommendation import Recommendation
     from embedkit.comparison.table import Compared, Comparison, Difference, MethodCost, Row
-    from embedkit.corpus import CorpusOptions
+    from embedkit.corpus.plan import CorpusOptions
     from embedkit.predict import Prediction, Predictor
     from embedkit.runs.intervals import Score
     from embedkit.types import ProgressCallback

@@ -322,7 +322,9 @@ def _stored(path: Path, rows: Collection[int]) -> tuple[Texts, str]:
 
 
 def _of_corpus(path: Path, rows: Collection[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
-    from embedkit.corpus import CorpusOptions, CorpusReader, InputFile, Record, plan_corpus
+    from embedkit.corpus.memory import InputFile
+    from embedkit.corpus.plan import CorpusOptions, plan_corpus
+    from embedkit.corpus.records import CorpusReader, Record
 
     chosen = frozenset(rows)
     plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))

@@ -249,7 +249,7 @@ def _opened(path: Path) -> io.FileIO:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the files of a corpus are written; fields as for :class:`~embedkit.corpus.CorpusOptions`.
+    """How the files of a corpus are written; fields as for ``CorpusOptions``.
 
     ``quoting`` is settled: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly.
     """

@@ -19,18 +19,9 @@ from typing import Any
 
 from embedkit import storage
 from embedkit.choices import Pooling
-from embedkit.corpus import (
-    CorpusLike,
-    CorpusOptions,
-    CorpusPlan,
-    CorpusReader,
-    Record,
-    hash_inputs,
-    input_files,
-    plan_corpus,
-)
-from embedkit.corpus.memory import paths_of
-from embedkit.corpus.plan import CorpusSettings
+from embedkit.corpus.memory import CorpusLike, input_files, paths_of
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, hash_inputs, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.dataset.fold_models import (
     SeenRecords,
@@ -61,6 +52,7 @@ from embedkit.dataset.format import (
     tokenizer_settings,
 )
 from embedkit.dataset.job import (
+    Growth,
     Job,
     ShardPlan,
     ShardRange,
@@ -217,14 +209,13 @@ def run_plan(
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
-    result = _make(
-        plan,
-        overwrite=overwrite,
-        append=append,
-        update=update,
-        allow_env_change=allow_env_change,
-        progress=progress,
+    growth = existing_dataset(
+        plan.out, plan.job, plan.corpus, overwrite=overwrite, append=append, update=update
     )
+    if growth is not None and growth.complete:
+        result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
+    else:
+        result = _make(plan, growth, progress, overwrite=overwrite, any_env=allow_env_change)
     if plan.address:
         storage.upload(
             result.out,
@@ -239,26 +230,20 @@ def run_plan(
 
 def _make(
     plan: ExtractPlan,
+    growth: Growth | None,
+    progress: ProgressCallback,
     *,
     overwrite: bool,
-    append: bool,
-    update: bool,
-    allow_env_change: bool,
-    progress: ProgressCallback,
+    any_env: bool,
 ) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
     options = plan.options
-    growth = existing_dataset(
-        plan.out, plan.job, plan.corpus, overwrite=overwrite, append=append, update=update
-    )
-    if growth is not None and growth.complete:
-        return ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     with open_job(
         plan.out,
         plan.job,
         overwrite=overwrite,
-        allow_env_change=allow_env_change,
+        allow_env_change=any_env,
         shared=options.num_shards is not None,
         growth=growth,
     ) as folder:
@@ -274,7 +259,7 @@ def _make(
             if options.engine == "local" and options.n_workers == 1:
                 receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
             else:
-                plan = replace(plan, any_environment=allow_env_change)
+                plan = replace(plan, any_environment=any_env)
                 receipts += _by_workers(plan, todo, meter)
         except (KeyboardInterrupt, SystemExit):
             rows = plan.job.settings.storage.shard_rows

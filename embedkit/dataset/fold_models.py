@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from embedkit import storage
 from embedkit.choices import ON_LONG
-from embedkit.corpus import Record
+from embedkit.corpus.records import Record
 from embedkit.dataset.format import FoldSettings, text_key, whole_text
 from embedkit.errors import UsageError
 from embedkit.storage import (

@@ -90,10 +90,6 @@ class Layout:
         """A shard file, such as ``sentences/part-00000000.parquet``."""
         return self.root / folder / f"part-{number:08d}.parquet"
 
-    def receipt(self, number: int) -> Path:
-        """The receipt of a shard of an unfinished job."""
-        return self.receipts / f"{number:08d}.json"
-
     def content(self, folder: str) -> list[str]:
         """Names of all files in a folder of shards that other readers would open."""
         where = self.root / folder

@@ -29,9 +29,10 @@ from typing import Any
 import pyarrow as pa
 
 from embedkit import storage
-from embedkit.corpus import CorpusPlan, CorpusReader, Place, ReadCounts, Record, Reject
+from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.sources import compression_of, first_bytes
+from embedkit.corpus.records import CorpusReader, ReadCounts, Record, Reject
+from embedkit.corpus.sources import Place, compression_of, first_bytes
 from embedkit.dataset.format import (
     SCRATCH,
     TABLES,
@@ -355,7 +356,7 @@ class JobFolder:
                 ledger=dict(ledger),
                 environment=receipts[0].environment,
             )
-            self._write_receipt(self.layout.receipts / f"kept-{part}.json", shared)
+            self.write_receipt(f"kept-{part}", shared)
 
     def names(self, number: int) -> list[str]:
         """Names of the files of a shard, the sentences last."""
@@ -391,16 +392,13 @@ class JobFolder:
             sums[f"{table}/{path.name}"] = hashlib.sha256(data).hexdigest()
             storage.make_folder(path.parent)
             storage.write_durably(path, memoryview(data), scratch=self.layout.scratch)
-        return self.write_receipt(number, sums)
-
-    def write_receipt(self, number: int, sums: Mapping[str, str]) -> Receipt:
-        """Record a shard as finished, whose files have these SHA-256."""
         receipt = _receipt(self.layout.root, number, sums)
-        self._write_receipt(self.layout.receipt(number), receipt)
+        self.write_receipt(f"{number:08d}", receipt)
         return receipt
 
-    def _write_receipt(self, file: Path, receipt: Receipt) -> None:
-        content = canonical_json(asdict(receipt))
+    def write_receipt(self, name: str, receipt: Receipt) -> None:
+        """Record shards as finished."""
+        file, content = self.layout.receipts / f"{name}.json", canonical_json(asdict(receipt))
         storage.write_durably(file, content, scratch=self.layout.scratch)
 
     def finish(

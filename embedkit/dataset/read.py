@@ -211,7 +211,6 @@ class TableReader:
         for number in range(self._manifest.n_shards):
             with self._damage(number):
                 metadata = self._metadata(number)
-            self._check_rows(number, metadata.num_rows)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
                 blocks.append(Block(number, group, start, rows, metadata))
@@ -250,9 +249,7 @@ class TableReader:
                     "extract CORPUS --label COLUMN or --keep COLUMN (in Python label=, keep=)."
                 )
         with self._damage(shard), self._open(shard) as file:
-            table = file.read(columns=list(names))
-        self._check_rows(shard, table.num_rows)
-        return table
+            return file.read(columns=list(names))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of all rows; errors as for :meth:`scalars`."""
@@ -292,16 +289,7 @@ class TableReader:
             yield self.blocks[int(number)], np.flatnonzero(owner == number)
 
     def _entry(self, number: int) -> FileEntry:
-        name = f"{self._table}/{self._part(number).name}"
-        with self._damage(number):
-            if name not in self._manifest.files:
-                raise ValueError("the manifest does not name it")
-        return self._manifest.files[name]
-
-    def _check_rows(self, number: int, rows: int) -> None:
-        with self._damage(number):
-            if rows != (written := self._entry(number).rows):
-                raise ValueError(f"{rows} rows, {written} were written")
+        return self._manifest.files[f"{self._table}/{self._part(number).name}"]
 
     def _part(self, number: int) -> Path:
         return self._layout.shard_file(self._table, number)
@@ -314,10 +302,12 @@ class TableReader:
         )
 
     def _metadata(self, number: int) -> pq.FileMetaData:
-        part, expected = self._part(number), self._entry(number).bytes
-        if (size := part.stat().st_size) != expected:
-            raise ValueError(f"it has {size:,} bytes, expected {expected:,}")
+        part, entry = self._part(number), self._entry(number)
+        if (size := part.stat().st_size) != entry.bytes:
+            raise ValueError(f"it has {size:,} bytes, expected {entry.bytes:,}")
         metadata = pq.read_metadata(part)
+        if metadata.num_rows != entry.rows:
+            raise ValueError(f"{metadata.num_rows} rows, {entry.rows} were written")
         names = metadata.schema.to_arrow_schema().names
         if not set(self._stored) <= set(names) or len(set(names)) != len(names):
             raise ValueError(f"its columns are not those of the manifest: {', '.join(names):.200}")
@@ -388,8 +378,7 @@ def _batches(
 
 def _read(data: VectorData, block: Block, mine: Int64, columns: Sequence[str]) -> _Batch:
     """Some rows of a row group."""
-    vectors = np.empty((block.rows, data.width), np.float32)
-    data.reader.read_block(block, vectors)
+    vectors = data.reader.vectors_of(block)
     table = data.reader.scalars_of(block, list(dict.fromkeys(["row", *columns]))).take(mine)
     batch = {"X": vectors[mine], "row": table.column("row").to_numpy()}
     if "label" in data.columns or data.manifest.job.input.label is not None:

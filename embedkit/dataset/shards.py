@@ -12,16 +12,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedkit.corpus import CorpusPlan, Record
+from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import (
     ExtractSettings,
@@ -58,8 +59,6 @@ from embedkit.storage import incomplete
 from embedkit.types import Int64
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _BYTES_WAITING = 192 << 20
 _OF_WORDS = {
@@ -165,28 +164,6 @@ class ExtractPlan:
         )
 
 
-@contextmanager
-def ahead(items: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Run an iterator in a thread, one item ahead of who takes them.
-
-    What it raises is raised where the items are taken. Leaving waits for the item in work.
-    """
-    end = object()
-
-    def step() -> T | object:
-        return next(items, end)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="embedkit-read") as pool:
-
-        def taken() -> Iterator[T]:
-            coming = pool.submit(step)
-            while (item := coming.result()) is not end:
-                coming = pool.submit(step)
-                yield cast("T", item)
-
-        yield taken()
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The records of a shard, tokenized."""
@@ -289,18 +266,22 @@ def run_shards(
     receipts: list[Receipt] = []
     waiting = deque[tuple[int, Future[Receipt]]]()
     threads = min(4, max(2, (os.cpu_count() or 2) // 2))
-    with ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as pool:
-        with ahead(map(maker.read, todo)) as shards:
-            for shard in shards:
-                on_start(shard)
-                pending = maker.start(shard, on_tokens)
-                while waiting and (
-                    waiting[0][1].done()
-                    or sum(size for size, _ in waiting) + pending.nbytes > _BYTES_WAITING
-                ):
-                    receipts.append(waiting.popleft()[1].result())
-                waiting.append((pending.nbytes, pool.submit(maker.write, shard, pending)))
-        return receipts + [future.result() for _, future in waiting]
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="embedkit-write") as writers,
+        ThreadPoolExecutor(1, thread_name_prefix="embedkit-read") as reader,
+    ):
+        reads = (reader.submit(maker.read, shard) for shard in todo)
+        for read, _ in pairwise(chain(reads, [Future[Shard]()])):  # one is read ahead
+            shard = read.result()
+            on_start(shard)
+            pending = maker.start(shard, on_tokens)
+            while waiting and (
+                waiting[0][1].done()
+                or sum(size for size, _ in waiting) + pending.nbytes > _BYTES_WAITING
+            ):
+                receipts.append(waiting.popleft()[1].result())
+            waiting.append((pending.nbytes, writers.submit(maker.write, shard, pending)))
+    return receipts + [future.result() for _, future in waiting]
 
 
 _MAKERS: dict[tuple[Path, str], tuple[ShardMaker, ShardPlan]] = {}

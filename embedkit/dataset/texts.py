@@ -11,16 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.corpus import (
-    CorpusLike,
-    CorpusOptions,
-    CorpusPlan,
-    CorpusReader,
-    hash_inputs,
-    input_files,
-    plan_corpus,
-)
 from embedkit.corpus.conllu import Words
+from embedkit.corpus.memory import CorpusLike, input_files
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, hash_inputs, plan_corpus
+from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.read import by_record, load, source_of, word_spans_of

@@ -36,49 +36,45 @@ _MATRYOSHKA = "matryoshka_dimensions"
 _ADVICE = "Fetch it again."
 _LFS = b"version https://git-lfs"
 
-
-_WORDPIECE = "the tokenizer is that of BERT"
-_PADDING = "the first position is the one after that of the padding token"
-
-FAMILIES = {
-    "bert": _WORDPIECE,
-    "roberta": _PADDING,
-    "xlm-roberta": _PADDING,
-    "camembert": _PADDING,
-    "electra": _WORDPIECE,
-    "distilbert": _WORDPIECE,
-    "mpnet": _PADDING,
-    "albert": "",
-    "deberta": "",
-    "deberta-v2": "",
-    "modernbert": "",
-    "ernie": "",
-    "data2vec-text": _PADDING,
-    "xlm-roberta-xl": _PADDING,
-    "nomic_bert": "",
-    "jina_embeddings_v3": "",
-    "gte": "",
-    "eurobert": "",
-    "longformer": _PADDING,
-    "qwen3": "",
-    "gemma3_text": "",
-}
+_WORDPIECE = ("bert", "electra", "distilbert")
+"""Families with the tokenizer of BERT."""
+_FROM_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "longformer",
+    "data2vec-text",
+    "xlm-roberta-xl",
+)
+"""Families whose first position is the one after that of the padding token."""
+FAMILIES = (
+    *_WORDPIECE,
+    *_FROM_PADDING,
+    "albert",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
+    "ernie",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "gte",
+    "eurobert",
+    "qwen3",
+    "gemma3_text",
+)
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
 _N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "encoder_layers", "num_layers")
 _WIDTH = ("hidden_size", "dim", "n_embd", "d_model")
 
-
 _POOLINGS = {
     "cls": Pooling.CLS,
-    "cls_token": Pooling.CLS,
     "mean": Pooling.MEAN,
-    "mean_tokens": Pooling.MEAN,
     "max": Pooling.MAX,
-    "max_tokens": Pooling.MAX,
     "lasttoken": Pooling.LAST_TOKEN,
 }
-"""Poolings by their names in sentence-transformers, present and earlier ones."""
+"""Poolings by their names in sentence-transformers; earlier ones end in ``_token``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,6 @@ class Definition:
     pooling: Pooling = Pooling.MEAN
     modules: tuple[SentenceModule, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
     declared_dims: bool = False  # whether its first coordinates are said to be vectors too
     problem: str = ""
 
@@ -180,12 +175,12 @@ class Checkpoint:
     @property
     def counts_from_padding(self) -> bool:
         """Whether the first position is the one after that of the padding token."""
-        return FAMILIES.get(self.model_type) == _PADDING
+        return self.model_type in _FROM_PADDING
 
     @property
     def has_wordpieces(self) -> bool:
         """Whether the tokenizer is that of BERT."""
-        return FAMILIES.get(self.model_type) == _WORDPIECE
+        return self.model_type in _WORDPIECE
 
     @property
     def is_pickle(self) -> bool:
@@ -194,7 +189,7 @@ class Checkpoint:
 
     def side_json(self, name: str) -> dict[str, Any]:
         """Content of a JSON file of the checkpoint; empty where it is absent."""
-        return _read_json(self.folder / name, default={})
+        return dict(_read_json(self.folder / name))
 
 
 def find_checkpoint(
@@ -274,62 +269,55 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     for file in files:
         status = (folder / file).stat()
         hashes[file] = _sha256(folder / file, status.st_size, status.st_mtime_ns, status.st_ino)
-    definition = _definition(folder)
-    prefix = definition.prompts.get(str(definition.default_prompt), "")
+    stated = _read_json(folder / "config_sentence_transformers.json")
+    prompts = {str(name): str(text) for name, text in (stated.get("prompts") or {}).items()}
+    declared = bool(stated.get("truncate_dim") or config.get(_MATRYOSHKA))
+    definition = replace(_definition(folder), prompts=prompts, declared_dims=declared)
+    prefix = prompts.get(str(stated.get("default_prompt_name")), "")
     return Checkpoint(name, folder, source, revision, config, weights, hashes, prefix, definition)
 
 
 def _definition(folder: Path) -> Definition:
-    """Read ``modules.json``, the configurations of its modules and the prompts."""
-
-    def read(file: str) -> Any:
-        path = folder / file
-        return read_json(path, error=DamagedModelError, advice=_ADVICE) if path.is_file() else {}
-
-    stated, problems, modules = read("config_sentence_transformers.json"), [], []
+    """Read ``modules.json`` and the configurations of its modules."""
+    problems, modules = [], []
     pooling = None if (folder / "modules.json").is_file() else Pooling.MEAN
-    for module in read("modules.json") or ():
+    for module in _read_json(folder / "modules.json", list):
         kind, path = str(module["type"]).rpartition(".")[2], str(module["path"])
-        config = read(f"{path}/config.json" if path else "sentence_bert_config.json")
-        where = f"{path or 'the tokenizer'} ({kind})"
-        problem = f"{where}, code of the checkpoint"
-        if str(module["type"]).startswith("sentence_transformers."):
-            problem = ""
-            if kind == "Pooling":
-                named = config.get("pooling_mode") or [
-                    key.removeprefix("pooling_mode_")
-                    for key, value in config.items()
-                    if key.startswith("pooling_mode_") and value
-                ]
-                names = [named] if isinstance(named, str) else list(named) or ["mean"]
-                pooling = _POOLINGS.get(names[0]) if len(names) == 1 else None
-                if pooling is None:
-                    problem = f"{where} by {' and '.join(names)}"
-                elif not config.get("include_prompt", True):
-                    problem = f"{where} without the prompt"
-            elif kind in ("Dense", "Normalize"):
-                modules.append(SentenceModule(kind, path, config))
-                at = config.get("module_input_name") or "sentence_embedding"
-                ours = str(config.get("activation_function", "torch.nn.")).startswith("torch.nn.")
-                if at != "sentence_embedding" or config.get("use_residual") or not ours:
-                    problem = where
-            elif kind == "Transformer":
-                problem = f"{where} in lower case" if config.get("do_lower_case") else ""
-            elif kind != "Dropout":
+        config = _read_json(
+            folder / path / ("config.json" if path else "sentence_bert_config.json")
+        )
+        where, problem = f"{path or 'the tokenizer'} ({kind})", ""
+        if not str(module["type"]).startswith("sentence_transformers."):
+            problem = f"{where}, code of the checkpoint"
+        elif kind in ("Pooling", "Dense") and not config:
+            problem = f"{path}/config.json, which is missing"
+        elif kind == "Pooling":
+            modes = (key for key, value in config.items() if value)
+            named = config.get("pooling_mode") or [
+                key.removeprefix("pooling_mode_")
+                for key in modes
+                if key.startswith("pooling_mode_")
+            ]
+            names = [named] if isinstance(named, str) else list(named) or ["mean"]
+            pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
+            if pooling is None:
+                problem = f"{where} by {' and '.join(names)}"
+            elif not config.get("include_prompt", True):
+                problem = f"{where} without the prompt"
+        elif kind in ("Dense", "Normalize"):
+            modules.append(SentenceModule(kind, path, config))
+            at = config.get("module_input_name") or "sentence_embedding"
+            ours = str(config.get("activation_function", "torch.nn.")).startswith("torch.nn.")
+            if at != "sentence_embedding" or config.get("use_residual") or not ours:
                 problem = where
-            if kind in ("Pooling", "Dense") and not config:
-                problem = f"{path}/config.json, which is missing"
+        elif kind == "Transformer":
+            problem = f"{where} in lower case" if config.get("do_lower_case") else ""
+        elif kind != "Dropout":
+            problem = where
         problems += [problem] if problem else []
     if pooling is None and not problems:
         problems = ["a vector for each token: modules.json has no Pooling"]
-    return Definition(
-        pooling or Pooling.MEAN,
-        tuple(modules),
-        prompts={str(name): str(text) for name, text in (stated.get("prompts") or {}).items()},
-        default_prompt=stated.get("default_prompt_name"),
-        declared_dims=bool(stated.get("truncate_dim") or read("config.json").get(_MATRYOSHKA)),
-        problem=", ".join(problems),
-    )
+    return Definition(pooling or Pooling.MEAN, tuple(modules), problem=", ".join(problems))
 
 
 @lru_cache  # a command looks up the same checkpoint several times
@@ -480,12 +468,13 @@ def _has_weights(folder: Path) -> bool:
         return False
 
 
-def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    if default is not None and not path.is_file():
-        return default
+def _read_json(path: Path, kind: type[Any] = dict) -> Any:
+    """Content of a JSON file, a dict or a list; empty where it is absent."""
+    if not path.is_file():
+        return kind()
     value = read_json(path, error=DamagedModelError, advice=_ADVICE)
-    if not isinstance(value, dict):
-        raise DamagedModelError(f"{path} is damaged: expected a JSON object. {_ADVICE}")
+    if not isinstance(value, kind):
+        raise DamagedModelError(f"{path} is damaged: expected a JSON {kind.__name__}. {_ADVICE}")
     return value
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ class Encoder:
         if not checkpoint.definition.problem:
             steps = _sentence_steps(checkpoint)
             self.poolers[Pooling.SENTENCE] = _Sentence(checkpoint.definition.pooling, steps)
-            sizes = [step.out_features for step in steps.modules() if isinstance(step, nn.Linear)]
+            sizes = [step.out_features for step in steps if isinstance(step, nn.Linear)]
             self._widths = {Pooling.SENTENCE: sizes[-1]} if sizes else {}
 
     @classmethod
@@ -562,13 +562,8 @@ def _progress_bar(total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
 class FoldEncoder(Encoder):
     """The encoders of a fine-tuned run, all in memory, with one tokenizer.
 
-    Args:
-        name: name of the run.
-        folders: its checkpoints, by name.
-        fold_of_model: the fold that each of them was not trained on.
-        prefix: put before every text.
-        precision: the one chosen for the first model holds for all.
-        settings: as for :class:`Encoder`.
+    ``fold_of_model`` is the fold that each of them was not trained on; the precision chosen for the
+    first one holds for all.
     """
 
     def __init__(
@@ -647,10 +642,13 @@ def _means(
     return means
 
 
+_Step = Callable[[torch.Tensor], torch.Tensor]
+
+
 class _Sentence(Pooler):
     """The sentence vector that a checkpoint defines: a pooling, then ``steps`` on the vector."""
 
-    def __init__(self, pooling: Pooling, steps: nn.Module) -> None:
+    def __init__(self, pooling: Pooling, steps: Sequence[_Step]) -> None:
         self._base, self._steps = POOLERS[pooling], steps
         self.reads_all = self._base.reads_all
 
@@ -665,20 +663,15 @@ class _Sentence(Pooler):
 
     def _applied(self, values: Float32) -> Float32:
         with torch.inference_mode():
-            return np.asarray(self._steps(torch.from_numpy(values)).numpy(), np.float32)
+            return reduce(lambda x, step: step(x), self._steps, torch.from_numpy(values)).numpy()
 
 
-class _Unit(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.normalize(x, dim=-1)
-
-
-def _sentence_steps(checkpoint: Checkpoint) -> nn.Sequential:
+def _sentence_steps(checkpoint: Checkpoint) -> list[_Step]:
     """The modules of a checkpoint that follow its pooling, with their weights."""
-    steps: list[nn.Module] = []
+    steps: list[_Step] = []
     for module in checkpoint.definition.modules:
         if module.kind == "Normalize":
-            steps.append(_Unit())
+            steps.append(partial(functional.normalize, dim=-1))
             continue
         config, folder = module.config, checkpoint.folder / module.folder
         try:
@@ -694,7 +687,7 @@ def _sentence_steps(checkpoint: Checkpoint) -> nn.Sequential:
             raise DamagedModelError(
                 f"{checkpoint.name}: {folder} cannot be used ({first_line(error)})."
             ) from error
-    return nn.Sequential(*steps).eval()
+    return steps
 
 
 def choose_precision(name: str | None, device: torch.device) -> str:

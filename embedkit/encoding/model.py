@@ -146,6 +146,7 @@ class PlainModel:
 
     name = "transformers"
     pads = True
+    one_thread = False
 
     def __init__(
         self, model: Any, checkpoint: Checkpoint, *, pad_id: int, pooler: nn.Module | None

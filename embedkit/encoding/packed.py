@@ -38,7 +38,11 @@ from embedkit.errors import first_line
 
 logger = logging.getLogger(__name__)
 
-ROWS = 32
+_MKL = torch.backends.cpu.get_cpu_capability() == "AVX2"
+"""Whether MKL computes fp32 products on CPU, else oneDNN. With AVX2 alone MKL is faster, but sums
+in another order with several threads or below 64 rows."""
+
+ROWS = 64 if _MKL else 32
 """On CPU batches are filled up to a multiple of so many rows. oneDNN makes a kernel for every new
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
@@ -368,7 +372,8 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
     """The packed forward if it agrees with the plain one, else the plain one.
 
     Both are compared layer by layer on sequences of several lengths. In fp32 on CPU, bits of
-    sequences alone and in a batch are compared too; if they differ, sequences attend one by one.
+    sequences alone and in a batch are compared too; if they differ, a batch runs on one thread, and
+    if that does not help, sequences attend one by one.
     """
     if not plain.module._supports_attention_backend and checkpoint.model_type != "mpnet":
         logger.info("forward: that of transformers, with padding, not compared with ours")
@@ -387,8 +392,11 @@ def fastest(plain: PlainModel, checkpoint: Checkpoint) -> PlainModel | PackedMod
                 break
         else:
             if worst <= limit:
-                same_bits = plain.device.type == "cpu" and plain.dtype == torch.float32
-                if same_bits and _company_matters(packed, _trial(checkpoint, plain, 100)):
+                if plain.device.type != "cpu" or plain.dtype != torch.float32:
+                    return packed
+                batch = _trial(checkpoint, plain, 100)
+                packed.one_thread = _MKL or _bits_differ(packed, batch, 1, torch.get_num_threads())
+                if packed.one_thread and _bits_differ(packed, batch, 1):
                     logger.info(
                         "on this machine the last bits of a vector would depend on the texts "
                         "beside it; attention runs sequence by sequence, which is slower"
@@ -410,6 +418,7 @@ class PackedModel:
 
     name = "packed"
     pads = False
+    one_thread = False  # a batch, where several would change bits
 
     def __init__(
         self, plain: PlainModel, checkpoint: Checkpoint, *, attention: str | None = None
@@ -531,8 +540,8 @@ def hasten(module: nn.Module) -> None:
 
 
 def _packs(weight: Tensor) -> bool:
-    """Whether oneDNN computes products, with packed weights; with AVX2 alone MKL is faster."""
-    if weight.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX2":
+    """Whether oneDNN computes products, with packed weights."""
+    if weight.device.type != "cpu" or _MKL:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -614,21 +623,31 @@ class _Gelu(nn.Module):
         return torch.ops.aten.gelu_(x, approximate=self._form)
 
 
-def _company_matters(packed: PackedModel, batch: PackedBatch) -> bool:
-    """Whether the first layer has other bits for sequences in a batch than for those alone."""
-
-    def first_layer(batch: PackedBatch, *, first_only: bool) -> Tensor:
-        states: list[Tensor] = []
-        packed.forward(batch, [1], lambda _, h: states.append(h.clone()), first_only=first_only)
-        return states[0]
-
+def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool:
+    """Whether bits of the first layer depend on other sequences, or on which of these threads."""
     pieces = torch.split(batch.ids, list(batch.lengths))
     alone = [PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)]) for ids in pieces]
-    for first_only in (False, True):
-        together = first_layer(batch, first_only=first_only)
-        if not together.equal(torch.cat([first_layer(a, first_only=first_only) for a in alone])):
-            return True
-    return False
+
+    def first_layer(batches: list[PackedBatch], *, first_only: bool) -> Tensor:
+        states: list[Tensor] = []
+        for b in batches:
+            packed.forward(b, [1], lambda _, h: states.append(h.clone()), first_only=first_only)
+        return torch.cat(states)
+
+    before = torch.get_num_threads()
+    try:
+        for first_only in (False, True):
+            states = []
+            for count in threads:
+                torch.set_num_threads(count)
+                states += [
+                    first_layer(batches, first_only=first_only) for batches in ([batch], alone)
+                ]
+            if not all(states[0].equal(others) for others in states):
+                return True
+        return False
+    finally:
+        torch.set_num_threads(before)
 
 
 def _trial(checkpoint: Checkpoint, plain: PlainModel, longest: int = 40) -> PackedBatch:

@@ -28,6 +28,9 @@ from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.errors import EncodeError
 from embedkit.types import Bool, Int64
 
+_LEAST_TOKENS = 512
+"""Tokens below which a batch is not divided among threads."""
+
 
 class _Request:
     """The layers to read, and their uses."""
@@ -83,6 +86,9 @@ class PendingShard:
         self.nbytes = sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
         self._began = self._link.mark()
         if request.layers:
+            if model.one_thread:
+                share = int(self._begins[-1]) // torch.get_num_threads()
+                batch_tokens = min(batch_tokens, max(share, _LEAST_TOKENS))
             self._run_all(cut_batches(self._lengths, batch_tokens, padded=model.pads))
         self._launched = self._link.mark()
         self._host_seconds = time.perf_counter() - began
@@ -114,13 +120,14 @@ class PendingShard:
     def _run_all(self, batches: list[tuple[int, int]]) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
         threads = torch.get_num_threads()
-        workers = min(threads, len(batches)) if self._model.device.type == "cpu" else 1
+        workers = max(min(threads, len(batches)), 1) if self._model.device.type == "cpu" else 1
+        one_thread = self._model.one_thread
         with ExitStack() as stack:
             run: Callable[..., Iterable[int]] = map
-            if workers > 1:
+            if workers > 1 or one_thread:
                 # a thread takes the number that was set last, unless it has set one
                 stack.callback(torch.set_num_threads, threads)
-                share = partial(torch.set_num_threads, threads // workers)
+                share = partial(torch.set_num_threads, 1 if one_thread else threads // workers)
                 run = stack.enter_context(ThreadPoolExecutor(workers, initializer=share)).map
             done = run(lambda batch: self._run(*batch), batches)
             for (start, stop), splits in zip(batches, done, strict=True):

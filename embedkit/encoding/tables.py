@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.encoding.pooling import pool_words
-from embedkit.encoding.tokenizer import TextTokenizer, TokenizedTexts, ends_of, ranges
+from embedkit.encoding.tokenizer import Ints, TextTokenizer, TokenizedTexts, ends_of, ranges
 from embedkit.types import Bool, Float32, Int64
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-Ints = NDArray[np.int32]
 Texts = NDArray[np.object_]
 
 
@@ -123,9 +122,7 @@ def word_vectors(
     A word without a token of its own (``not`` in the token ``cannot``) takes those that overlap it.
     ``vectors`` are those of all kept tokens.
     """
-    order, row, word = word_tokens(texts)
-    starts = first_tokens(row, word)
-    row, index = row[starts], word[starts]
+    order, starts, row, index = word_tokens(texts)
     words = [np.zeros((0, 2), np.int32), *chain.from_iterable(texts.word_spans)]
     counts = np.array([sum(map(len, parts)) for parts in texts.word_spans], np.int64)
     spans = np.concatenate(words)[ends_of(counts)[row] + index]
@@ -143,15 +140,8 @@ def word_vectors(
     )
 
 
-def first_tokens(row: Int64, word: NDArray[Any]) -> Int64:
-    """Where a word begins among the sorted tokens of words."""
-    new = np.ones(len(row), bool)
-    new[1:] = (np.diff(word) != 0) | (np.diff(row) != 0)
-    return np.flatnonzero(new)
-
-
-def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Ints]:
-    """Rows of tokens, texts and words, sorted by text, word and token."""
+def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
+    """Rows of the tokens of words; of each word where it begins there, text and number."""
     assert texts.spans is not None
     assert texts.word is not None
     owner = _owners(texts)
@@ -171,11 +161,12 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Ints]:
                 owners.append(np.full(len(rows), number))
                 words.append(np.full(len(rows), index + base, np.int32))
             base += len(spans)
-    token, row = np.concatenate(tokens), np.concatenate(owners)
-    number_of_word = np.concatenate(words)
+    token, row, word = np.concatenate(tokens), np.concatenate(owners), np.concatenate(words)
     # for overlapping tokens, and tokenizers with offsets out of order
-    order = np.lexsort((token, number_of_word, row))
-    return token[order], row[order], number_of_word[order]
+    order = np.lexsort((token, word, row))
+    new = np.diff(word[order], prepend=-1) | np.diff(row[order], prepend=-1)
+    first = order[starts := np.flatnonzero(new)]
+    return token[order], starts, row[first], word[first]
 
 
 def joined(tables: Sequence[AnyTable]) -> AnyTable:

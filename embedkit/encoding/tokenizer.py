@@ -39,20 +39,16 @@ _WORD = re.compile(r"\S+")
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
 
 
-def word_spans(text: str) -> Ints:
-    """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32."""
-    return np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
+def word_spans(text: str, *, marks: bool = False) -> Ints:
+    """Start and end of every whitespace word of a text, ``(n_words, 2)`` int32.
 
+    With ``marks`` punctuation is apart, about as in a treebank.
 
-def split_words(text: str) -> Ints:
-    """Start and end of the words of a text where punctuation is apart, ``(n_words, 2)`` int32.
-
-    Runs of letters and digits, and every other visible character: about the words of a treebank.
-
-    >>> split_words("No, 3.").tolist()
-    [[0, 2], [2, 3], [4, 5], [5, 6]]
+    >>> word_spans("No, 3.").tolist(), word_spans("No, 3.", marks=True).tolist()
+    ([[0, 3], [4, 6]], [[0, 2], [2, 3], [4, 5], [5, 6]])
     """
-    return np.array([m.span() for m in _WORD_OR_MARK.finditer(text)], np.int32).reshape(-1, 2)
+    pattern = _WORD_OR_MARK if marks else _WORD
+    return np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
 
 
 def word_index(segment: NDArray[np.int8], spans: Ints, words: Sequence[Ints]) -> Ints:
@@ -769,7 +765,9 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     """
     pieces = [_folded(character) for character in text]
     folded = "".join(pieces)
-    origin = [i for i, piece in enumerate(pieces) for _ in piece]
+    letters = [i for i, piece in enumerate(pieces) if piece]  # accents belong to the one before
+    ends = [(a, b) for a, b in pairwise([*letters, len(text)]) for _ in pieces[a]]
+    ends.append((len(text), len(text)))
     spans: list[tuple[int, int] | None] = []
     cursor = 0
     for token in tokens:
@@ -785,7 +783,8 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
             continue
         cursor = at + len(surface)
         spans.append((at, cursor))
-    return [_original(span, origin, text) for span in _filled(spans, folded)]
+    filled = _filled(spans, folded)
+    return [(ends[a][0], ends[b - 1][1] if b > a else ends[a][0]) for a, b in filled]
 
 
 def _folded(text: str) -> str:
@@ -804,14 +803,3 @@ def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tu
             span = words[0][0], words[-1 if is_last else 0][1]
         yield span
         cursor = span[1]
-
-
-def _original(span: tuple[int, int], origin: Sequence[int], text: str) -> tuple[int, int]:
-    start, end = span
-    if start >= end:
-        at = origin[start] if start < len(origin) else len(text)
-        return at, at
-    stop = origin[end - 1] + 1
-    while stop < len(text) and not _folded(text[stop]):  # accents belong to the letter before
-        stop += 1
-    return origin[start], stop

@@ -23,6 +23,7 @@ _COMBINATIONS = ("sum", "mean", "concat")
 _PART = re.compile(r"\w+:[+-]?\d+(?:,[+-]?\d+)+(?![^,])|[^,]+")
 _LAYERS = re.compile(r"(?:(\w+):)?([+-]?\d+)(?:\.\.([+-]?\d+)|((?:,[+-]?\d+)*))")
 _COLUMN = re.compile(r"(sum|mean|concat)_(\d+)to(\d+)")
+_VIEW = re.compile(rf"({'|'.join(Pooling)}|[^_]*)(?:_(.*))?", re.DOTALL)
 _LISTED_COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:_\d+)+)")
 
 
@@ -127,11 +128,8 @@ def split_view(name: str) -> tuple[str, str]:
     >>> split_view("mean_sum_9to12"), split_view("pooler")
     (('mean', 'sum_9to12'), ('pooler', ''))
     """
-    for pooling in sorted(map(str, Pooling), key=len, reverse=True):
-        if name == pooling or name.startswith(f"{pooling}_"):
-            return pooling, name[len(pooling) + 1 :]
-    pooling, _, layer = name.partition("_")
-    return pooling, layer
+    match = _VIEW.fullmatch(name)
+    return (match[1], match[2] or "") if match else (name, "")
 
 
 def layer_rank(layer: str) -> tuple[bool, int]:

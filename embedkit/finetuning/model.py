@@ -33,7 +33,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from embedkit.encoding.model import PlainModel
-from embedkit.encoding.tables import first_tokens, word_tokens
+from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import (
     Spans,
     TextTokenizer,
@@ -404,8 +404,8 @@ def padded(texts: TokenizedTexts, pad_id: int) -> dict[str, torch.Tensor]:
     if texts.word is not None:
         place = np.zeros(len(texts.ids), np.int64)  # in the batch, of each token
         place[texts.seen[texts.owned]] = np.flatnonzero(inside)[texts.owned]
-        token, row, word = word_tokens(texts)
-        batch["places"] = torch.from_numpy(place[token[first_tokens(row, word)]])
+        token, starts, _, _ = word_tokens(texts)
+        batch["places"] = torch.from_numpy(place[token[starts]])
     return batch
 
 
@@ -416,9 +416,8 @@ def labelled_units(texts: TokenizedTexts) -> tuple[Int64, Int64 | None]:
     """
     if texts.word is None:
         return np.arange(len(texts)), None
-    _, row, word = word_tokens(texts)
-    first = first_tokens(row, word)
-    return row[first], word[first].astype(np.int64)
+    _, _, row, word = word_tokens(texts)
+    return row, word.astype(np.int64)
 
 
 def predict_logits(

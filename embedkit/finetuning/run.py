@@ -24,8 +24,8 @@ import transformers
 
 from embedkit import storage
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus import CorpusLike, CorpusOptions
-from embedkit.corpus.plan import check_test_reading
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions, check_test_reading
 from embedkit.dataset.fold_models import FoldModels, SeenRecords
 from embedkit.dataset.format import ModelSettings, Names
 from embedkit.dataset.texts import TextData, labelled_words, read_more_texts, read_texts

@@ -24,7 +24,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from embedkit import storage
-from embedkit.corpus import CorpusLike, CorpusOptions
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import (
     VectorData,
     has_label,
