@@ -6,7 +6,7 @@ import json
 import math
 import os
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
@@ -104,6 +104,25 @@ def duration_text(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def reasons_text(counts: Mapping[str, int]) -> str:
+    """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
+    return f" ({', '.join(f'{n} {count:,}' for n, count in counts.items())})" if counts else ""
+
+
+def ledger_text(
+    accepted: int,
+    done: str,
+    rejected: Mapping[str, int],
+    left_out: Mapping[str, int],
+    where: str = "",
+) -> str:
+    """Return the counts of records: ``13 = 10 embedded + 3 rejected (empty_text 3)``."""
+    lost, left = sum(rejected.values()), sum(left_out.values())
+    text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
+    text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
+    return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
 
 
 class Shown:

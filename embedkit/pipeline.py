@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -53,17 +52,6 @@ class Stage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     can_overwrite: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StageResult:
-    """Outcome of a stage: ``done``, ``up to date`` or ``failed``, and the code of its command."""
-
-    stage: str
-    status: str
-    exit_code: int
-    seconds: float
-    outputs: tuple[str, ...]
 
 
 def read_recipe(
@@ -201,13 +189,16 @@ def run_recipe(
     *,
     quiet: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[StageResult]:
+) -> list[dict[str, Any]]:
     """Run stages in their order, until one fails; skip those that are up to date.
+
+    Return of each ``stage`` the ``status`` (``done``, ``up to date`` or ``failed``), the
+    ``exit_code`` of its command, ``seconds`` and ``outputs``.
 
     A ``quiet`` run calls commands with ``-q`` and sends what they print to standard error.
     ``progress`` is called with a line before and after every stage.
     """
-    results: list[StageResult] = []
+    results: list[dict[str, Any]] = []
     for number, stage in enumerate(stages, 1):
         about = f"[{number}/{len(stages)}] {stage.name}"
         names = {part for value in stage.inputs for part in (value, *value.split(","))}
@@ -240,8 +231,9 @@ def run_recipe(
                 there = _hashes(stage, stage.outputs)
                 _write_state(stage, {**state, "outputs": there, "exit_code": code})
         seconds = time.monotonic() - started
-        shown = tuple(path_from(stage.folder / name, "") for name in stage.outputs)
-        results.append(StageResult(stage.name, status, code, seconds, shown))
+        shown = [path_from(stage.folder / name, "") for name in stage.outputs]
+        outcome = {"status": status, "exit_code": code, "seconds": seconds, "outputs": shown}
+        results.append({"stage": stage.name} | outcome)
         if status == "failed":
             progress(f"{about}: failed with exit code {code}. Run the same command to go on.")
             break
@@ -331,24 +323,18 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         if storage.file_sha256(target) == expected:
             return False
         raise MismatchError(f"{target} exists with another hash. Move it away.")
-    storage.make_folder(target.parent)
-    partial_file = target.with_name(target.name + ".partial")
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
     try:
-        with urlopen(request, timeout=30) as source, partial_file.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
-            size = int(source.headers.get("Content-Length") or sink.tell())
-            if sink.tell() < size:  # reading in pieces does not raise it
-                raise ConnectionError(f"it ended after {sink.tell():,} of {size:,} bytes")
-        if storage.file_sha256(partial_file) != expected:
-            raise MismatchError(f"{url} has another hash; nothing was kept.")
-        storage.publish_file(partial_file, target)
+        with urlopen(request, timeout=30) as source:
+            content = source.read()
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise StorageError(
             f"{url} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
             f"network, or put the file at {target} yourself."
         ) from error
-    finally:
-        storage.remove_file(partial_file)
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise MismatchError(f"{url} has another hash; nothing was kept.")
+    storage.make_folder(target.parent)
+    storage.write_durably(target, content, scratch=target.parent)
     return True

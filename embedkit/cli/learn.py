@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,11 @@ from embedkit.cli.text import (
     metric_heading,
     number_text,
     path_text,
-    percent_text,
-    reasons_text,
     say,
     table_text,
     terminal_width,
 )
-from embedkit.display import bytes_text, count_text, json_line, shorten, visible
+from embedkit.display import bytes_text, count_text, json_line, reasons_text, shorten, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 
@@ -372,9 +371,10 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
             click.echo(json_line(place | {"label": prediction.label, "proba": prediction.proba}))
             continue
         ordered = sorted(prediction.proba.items(), key=lambda item: -item[1])
-        tail = "  ".join(f"{name} {percent_text(p)}" for name, p in ordered[:_SHOWN])
+        percent = partial(metric_text, metric="accuracy", unit=True)
+        tail = "  ".join(f"{name} {percent(p)}" for name, p in ordered[:_SHOWN])
         if rest := [p for _, p in ordered[_SHOWN:]]:
-            tail += f"  {count_text(len(rest), 'other')} {percent_text(sum(rest))}"
+            tail += f"  {count_text(len(rest), 'other')} {percent(sum(rest))}"
         cells = [place["text"] for _ in place][:1] + [prediction.label] + [tail] * bool(tail)
         say("\t".join(map(visible, cells)))
 

@@ -13,7 +13,7 @@ import click
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
-from embedkit.cli.text import asked_for_all, number_text, one_line, percent_text, table_text
+from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import interval_text, metric_text
@@ -149,7 +149,8 @@ def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     info = build_index(dataset, progress=progress, **settings)
     recall = "too few records to measure its recall"
     if info.recall is not None:
-        recall = f"it finds {percent_text(info.recall)} of the ten nearest records (recall@10)"
+        found = metric_text(info.recall, "accuracy", unit=True)
+        recall = f"it finds {found} of the ten nearest records (recall@10)"
     text = (
         f"{dataset}: {info.kind} index of {info.records:,} × {info.width} "
         f"({info.view}, {info.metric}{f', {info.whitening}' * bool(info.whitening)}), "

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import asked_for_all, metric_heading, reasons_text, table_text
+from embedkit.cli.text import asked_for_all, metric_heading, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
-from embedkit.display import bytes_text, count_text, duration_text
+from embedkit.display import bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import (

@@ -175,30 +175,6 @@ def metric_heading(metric: str) -> str:
     return f"{metric}, %" if is_percent(metric) else metric
 
 
-def percent_text(fraction: float) -> str:
-    """Return ``79.1 %``; a dash for NaN."""
-    return "–" if math.isnan(fraction) else f"{fraction * 100:.1f} %"
-
-
-def reasons_text(counts: Mapping[str, int]) -> str:
-    """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
-    return f" ({', '.join(f'{n} {count:,}' for n, count in counts.items())})" if counts else ""
-
-
-def ledger_text(
-    accepted: int,
-    done: str,
-    rejected: Mapping[str, int],
-    left_out: Mapping[str, int],
-    where: str = "",
-) -> str:
-    """Return the counts of records: ``13 = 10 embedded + 3 rejected (empty_text 3)``."""
-    lost, left = sum(rejected.values()), sum(left_out.values())
-    text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
-    text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
-    return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
-
-
 def path_text(path: str | Path) -> str:
     """Return a path relative to the folder in which the command was typed.
 

@@ -298,12 +298,9 @@ def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
     except ModelError as error:
         if path.is_dir():
             raise
-        from embedkit.encoding.checkpoint import near_folder
-
         reason = str(error).removeprefix(f"model={str(path)!r}: ")
         raise ModelError(
-            f"{path} is neither a dataset nor a run: there is no such folder.{near_folder(path)} "
-            f"As a checkpoint: {reason}"
+            f"{path} is neither a dataset nor a run. As a checkpoint: {reason}"
         ) from error
 
 
