@@ -126,8 +126,8 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     """Apply one ``--set KEY=VALUE`` to a stage, to all stages of a command or to ``[set]``."""
     key, equals, text = setting.partition("=")
     name, _, option = key.strip().rpartition(".")
-    chosen = [t for n, t in tables.items() if name in (n, n.partition(".")[0])]
-    chosen = [tables[name]] if name in tables else chosen
+    of_command = [table for n, table in tables.items() if n.partition(".")[0] == name]
+    chosen = [tables[name]] if name in tables else of_command
     if not name:
         chosen = [values] if option in values else []
     if not equals or not chosen:

@@ -572,14 +572,15 @@ def _difference_cells(
     table: Comparison, name: str, to_baseline: Difference | None, to_best: Difference | None
 ) -> dict[str, str]:
     """Against the baseline first: where columns do not fit, it is the one that stays."""
+    from embedkit.comparison.recommendation import p_text
+
     cells = {"method": name}
     for other, difference in (("baseline", to_baseline), ("first row", to_best)):
         if difference is None or math.isnan(difference.value):
             cells |= {f"to {other}": "–", f"p ({other})": "–"}
             continue
-        p = difference.p_corrected
         cells[f"to {other}"] = score_text(difference, table.metric, signed=True)
-        cells[f"p ({other})"] = "< 0.001" if p is not None and p < 0.001 else number_text(p)
+        cells[f"p ({other})"] = p_text(difference.p_corrected)
     return cells
 
 
