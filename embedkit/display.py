@@ -96,14 +96,17 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}{end}"
 
 
-def duration_text(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h 20 min``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
+def duration_text(seconds: float | None) -> str:
+    """Return a duration with two digits; empty if it is unknown.
+
+    >>> duration_text(0.0167), duration_text(46.2), duration_text(600)
+    ('17 ms', '46 s', '10 min')
+    """
+    if seconds is None:
+        return ""
+    units = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
+    size, unit = next((size, unit) for least, size, unit in units if seconds >= least)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
 
 
 def reasons_text(counts: Mapping[str, int]) -> str:

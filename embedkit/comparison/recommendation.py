@@ -15,7 +15,7 @@ import numpy as np
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases, Texts
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
-from embedkit.display import TYPED_IN, count_text
+from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
@@ -113,19 +113,6 @@ def p_text(p: float | None) -> str:
     return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def duration(seconds: float | None) -> str:
-    """Return a duration with two digits; empty if it is unknown.
-
-    >>> duration(0.0167), duration(46.2), duration(600)
-    ('17 ms', '46 s', '10 min')
-    """
-    if seconds is None:
-        return ""
-    units = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
-    size, unit = next((size, unit) for least, size, unit in units if seconds >= least)
-    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
-
-
 def view_text(view: str) -> str:
     """Return a view in words.
 
@@ -215,13 +202,13 @@ def _failed(compared: Compared) -> str:
 
 def fit_text(row: Row) -> str:
     """Return the time of all fits; empty if it is unknown."""
-    return duration(row.cost.fit_seconds if row.cost else None)
+    return duration_text(row.cost.fit_seconds if row.cost else None)
 
 
 def cost_text(row: Row) -> str:
     """Return the time that a text takes; empty if it is unknown."""
     time = row.cost.milliseconds if row.cost else None
-    return duration(None if time is None else time / 1_000)
+    return duration_text(None if time is None else time / 1_000)
 
 
 def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
