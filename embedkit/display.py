@@ -6,7 +6,7 @@ import json
 import math
 import os
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
@@ -96,14 +96,36 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}{end}"
 
 
-def duration_text(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h 20 min``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
+def duration_text(seconds: float | None) -> str:
+    """Return a duration with two digits; empty if it is unknown.
+
+    >>> duration_text(0.0167), duration_text(46.2), duration_text(600)
+    ('17 ms', '46 s', '10 min')
+    """
+    if seconds is None:
+        return ""
+    units = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
+    size, unit = next((size, unit) for least, size, unit in units if seconds >= least)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+
+
+def reasons_text(counts: Mapping[str, int]) -> str:
+    """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
+    return f" ({', '.join(f'{n} {count:,}' for n, count in counts.items())})" if counts else ""
+
+
+def ledger_text(
+    accepted: int,
+    done: str,
+    rejected: Mapping[str, int],
+    left_out: Mapping[str, int],
+    where: str = "",
+) -> str:
+    """Return the counts of records: ``13 = 10 embedded + 3 rejected (empty_text 3)``."""
+    lost, left = sum(rejected.values()), sum(left_out.values())
+    text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
+    text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
+    return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
 
 
 class Shown:

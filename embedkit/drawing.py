@@ -230,7 +230,6 @@ class Plot(Scene):
         *,
         ends: Sequence[tuple[float, float]] = (),
         marks: bool = True,
-        dashed: bool = False,
         width: float = 2,
     ) -> None:
         """Draw a line through values, with the band of their intervals ``ends``."""
@@ -239,7 +238,7 @@ class Plot(Scene):
             upper = [self.at(x, high) for (x, _), (_, high) in zip(points, ends, strict=True)]
             lower = [self.at(x, low) for (x, _), (low, _) in zip(points, ends, strict=True)]
             self.area(*upper, *reversed(lower), colour=colour, opacity=0.13)
-        self.line(*(self.at(*p) for p in points), colour=colour, width=width, dashed=dashed)
+        self.line(*(self.at(*p) for p in points), colour=colour, width=width)
         for point in points if marks else ():
             self.mark(*self.at(*point), style, radius=3.5)
 

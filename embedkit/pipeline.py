@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -55,17 +54,6 @@ class Stage:
     can_overwrite: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StageResult:
-    """Outcome of a stage: ``done``, ``up to date`` or ``failed``, and the code of its command."""
-
-    stage: str
-    status: str
-    exit_code: int
-    seconds: float
-    outputs: tuple[str, ...]
-
-
 def read_recipe(
     path: Path, commands: Mapping[str, click.Command], settings: Sequence[str] = ()
 ) -> list[Stage]:
@@ -91,16 +79,16 @@ def read_recipe(
     def fail(table: str, message: str) -> NoReturn:
         raise RecipeError(f"{path}:{lines.get(table, 1)}: [{table}] {message}")
 
+    for name in ("title", "description"):
+        content.pop(name, None)
+    known_tables = [*commands, "set", "defaults"]
+    for name, table in content.items():
+        if name not in known_tables or not isinstance(table, dict):
+            near = did_you_mean(name, known_tables)
+            fail(name, f"is not a table with the name of a command.{near}")
     given, defaults = content.pop("set", {}), content.pop("defaults", {})
-    if not isinstance(given, dict) or not isinstance(defaults, dict):
-        fail("set" if isinstance(defaults, dict) else "defaults", "is not a table.")
     tables: dict[str, dict[str, Any]] = {}
     for name, table in content.items():
-        if name in ("title", "description") and isinstance(table, str):
-            continue
-        if name not in commands or not isinstance(table, dict):
-            near = did_you_mean(name, [*commands, "set", "defaults"])
-            fail(name, f"is not a table with the name of a command.{near}")
         inner = {f"{name}.{key}": value for key, value in table.items() if isinstance(value, dict)}
         own = {key: value for key, value in table.items() if not isinstance(value, dict)}
         tables |= ({name: own} if own or name in lines else {}) | inner
@@ -127,11 +115,8 @@ def read_recipe(
         places = {"stage": word or command, **known}
         options = {n: _filled(v, places, partial(fail, name)) for n, v in options.items()}
         stages.append(_stage(name, options, path.resolve().parent, of[command]))
-        words = list(stages[-1].line[1:])
-        if "\0" in "".join(words):
-            fail(name, "contains a NUL character.")
         try:
-            commands[command].make_context(command, words).close()
+            commands[command].make_context(command, list(stages[-1].line[1:])).close()
         except click.UsageError as error:
             fail(name, error.format_message())
     return stages
@@ -141,8 +126,8 @@ def _override(setting: str, tables: dict[str, Any], values: dict[str, Any]) -> N
     """Apply one ``--set KEY=VALUE`` to a stage, to all stages of a command or to ``[set]``."""
     key, equals, text = setting.partition("=")
     name, _, option = key.strip().rpartition(".")
-    chosen = [t for n, t in tables.items() if name in (n, n.partition(".")[0])]
-    chosen = [tables[name]] if name in tables else chosen
+    of_command = [table for n, table in tables.items() if n.partition(".")[0] == name]
+    chosen = [tables[name]] if name in tables else of_command
     if not name:
         chosen = [values] if option in values else []
     if not equals or not chosen:
@@ -204,13 +189,16 @@ def run_recipe(
     *,
     quiet: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[StageResult]:
+) -> list[dict[str, Any]]:
     """Run stages in their order, until one fails; skip those that are up to date.
+
+    Return of each ``stage`` the ``status`` (``done``, ``up to date`` or ``failed``), the
+    ``exit_code`` of its command, ``seconds`` and ``outputs``.
 
     A ``quiet`` run calls commands with ``-q`` and sends what they print to standard error.
     ``progress`` is called with a line before and after every stage.
     """
-    results: list[StageResult] = []
+    results: list[dict[str, Any]] = []
     for number, stage in enumerate(stages, 1):
         about = f"[{number}/{len(stages)}] {stage.name}"
         names = {part for value in stage.inputs for part in (value, *value.split(","))}
@@ -243,8 +231,9 @@ def run_recipe(
                 there = _hashes(stage, stage.outputs)
                 _write_state(stage, {**state, "outputs": there, "exit_code": code})
         seconds = time.monotonic() - started
-        shown = tuple(path_from(stage.folder / name, "") for name in stage.outputs)
-        results.append(StageResult(stage.name, status, code, seconds, shown))
+        shown = [path_from(stage.folder / name, "") for name in stage.outputs]
+        outcome = {"status": status, "exit_code": code, "seconds": seconds, "outputs": shown}
+        results.append({"stage": stage.name} | outcome)
         if status == "failed":
             progress(f"{about}: failed with exit code {code}. Run the same command to go on.")
             break
@@ -334,24 +323,18 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         if storage.file_sha256(target) == expected:
             return False
         raise MismatchError(f"{target} exists with another hash. Move it away.")
-    storage.make_folder(target.parent)
-    partial_file = target.with_name(target.name + ".partial")
     address = quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII; the rest stays
     request = Request(address, headers={"User-Agent": f"embedkit/{__version__}"})
     try:
-        with urlopen(request, timeout=30) as source, partial_file.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
-            size = int(source.headers.get("Content-Length") or sink.tell())
-            if sink.tell() < size:  # reading in pieces does not raise it
-                raise ConnectionError(f"it ended after {sink.tell():,} of {size:,} bytes")
-        if storage.file_sha256(partial_file) != expected:
-            raise MismatchError(f"{url} has another hash; nothing was kept.")
-        storage.publish_file(partial_file, target)
+        with urlopen(request, timeout=30) as source:
+            content = source.read()
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise StorageError(
             f"{url} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
             f"network, or put the file at {target} yourself."
         ) from error
-    finally:
-        storage.remove_file(partial_file)
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise MismatchError(f"{url} has another hash; nothing was kept.")
+    storage.make_folder(target.parent)
+    storage.write_durably(target, content, scratch=target.parent)
     return True

@@ -12,11 +12,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from embedkit.runs.folder import (
 from embedkit.runs.predictions import decide, invalid_proba
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.storage import read_table
-from embedkit.types import Float64, Progress, ProgressCallback, no_progress
+from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class Predictor:
             spans = [word_spans(text, marks=marks) for text in texts]
         places, values = self._model.predict_words(texts, spans)
         words: list[list[WordPrediction]] = [[] for _ in texts]
-        for place, prediction in zip(places, self._predictions(values), strict=True):
+        for place, prediction in zip(places.tolist(), self._predictions(values), strict=True):
             record, word, start, end = place
             text = texts[record][start:end]
             words[record].append(WordPrediction(word, text, start, end, prediction))
@@ -306,14 +306,10 @@ class _Trained:
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         return self.predict_vectors((self._encoder or joined_pairs)(texts, pairs))
 
-    def predict_words(
-        self, texts: Sequence[str], spans: Spans
-    ) -> tuple[list[tuple[int, int, int, int]], Any]:
-        """Places of words (number of the text, of the word, start, end), and their predictions."""
-        record, word, ends, features = words_of_texts(texts, spans, self._encoder)
-        columns = (values.tolist() for values in (record, word, ends[:, 0], ends[:, 1]))
-        places = list(zip(*columns, strict=True))
-        return places, self.predict_vectors(features) if places else self._nothing
+    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[Int64, Any]:
+        """Places of words as of :func:`words_of_texts`, and their predictions."""
+        places, features = words_of_texts(texts, spans, self._encoder)
+        return places, self.predict_vectors(features) if len(places) else self._nothing
 
 
 def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:
@@ -418,17 +414,19 @@ def write_prediction_file(
         return int(table.num_rows)
     header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]
     count = 0
-    with _sink(out) as sink:
-        table = csv.writer(sink, lineterminator="\n")
-        for fields in chain(header, rows):
-            count += 1
-            values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
-            if kind == "jsonl":
-                sink.write(json_line(fields) + "\n")
-            elif kind == "csv":
-                table.writerow(values)
-            else:  # without quotes: characters that would break the line become spaces
-                sink.write("\t".join(re.sub(r"[\t\r\n]", " ", value) for value in values) + "\n")
+    sink = _Printed() if out is None else io.StringIO()
+    table = csv.writer(sink, lineterminator="\n")
+    for fields in chain(header, rows):
+        count += 1
+        values = [f"{v:.6f}" if isinstance(v, float) else str(v) for v in fields.values()]
+        if kind == "jsonl":
+            sink.write(json_line(fields) + "\n")
+        elif kind == "csv":
+            table.writerow(values)
+        else:  # without quotes: characters that would break the line become spaces
+            sink.write("\t".join(re.sub(r"[\t\r\n]", " ", value) for value in values) + "\n")
+    if out is not None:
+        storage.write_durably(out, sink.getvalue().encode(), scratch=out.parent)
     return count - len(header)
 
 
@@ -553,7 +551,7 @@ def read_prediction_files(
     """
     tables = [_table(path) for path in paths]
     columns = ["row", "id", *(f"proba_{name}" for name in classes)]
-    proba = []
+    proba, records = [], list[list[Any]]()
     for path, table in zip(paths, tables, strict=True):
         missing = [name for name in columns if name not in table.column_names]
         if missing:
@@ -561,10 +559,12 @@ def read_prediction_files(
                 f"{path} has no column {missing[0]!r}; expected a table that embedkit predict "
                 "writes without label_names and submission."
             )
-        if not table.select(["row", "id"]).equals(tables[0].select(["row", "id"])):
+        found = [table[name].to_pylist() for name in ("row", "id")]
+        records = records or found
+        if found != records:
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         proba.append(_probabilities(path, table, columns[2:]))
-    return tables[0]["row"].to_pylist(), tables[0]["id"].to_pylist(), proba
+    return records[0], records[1], proba
 
 
 def _probabilities(path: Path, table: Any, columns: Sequence[str]) -> Float64:
@@ -596,43 +596,21 @@ class _Printed(io.StringIO):
         return sys.stdout.write(visible(text, keep=HARMLESS))
 
 
-@contextmanager
-def _sink(out: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name when it is complete."""
-    if out is None:
-        yield _Printed()
-        return
-    partial = out.with_name(out.name + ".partial")
-    with storage.storage_errors(out):
-        try:
-            with partial.open("w", encoding="utf-8", newline="\n") as sink:
-                yield sink
-            storage.publish_file(partial, out)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
 def _table(path: Path) -> Any:
+    import pandas as pd
     import pyarrow as pa
-    from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
 
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Make it with embedkit predict.")
     try:
         if path.suffix == ".parquet":
             return read_table(path)
-        commas = path.suffix == ".csv"
-        return read_csv(
-            path,
-            parse_options=ParseOptions(
-                delimiter="," if commas else "\t",
-                quote_char='"' if commas else False,
-                newlines_in_values=commas,
-            ),
-            convert_options=ConvertOptions(
-                column_types={"row": pa.int64(), "id": pa.string(), "label": pa.string()},
-                strings_can_be_null=False,
-            ),
+        separator, quoting = (
+            (",", csv.QUOTE_MINIMAL) if path.suffix == ".csv" else ("\t", csv.QUOTE_NONE)
         )
-    except (pa.ArrowException, OSError) as error:
+        types = {"row": "int64", "id": str, "label": str}
+        return pa.Table.from_pandas(
+            pd.read_csv(path, sep=separator, quoting=quoting, dtype=types, keep_default_na=False)
+        )
+    except (ValueError, OSError) as error:
         raise DamagedError(f"{path} cannot be read: {error}. Make it again.") from error

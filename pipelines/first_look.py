@@ -44,8 +44,8 @@ def main(outputs: Path) -> int:
     except EmbedkitError as error:
         print(f"embedkit: {error}", file=sys.stderr)
         return error.exit_code
-    if result.status == "failed":
-        return result.exit_code
+    if result["status"] == "failed":
+        return int(result["exit_code"])
     print("", *summary(outputs, model), sep="\n")
     return 0
 

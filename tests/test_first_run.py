@@ -16,7 +16,6 @@ import pytest
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
 from embedkit.errors import ModelError
-from embedkit.pipeline import StageResult
 from embedkit.runs.run import Cost, ReportedScore
 from tests.processes import ROOT, command
 from tests.run_fixtures import write_fake_run
@@ -66,9 +65,9 @@ def test_stages_and_summary(
 
     ran: list[str] = []
 
-    def run(stages: Any, **_: Any) -> list[StageResult]:
+    def run(stages: Any, **_: Any) -> list[dict[str, Any]]:
         ran.extend(stage.name for stage in stages)
-        return [StageResult("compare", "done", 0, 1.0, ())]
+        return [{"status": "done", "exit_code": 0}]
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(first_look, "find_checkpoint", find_checkpoint)
@@ -84,7 +83,7 @@ def test_stages_and_summary(
     for line in tries:
         _, name, *arguments = shlex.split(line, comments=True)
         cli.commands[name].make_context(name, arguments).close()
-    failed = replace(StageResult("compare", "failed", 5, 1.0, ()))
+    failed = {"status": "failed", "exit_code": 5}
     monkeypatch.setattr(first_look, "run_recipe", lambda *_, **__: [failed])
     assert first_look.main(tmp_path) == 5
 

@@ -92,7 +92,6 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
         (('"{folds}"', '"{fold}"'), r"\[train.b\] \{fold\}.*mean 'folds'"),
         (('dataset = "{out}/v"\nout = "{out}/a"', 'out = "{out}/a"'), r"\[train.a\] .*DATASET"),
         (('folds = "{folds}"', 'estimator = "svn"'), r"\[train.b\] .*'svn' is not one of"),
-        (('layers = "-1"', 'layers = "a\\u0000b"'), r"\[extract\] .*NUL"),
         (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 26"),
     ],
 )

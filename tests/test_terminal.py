@@ -100,7 +100,7 @@ def test_tables_fit_the_terminal(terminal: Callable[[int], None], width: int) ->
         "f1": "0.7 ±0.02",
         "log_loss": "0.505 ±0.033",
         "brier": "0.201 ±0.004",
-        "p": "< 0.001",
+        "p": "<\N{NO-BREAK SPACE}0.001",
     }
     names = ("a", "a run with a rather long name, 긴 이름")
     rows = [{"method": name, **values} for name in names]

@@ -25,7 +25,7 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 
 from embedkit import storage
 from embedkit.choices import CLASS_WEIGHTS, ESTIMATORS, FEATURES, TASKS, check_choice
-from embedkit.errors import DamagedError, UsageError, first_line
+from embedkit.errors import DamagedError, UsageError, check_seed, first_line
 from embedkit.storage import check_files
 
 
@@ -66,6 +66,7 @@ class EstimatorSettings:
         default = "ridge" if task == "regression" else "logreg"
         result = cls(estimator or default, task=task, **settings)
         check_choice(FEATURES, features=result.features)
+        check_seed(result.seed)
         result.row  # noqa: B018 - raises for an unknown estimator
         if result.class_weight is not None:
             check_choice(CLASS_WEIGHTS, class_weight=result.class_weight)

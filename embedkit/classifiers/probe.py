@@ -25,7 +25,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.read import VectorData, load, records_of_words, stored_texts, word_spans_of
 from embedkit.dataset.settings import DatasetEncoder
 from embedkit.dataset.texts import dataset_of
-from embedkit.errors import UsageError, check_counts, check_seed
+from embedkit.errors import UsageError, check_counts
 from embedkit.runs.folder import (
     RunResult,
     check_free,
@@ -48,7 +48,7 @@ from embedkit.runs.predictions import (
     write_predictions,
 )
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
-from embedkit.runs.split import Split, split_for
+from embedkit.runs.split import Split, split_for, write_split
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 
 _CURVE = (0.1, 0.2, 0.4, 0.7, 1.0)
@@ -113,7 +113,6 @@ def probe(
     """
     started = time.perf_counter()
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
-    check_seed(seed)
     check_counts(threads=threads)
     if control is not None:
         check_choice(("random-weights",), control=control)
@@ -157,6 +156,7 @@ def probe(
             majority=work.score(prior, intervals=False).value,
         )
         write_predictions(folder, predictions)
+        write_split(chosen, folder / "split.parquet")
         content = ProbeRun(
             estimator=settings.estimator,
             task=task,
@@ -188,7 +188,6 @@ class _FoldResult(NamedTuple):
     proba: Float64
     fit_seconds: float
     predict_seconds: float
-    seconds: float  # with controls and curves
     control: Float64
     curve: tuple[Float64, ...]  # by number of training records
 
@@ -204,7 +203,7 @@ class _Probe:
     metric: str
     folds: list[tuple[Int64, Int64]]  # training and held-out records
     curve: tuple[float, ...]  # fractions of the training records
-    run: Callable[..., list[Any]]
+    run: Callable[..., tuple[list[Any], float]]
 
     def views(
         self, names: Sequence[str], control: Target, progress: ProgressCallback
@@ -218,10 +217,7 @@ class _Probe:
             for name in names
             for train, test in self.folds
         ]
-        started = time.perf_counter()
-        done = self.run(tasks, progress=progress)
-        # fits at the same time took less than the sum of their times
-        part = (time.perf_counter() - started) / sum(one.seconds for one in done)
+        done, part = self.run(tasks, progress=progress)
         count = len(self.folds)
         results: dict[str, list[_FoldResult]] = {
             name: done[i * count : (i + 1) * count] for i, name in enumerate(names)
@@ -272,7 +268,7 @@ class _Probe:
         for fraction in self.curve[:-1]:  # each set of training records lies within the next
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             curve.append(self._fit_and_predict(X, few, test))
-        times = trained - started, predicted - trained, time.perf_counter() - started
+        times = trained - started, predicted - trained
         return _FoldResult(fitted.choice.score, proba, *times, random, (*curve, proba))
 
     def _fit_and_predict(self, X: Float32, train: Int64, test: Int64) -> Float64:
@@ -301,7 +297,9 @@ class _Probe:
             progress(Progress("encoding at random", 0, None, "texts"))
             seed = self.settings.seed + number
             for name, X in encode_at_random(self.data, names, seed).items():
-                folds = self.run([partial(self._fit_and_predict, X, *fold) for fold in self.folds])
+                folds, _ = self.run(
+                    [partial(self._fit_and_predict, X, *fold) for fold in self.folds]
+                )
                 score = self.score(folds, intervals=False).value
                 scores[name] = (*scores.get(name, ()), score)
                 step()

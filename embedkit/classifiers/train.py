@@ -31,7 +31,7 @@ from embedkit.dataset.read import (
 )
 from embedkit.dataset.settings import encode_as
 from embedkit.dataset.texts import dataset_of, labels_of_words, read_more_texts, reading_of
-from embedkit.errors import UsageError, check_counts, check_seed
+from embedkit.errors import UsageError, check_counts
 from embedkit.machine import peak_memory_bytes
 from embedkit.runs.folder import (
     RunResult,
@@ -56,7 +56,7 @@ from embedkit.runs.predictions import (
     target_from,
 )
 from embedkit.runs.run import Choice, Cost, TrainRun
-from embedkit.runs.split import Split, split_for
+from embedkit.runs.split import Split, split_for, write_split
 from embedkit.types import Float64, Int64, Progress, ProgressCallback, no_progress
 
 logger = logging.getLogger(__name__)
@@ -108,15 +108,11 @@ def cross_validate(
 
     subsets = split.subsets()
     everything = split.in_folds, np.empty(0, np.int64)
-    started = time.perf_counter()
-    *fits, final = side_by_side(
+    (*fits, final), part = side_by_side(
         [partial(one_fold, *subset) for subset in [*subsets, everything]],
         threads=threads,
         progress=progress,
     )
-    # fits at the same time took less than the sum of their times
-    busy = sum(fit_seconds + seconds for *_, fit_seconds, seconds in [*fits, final])
-    part = (time.perf_counter() - started) / busy
     predictions = []
     for fold, ((train, test), (fitted, proba, *_)) in enumerate(zip(subsets, fits, strict=True)):
         where: dict[str, Any] = {"records": split, "ids": split.row if ids is None else ids}
@@ -141,10 +137,11 @@ def side_by_side(
     *,
     threads: int | None = None,
     progress: ProgressCallback = no_progress,
-) -> list[T]:
+) -> tuple[list[T], float]:
     """Return the results of several fits that run at the same time, each with one BLAS thread.
 
-    Vectors of a few hundred columns are too small for products of several threads, which wait for
+    The time that all took, as a fraction of the sum of their times, is returned too. Vectors of a
+    few hundred columns are too small for products of several threads, which wait for
     each other longer than they compute; whole fits are independent.
     """
     from joblib import Parallel, delayed
@@ -154,21 +151,24 @@ def side_by_side(
 
     libraries = ThreadpoolController()  # looking for them takes as long as a small fit
 
-    def run(task: Callable[[], T]) -> T:
+    def run(task: Callable[[], T]) -> tuple[T, float]:
         with libraries.limit(limits=1):  # OpenMP counts threads for each thread that calls it
-            return task()
+            started = time.perf_counter()
+            return task(), time.perf_counter() - started
 
-    waiting, results = list(tasks), []
+    waiting, results, busy = list(tasks), [], 0.0
+    begun = time.perf_counter()
     with libraries.limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
-        for result in parallel(delayed(run)(task) for task in waiting):
+        for result, seconds in parallel(delayed(run)(task) for task in waiting):
             results.append(result)
+            busy += seconds
             progress(Progress("fitting", len(results), len(waiting), "fits", len(results)))
-    return results
+    return results, (time.perf_counter() - begun) / busy
 
 
 def load_test_set(
@@ -221,7 +221,8 @@ def _from_corpus(test: CorpusLike, data: VectorData, texts_only: bool) -> dict[s
     fields: dict[str, Any] = {"row": new.row, "ids": new.ids, "labels": new.labels}
     if of_words:
         spans = marked_spans(new.words or ())
-        record, word, _, features = words_of_texts(new.texts, spans, encode)
+        places, features = words_of_texts(new.texts, spans, encode)
+        record, word = places[:, 0], places[:, 1]
         labels = labels_of_words(new.words, record, word)
         ids = [new.ids[i] for i in record]
         fields = {"row": new.row[record], "ids": ids, "labels": labels, "word": word}
@@ -305,7 +306,6 @@ def train(
     settings = EstimatorSettings.of(
         estimator, task=task, features=features, class_weight=class_weight, seed=seed, metric=metric
     )
-    check_seed(seed)
     check_counts(threads=threads)
     check_choice(RUN_LEVELS, level=level)
     if features == "tfidf" and view is not None:
@@ -351,6 +351,7 @@ def train(
             tested = test_set.predictions(proba, threshold=cut)
             predictions = Predictions.joined([predictions, tested])
         save_model(folder, pipeline)
+        write_split(chosen, folder / "split.parquet")
         of_estimator = asdict(settings) | ({"label_separator": label_separator} if sets else {})
         content = write_results(
             folder,

@@ -151,7 +151,7 @@ class Result:
 
 
 def command(
-    *examples: str, name: str | None = None, more: bool = False
+    *examples: str, more: bool = False
 ) -> Callable[[Callable[..., Result | int]], click.Command]:
     """Make a command with ``--json`` and ``--quiet`` of a function that returns its result.
 
@@ -185,7 +185,7 @@ def command(
         bar = "progress" in parameters
         epilog = "\n  ".join(["\b\nExamples:", *examples]) + "\n"
         names = {"help_option_names": ["-h", "--help"]}
-        made = click.command(name, cls=Command, epilog=epilog, context_settings=names)(run)
+        made = click.command(cls=Command, epilog=epilog, context_settings=names)(run)
         flags = [
             (["--all", "everything"], "Print all numbers, not only the most important ones.", None),
             (["--json", "as_json"], "Print the result as JSON.", None),

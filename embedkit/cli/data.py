@@ -13,8 +13,8 @@ import click
 from embedkit.choices import ENGINES, ON_LONG, STORAGES
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
-from embedkit.cli.text import asked_for_all, ledger_text, number_text, table_text
-from embedkit.display import bytes_text, count_text, duration_text
+from embedkit.cli.text import asked_for_all, number_text, table_text
+from embedkit.display import bytes_text, count_text, duration_text, ledger_text
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.types import ProgressCallback
 

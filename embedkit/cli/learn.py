@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,11 @@ from embedkit.cli.text import (
     metric_heading,
     number_text,
     path_text,
-    percent_text,
-    reasons_text,
     say,
     table_text,
     terminal_width,
 )
-from embedkit.display import bytes_text, count_text, json_line, shorten, visible
+from embedkit.display import bytes_text, count_text, json_line, reasons_text, shorten, visible
 from embedkit.errors import EXIT_INTERRUPTED, EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 
@@ -372,9 +371,10 @@ def _show_text(predictor: Predictor, text: str, as_json: bool) -> None:
             click.echo(json_line(place | {"label": prediction.label, "proba": prediction.proba}))
             continue
         ordered = sorted(prediction.proba.items(), key=lambda item: -item[1])
-        tail = "  ".join(f"{name} {percent_text(p)}" for name, p in ordered[:_SHOWN])
+        percent = partial(metric_text, metric="accuracy", unit=True)
+        tail = "  ".join(f"{name} {percent(p)}" for name, p in ordered[:_SHOWN])
         if rest := [p for _, p in ordered[_SHOWN:]]:
-            tail += f"  {count_text(len(rest), 'other')} {percent_text(sum(rest))}"
+            tail += f"  {count_text(len(rest), 'other')} {percent(sum(rest))}"
         cells = [place["text"] for _ in place][:1] + [prediction.label] + [tail] * bool(tail)
         say("\t".join(map(visible, cells)))
 
@@ -572,14 +572,15 @@ def _difference_cells(
     table: Comparison, name: str, to_baseline: Difference | None, to_best: Difference | None
 ) -> dict[str, str]:
     """Against the baseline first: where columns do not fit, it is the one that stays."""
+    from embedkit.comparison.recommendation import p_text
+
     cells = {"method": name}
     for other, difference in (("baseline", to_baseline), ("first row", to_best)):
         if difference is None or math.isnan(difference.value):
             cells |= {f"to {other}": "–", f"p ({other})": "–"}
             continue
-        p = difference.p_corrected
         cells[f"to {other}"] = score_text(difference, table.metric, signed=True)
-        cells[f"p ({other})"] = "< 0.001" if p is not None and p < 0.001 else number_text(p)
+        cells[f"p ({other})"] = p_text(difference.p_corrected)
     return cells
 
 

@@ -13,7 +13,7 @@ import click
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, names_of, option, options
-from embedkit.cli.text import asked_for_all, number_text, one_line, percent_text, table_text
+from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import interval_text, metric_text
@@ -149,7 +149,8 @@ def index(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     info = build_index(dataset, progress=progress, **settings)
     recall = "too few records to measure its recall"
     if info.recall is not None:
-        recall = f"it finds {percent_text(info.recall)} of the ten nearest records (recall@10)"
+        found = metric_text(info.recall, "accuracy", unit=True)
+        recall = f"it finds {found} of the ten nearest records (recall@10)"
     text = (
         f"{dataset}: {info.kind} index of {info.records:,} × {info.width} "
         f"({info.view}, {info.metric}{f', {info.whitening}' * bool(info.whitening)}), "
@@ -209,9 +210,8 @@ def similarity(corpus: Path, progress: ProgressCallback, **settings: Any) -> Res
 
 
 def _similarity_text(found: PairSimilarity) -> str:
-    """Correlations by layer and pooling; without human scores the cosine of every pair."""
-    from embedkit.cli.run_text import agreement_finding
-    from embedkit.encoding.views import split_view
+    """Correlations by pooling and layer; without human scores the cosine of every pair."""
+    from embedkit.cli.run_text import agreement_finding, grid_text
 
     count = count_text(len(found.records), "pair")
     count += f", {count_text(found.rejected, 'record')} rejected" if found.rejected else ""
@@ -224,21 +224,11 @@ def _similarity_text(found: PairSimilarity) -> str:
             for i, record in enumerate(found.records)
         ]
         return f"{table_text(cells)}\n{count}"
-    rows: dict[str, dict[str, str]] = {}
     scores = {view: one["spearman"] for view, one in found.agreement.items()}
-    for view, score in scores.items():
-        pooling, layer = split_view(view)
-        rows.setdefault(layer or "–", {})[pooling] = number_text(score.value)
-    poolings = dict.fromkeys(pooling for cells in rows.values() for pooling in cells)
     lines = [
         agreement_finding(found.agreement),
         f"Spearman of the cosine with the score, {count} ({found.model}):",
-        table_text(
-            [
-                {"layer": layer, **{name: cells.get(name, "") for name in poolings}}
-                for layer, cells in rows.items()
-            ]
-        ),
+        grid_text({view: number_text(score.value) for view, score in scores.items()}),
     ]
     known = [score for score in scores.values() if math.isfinite(score.value)]
     if known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,11 +82,11 @@ def run(
             say(line, err=True)
 
     results = run_recipe(stages, quiet=quiet or as_json, progress=progress)
-    codes, failed = [result.exit_code for result in results], results[-1].status == "failed"
+    codes, failed = [one["exit_code"] for one in results], results[-1]["status"] == "failed"
     if as_json:
-        click.echo(json_text([asdict(result) for result in results]))
+        click.echo(json_text(results))
     elif not failed:
-        for name in results[-1].outputs:
+        for name in results[-1]["outputs"]:
             progress(f"made {name}")
     return codes[-1] if failed else EXIT_REJECTS if EXIT_REJECTS in codes else 0
 

@@ -22,7 +22,7 @@ from embedkit.choices import (
     TASKS,
     WHITENINGS,
 )
-from embedkit.cli.text import bar_shown
+from embedkit.cli.text import above_bar
 from embedkit.display import visible
 from embedkit.types import Progress, ProgressCallback, no_progress
 
@@ -246,9 +246,10 @@ def progress_bar() -> Iterator[ProgressCallback]:
     timer = threading.Timer(_PATIENCE, bar.start)
     timer.daemon = True
     timer.start()
+    above_bar.append(print_above)
     try:
-        with bar_shown(print_above):
-            yield report
+        yield report
     finally:
+        above_bar.pop()
         timer.cancel()
         bar.stop()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import asked_for_all, metric_heading, reasons_text, table_text
+from embedkit.cli.text import asked_for_all, metric_heading, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
-from embedkit.display import bytes_text, count_text, duration_text
+from embedkit.display import bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import (
@@ -24,7 +24,15 @@ from embedkit.runs.metrics import (
     score_text,
 )
 from embedkit.runs.predictions import headline_metric
-from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun, as_json
+from embedkit.runs.run import (
+    FinetuneRun,
+    PredictionRun,
+    ProbeRun,
+    Run,
+    SimilarityRun,
+    ViewScore,
+    as_json,
+)
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
@@ -97,8 +105,6 @@ def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
 
 
 def _probe_finding(content: ProbeRun) -> str:
-    if not content.view_scores:
-        return "no view was scored"
     select = min if content.metric in LOWER_IS_BETTER else max
     best = select(content.view_scores, key=lambda view: view.score.value)
     near = [
@@ -220,33 +226,23 @@ def _score_tables(content: PredictionRun) -> Iterator[str]:
         )
 
 
+def grid_text(cells: Mapping[str, str]) -> str:
+    """Return a text of each view as a table: a line for each pooling, a column for each layer."""
+    layers = dict.fromkeys(split_view(view)[1] or "–" for view in cells)
+    rows: dict[str, dict[str, str]] = {}
+    for view, cell in cells.items():
+        pooling, layer = split_view(view)
+        row = rows.setdefault(pooling, {"layer": pooling} | dict.fromkeys(layers, ""))
+        row[layer or "–"] = cell
+    return table_text(list(rows.values()), gap=1)
+
+
 def _probe_results(content: ProbeRun) -> Iterator[str]:
-    if not content.view_scores:
-        return
-    random, metric, views = content.random_weights, content.metric, content.view_scores
-    rows: list[dict[str, str]] = []
-    for view in views if asked_for_all() else ():
-        row = {
-            "view": view.name,
-            metric_heading(metric): metric_text(view.score.value, metric),
-            "95 % interval": interval_text(view.score, metric),
-            "chosen": str(view.chosen),
-            "control": metric_text(view.control, metric),
-        }
-        if untrained := random.get(view.name):
-            row["never trained"] = metric_text(mean(untrained), metric)
-            if len(untrained) > 1:
-                row["never trained"] += f" ±{metric_text(stdev(untrained), metric)}"
-        rows.append(row)
-    if not rows:  # a line for each pooling, a column for each layer
-        layers = dict.fromkeys(split_view(view.name)[1] or "–" for view in views)
-        grid: dict[str, dict[str, str]] = {}
-        for view in views:
-            pooling, layer = split_view(view.name)
-            cells = grid.setdefault(pooling, {"layer": pooling} | dict.fromkeys(layers, ""))
-            cells[layer or "–"] = metric_text(view.score.value, metric)
-        rows = list(grid.values())
-    yield table_text(rows, gap=2 if asked_for_all() else 1)
+    metric, views = content.metric, content.view_scores
+    if asked_for_all():
+        yield table_text([_view_cells(content, view) for view in views])
+    else:
+        yield grid_text({view.name: metric_text(view.score.value, metric) for view in views})
     controls = [view.control for view in views]
     low, high = (metric_text(end(controls), metric) for end in (min, max))
     guess = metric_text(content.nested.majority, metric)
@@ -255,6 +251,21 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     if len(chosen) > 3 and not asked_for_all():
         chosen = [*chosen[:3], "…"]
     yield f"chosen: {', '.join(chosen)}"
+
+
+def _view_cells(content: ProbeRun, view: ViewScore) -> dict[str, str]:
+    metric, untrained = content.metric, content.random_weights.get(view.name)
+    cells = {
+        "view": view.name,
+        metric_heading(metric): metric_text(view.score.value, metric),
+        "95 % interval": interval_text(view.score, metric),
+        "chosen": str(view.chosen),
+        "control": metric_text(view.control, metric),
+    }
+    if untrained:
+        spread = metric_text(stdev(untrained), metric)
+        cells["never trained"] = f"{metric_text(mean(untrained), metric)} ±{spread}"
+    return cells
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,23 +48,14 @@ def say(text: str, *, err: bool = False, finding: bool = False) -> None:
         if styled and (number == 0 or warns):
             part = click.style(part, bold=True, fg="yellow" if warns else None)
         lines.append(part)
-    if _above_bar and shows:
-        _above_bar[-1]("\n".join(lines))
+    if above_bar and shows:
+        above_bar[-1]("\n".join(lines))
     else:
         click.echo("\n".join(lines), err=err)
 
 
-_above_bar: list[Callable[[str], None]] = []
-
-
-@contextmanager
-def bar_shown(print_above: Callable[[str], None]) -> Iterator[None]:
-    """Let :func:`say` print by this function while a bar is on the terminal."""
-    _above_bar.append(print_above)
-    try:
-        yield
-    finally:
-        _above_bar.pop()
+above_bar: list[Callable[[str], None]] = []
+"""What prints above the bar, while one is on the terminal."""
 
 
 def terminal_width() -> int:
@@ -166,7 +156,7 @@ def asked_for_all() -> bool:
 def _is_text(column: Sequence[str]) -> bool:
     """Whether a column contains text below its heading; dashes are missing numbers."""
     filled = [cell for cell in column[1:] if cell not in ("", "–")]
-    return not all(cell[0] in _NUMERIC or cell == "< 0.001" for cell in filled)
+    return not all(cell[0] in _NUMERIC or cell == "<\N{NO-BREAK SPACE}0.001" for cell in filled)
 
 
 def _width(column: Sequence[str]) -> int:
@@ -183,30 +173,6 @@ def number_text(value: float | None, form: str = ".3f") -> str:
 def metric_heading(metric: str) -> str:
     """Return the name of a metric with its unit."""
     return f"{metric}, %" if is_percent(metric) else metric
-
-
-def percent_text(fraction: float) -> str:
-    """Return ``79.1 %``; a dash for NaN."""
-    return "–" if math.isnan(fraction) else f"{fraction * 100:.1f} %"
-
-
-def reasons_text(counts: Mapping[str, int]) -> str:
-    """Return `` (empty_text 3, bad_id 1)``; an empty string if there are none."""
-    return f" ({', '.join(f'{n} {count:,}' for n, count in counts.items())})" if counts else ""
-
-
-def ledger_text(
-    accepted: int,
-    done: str,
-    rejected: Mapping[str, int],
-    left_out: Mapping[str, int],
-    where: str = "",
-) -> str:
-    """Return the counts of records: ``13 = 10 embedded + 3 rejected (empty_text 3)``."""
-    lost, left = sum(rejected.values()), sum(left_out.values())
-    text = f"{accepted + lost + left:,} = {accepted:,} {done} + {lost:,} rejected"
-    text += reasons_text(rejected) + (f" → {where}" if lost and where else "")
-    return text + (f" + {left:,} left out{reasons_text(left_out)}" if left else "")
 
 
 def path_text(path: str | Path) -> str:

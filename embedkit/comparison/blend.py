@@ -105,13 +105,6 @@ def blend(kind: str, runs: Sequence[Predictions], *, threshold: Threshold | None
     return Blend(f"blend: {kind}", blended, len(runs), cross_fitted, final, apply)
 
 
-def alone(
-    name: str, predictions: Predictions, index: int, runs: int, threshold: float | None
-) -> Blend:
-    """Return one of several runs as a blend that the others have no weight in."""
-    return Blend(name, predictions, runs, True, threshold, lambda given: given[index])
-
-
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:
     """Inner predictions of all runs for the same training records of a fold, and their labels."""
     fold = runs[0].fold[test[0]]

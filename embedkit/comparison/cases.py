@@ -270,7 +270,12 @@ def find_texts(
     names = ("text", "text_pair", "format", "encoding", "quoting", "header")
     reading = {name: inputs[0][name] for name in names} if inputs else {}
     if given is not None:
-        return _given(Path(given), rows, source, reading)
+        path, whole = Path(given), is_dataset(Path(given))
+        if not whole and not path.is_file():
+            raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or corpus.")
+        if (source_of(load(path)) if whole else (file_sha256(path),)) != source:
+            raise MismatchError(f"texts={str(path)!r} is another corpus than that of these runs.")
+        return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
     for dataset in datasets:
         if dataset.manifest.job.storage.text:
             return _stored(dataset.path, rows)
@@ -298,17 +303,6 @@ def shown_texts(
                 for text, span in zip(by_record, spans, strict=True)
             ]
     return by_record
-
-
-def _given(
-    path: Path, rows: Collection[int], source: tuple[str, ...], reading: Mapping[str, Any]
-) -> tuple[Texts, str]:
-    whole = is_dataset(path)
-    if not whole and not path.is_file():
-        raise UsageError(f"texts={str(path)!r} does not exist. Give a dataset or the corpus file.")
-    if (source_of(load(path)) if whole else (file_sha256(path),)) != source:
-        raise MismatchError(f"texts={str(path)!r} is another corpus than that of these runs.")
-    return _stored(path, rows) if whole else _of_corpus(path, rows, reading)
 
 
 def _stored(path: Path, rows: Collection[int]) -> tuple[Texts, str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
@@ -17,12 +15,10 @@ import numpy as np
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.comparison.cases import Cases, Texts
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, judge
-from embedkit.display import TYPED_IN, count_text
+from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
-from embedkit.errors import EmbedkitError
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
-from embedkit.runs.split import read_split
 
 _SMALL_CLASS = 20
 _CUT = 0.005
@@ -117,19 +113,6 @@ def p_text(p: float | None) -> str:
     return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def duration(seconds: float | None) -> str:
-    """Return a duration with two digits; empty if it is unknown.
-
-    >>> duration(0.0167), duration(46.2), duration(600)
-    ('17 ms', '46 s', '10 min')
-    """
-    if seconds is None:
-        return ""
-    units = ((7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"), (0, 0.001, "ms"))
-    size, unit = next((size, unit) for least, size, unit in units if seconds >= least)
-    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
-
-
 def view_text(view: str) -> str:
     """Return a view in words.
 
@@ -219,13 +202,13 @@ def _failed(compared: Compared) -> str:
 
 def fit_text(row: Row) -> str:
     """Return the time of all fits; empty if it is unknown."""
-    return duration(row.cost.fit_seconds if row.cost else None)
+    return duration_text(row.cost.fit_seconds if row.cost else None)
 
 
 def cost_text(row: Row) -> str:
     """Return the time that a text takes; empty if it is unknown."""
     time = row.cost.milliseconds if row.cost else None
-    return duration(None if time is None else time / 1_000)
+    return duration_text(None if time is None else time / 1_000)
 
 
 def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
@@ -336,51 +319,19 @@ def _command(compared: Compared, command: str, *options: str) -> str:
     )
     if not datasets:
         return ""
-    runs, dataset = compared.runs, datasets[0]
-    content, folder = runs[0].content, runs[0].path.parent
-    parts, separated = ["embedkit", command, portable(dataset.path)], []
-    if content.task == "multilabel":
-        separated = ["--label-separator", content.settings["label_separator"]]
-    split, before = _split_file(compared, dataset.path), ""
-    if split is not None:
-        parts += ["--split", portable(split)]
-    else:  # made from the same settings again
-        defaults = {"folds": 5, "seed": 0, "test": 0}
-        own = {name: getattr(content.split, name) for name in defaults}
-        again = [f"--{name}={own[name]}" for name in defaults if own[name] != defaults[name]]
-        if again and (command == "probe" or own["test"]):
-            made = ["--out", portable(_free(dataset.path.with_suffix(".split.parquet")))]
-            again = [*separated, *again, *made]
-            before = shlex.join(["embedkit", "split", portable(dataset.path), *again])
-            before, again = f"{before} && ", ["--split", made[1]]
-        parts += again
-    parts += options
+    run, dataset = compared.runs[0], datasets[0]
+    split, content = run.path / "split.parquet", run.content
+    parts = ["embedkit", command, portable(dataset.path), "--split", portable(split), *options]
     model = dataset.manifest.names.model
     if command == "finetune" and model != DEFAULT_MODEL:
         parts += ["--model", model_text(model)]
     if content.level != "sentence":
         parts += ["--level", content.level]
     if content.task != "classification":
-        parts += ["--task", content.task, *separated]
-    return before + shlex.join([*parts, "--out", portable(_free(folder / command))])
-
-
-def _split_file(compared: Compared, dataset: Path) -> Path | None:
-    """The split of the runs, if its file is where it was, or beside them."""
-    runs = compared.runs
-    typed = [re.search(r"--split[ =](\S+)", run.content.command or "") for run in runs]
-    named = [Path(match[1]) for match in typed if match]
-    folders = (Path(), dataset.parent, runs[0].path.parent)
-    files = [at / file for file in named for at in folders]
-    files += [runs[0].path.parent / file.name for file in named]
-    files += [run.path / "split.parquet" for run in runs]
-    files.append(dataset.with_suffix(".split.parquet"))
-    for file in filter(Path.is_file, files):
-        with suppress(EmbedkitError):
-            found, wanted = read_split(file).settings, runs[0].content.split
-            if replace(found, fingerprint=wanted.fingerprint) == wanted:
-                return file
-    return None
+        parts += ["--task", content.task]
+    if content.task == "multilabel":
+        parts += ["--label-separator", content.settings["label_separator"]]
+    return shlex.join([*parts, "--out", portable(_free(run.path.parent / command))])
 
 
 def _free(path: Path) -> Path:

@@ -31,7 +31,6 @@ from embedkit.comparison.load import Dataset
 from embedkit.comparison.recommendation import (
     Recommendation,
     cost_text,
-    duration,
     fit_text,
     model_text,
     notices,
@@ -40,7 +39,7 @@ from embedkit.comparison.recommendation import (
     recommend,
 )
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row, Scale
-from embedkit.display import MINUS, bytes_text, count_text, shorten
+from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledger_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width, ticks
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
@@ -142,7 +141,7 @@ def write_report(
             "bytes": bytes_text,
             "breaks": _breaks,
             "metric": metric_name,
-            "duration": lambda seconds: duration(seconds) or "–",
+            "duration": lambda seconds: duration_text(seconds) or "–",
             "count": lambda n: f"{n:,}" if n < 1e6 else f"{n / 1e6:.4g} million",
         },
         score=partial(metric_text, unit=True),
@@ -414,13 +413,11 @@ def _ledger(dataset: Dataset) -> str:
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger
     cut, lost = ledger.get("records_truncated", 0), ledger.get("tokens_cut", 0)
-    rejected = sum(totals.rejected_by_reason.values())
-    counts = f"{totals.accepted:,} embedded + {rejected:,} rejected"
-    counts += f" + {totals.left_out:,} left out" if totals.left_out else ""
+    reasons = totals.rejected_by_reason, totals.left_out_by_reason
     lines = [
         f"made for: {', '.join(dataset.runs)}",
         f"model: {model_text(manifest.names.checkpoint)}",
-        f"records: {totals.records:,} = {counts}",
+        f"records: {ledger_text(totals.accepted, 'embedded', *reasons)}",
         f"tokens: {ledger.get('tokens', 0):,}; {cut:,} texts were cut at {limit}, {lost:,} lost",
         f"fingerprint: {manifest.fingerprint}",
     ]

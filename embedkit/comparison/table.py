@@ -18,7 +18,7 @@ import numpy as np
 
 from embedkit import storage
 from embedkit.choices import BEST_BLEND, BLENDS, check_choice
-from embedkit.comparison.blend import Blend, alone, blend
+from embedkit.comparison.blend import Blend, blend
 from embedkit.comparison.load import (
     Dataset,
     LoadedRun,
@@ -240,8 +240,11 @@ class Compared:
             models = {run.name: (i, run) for i, run in enumerate(self.models)}
             if name not in models:
                 raise UsageError("a probe holds no model to predict with. Give a run of train.")
-            index, run = models[name]
-            return alone(name, run.predictions, index, len(models), run.content.threshold)
+            index, run = models[name]  # a blend that the others have no weight in
+            threshold = run.content.threshold
+            return Blend(
+                name, run.predictions, len(models), True, threshold, lambda given: given[index]
+            )
         check_choice(BLENDS, blend=kind)
         if not self.blends:
             raise UsageError("one run cannot be blended. Give two or more.")

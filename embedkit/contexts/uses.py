@@ -28,7 +28,7 @@ from embedkit.display import Shown, count_text
 from embedkit.encoding.views import LayerSpec
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
-from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
@@ -177,11 +177,10 @@ def _with_vectors(data: VectorData, found: list[Use], what: str) -> UseVectors:
         logger.info("a random sample of %d of %d uses", MOST_USES, len(found))
         drawn = np.random.default_rng(0).choice(len(found), MOST_USES, replace=False)
         found = [found[int(i)] for i in np.sort(drawn)]
-    rows = np.array([use.row for use in found])
     kind = "tokens" if Layout(data.path).shard_files("tokens") else "words"
-    tables = layer_tables(data, kind, rows=np.unique(rows))
-    made = _means(tables, rows, [(use.start, use.end) for use in found])
-    return _kept(found, *made, f"{what} only where the texts of {data.path} were cut.", data)
+    tables = layer_tables(data, kind, rows=np.unique([use.row for use in found]))
+    none = f"{what} only where the texts of {data.path} were cut."
+    return _means(found, tables, none=none, data=data)
 
 
 def uses_in_texts(
@@ -195,36 +194,17 @@ def uses_in_texts(
     """Find the uses of a word in sentences and encode them."""
     records = ((row, str(row), text) for row, text in enumerate(texts))
     uses = _find_uses(records, word, match, "the sentences")
-    names = [spec.name for spec in layers]
+    names, rows = [spec.name for spec in layers], np.unique([use.row for use in uses])
 
     def tables() -> Iterator[LayerTable]:
-        for start in range(0, len(uses), _TEXTS_AT_ONCE):
-            some = [use.text for use in uses[start : start + _TEXTS_AT_ONCE]]
-            tokens = encoder.encode_tokens(some, layers=names)
+        for start in range(0, len(rows), _TEXTS_AT_ONCE):
+            some = rows[start : start + _TEXTS_AT_ONCE]
+            tokens = encoder.encode_tokens([texts[row] for row in some], layers=names)
             spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
-            yield LayerTable(tokens.row + start, spans, None, tokens.vectors)
+            yield LayerTable(some[tokens.row], spans, None, tokens.vectors)
 
-    return _kept(
-        uses,
-        *_means(tables(), np.arange(len(uses)), [(use.start, use.end) for use in uses]),
-        f"{word!r} occurs only where the sentences are cut: the model takes "
-        f"{encoder.max_length} tokens.",
-    )
-
-
-def _kept(
-    uses: Sequence[Use],
-    vectors: dict[str, Float32],
-    there: Bool,
-    none: str,
-    data: VectorData | None = None,
-) -> UseVectors:
-    """The uses that have vectors; an error with the message ``none`` if there are none."""
-    if not there.any():
-        raise UsageError(none)
-    kept = tuple(compress(uses, there))
-    vectors = {name: values[there] for name, values in vectors.items()}
-    return UseVectors(kept, vectors, len(uses) - len(kept), data)
+    none = f"{word!r} occurs only where the sentences are cut: the model takes "
+    return _means(uses, tables(), none=f"{none}{encoder.max_length} tokens.")
 
 
 def _find_uses(
@@ -245,27 +225,32 @@ def _find_uses(
 
 
 def _means(
-    tables: Iterable[LayerTable], rows: Int64, spans: Sequence[tuple[int, int]]
-) -> tuple[dict[str, Float32], Bool]:
-    """Means over the lines that touch a span of a record, zeros without one, and whether some do.
+    uses: Sequence[Use], tables: Iterable[LayerTable], *, none: str, data: VectorData | None = None
+) -> UseVectors:
+    """The uses that lines touch, with the means over these; an error ``none`` without any.
 
     A record may continue in the next table.
     """
+    rows = np.array([use.row for use in uses])
     sums: dict[str, Float32] = {}
     counts = np.zeros(len(rows), np.int64)
     for table in tables:
         for number in np.flatnonzero(np.isin(rows, table.row)).tolist():
             first, last = np.searchsorted(table.row, (rows[number], rows[number] + 1))
-            (start, end), (left, right) = spans[number], table.spans[first:last].T
+            use, (left, right) = uses[number], table.spans[first:last].T
             # special tokens are nowhere: from 0 to 0
-            lines = first + np.flatnonzero((left < end) & (right > start) & (right > left))
+            touch = (left < use.end) & (right > use.start) & (right > left)
+            lines = first + np.flatnonzero(touch)
             counts[number] += len(lines)
             for name, matrix in table.layers.items():
                 total = sums.setdefault(name, np.zeros((len(rows), matrix.shape[1]), np.float32))
                 total[number] += matrix[lines].sum(axis=0)
-    each = np.maximum(counts, 1)[:, None]
-    means = {name: np.asarray(total / each, np.float32) for name, total in sums.items()}
-    return means, counts > 0
+    there = counts > 0
+    if not there.any():
+        raise UsageError(none)
+    kept, each = tuple(compress(uses, there)), counts[there, None]
+    means = {name: np.asarray(total[there] / each, np.float32) for name, total in sums.items()}
+    return UseVectors(kept, means, len(uses) - len(kept), data)
 
 
 @dataclass(frozen=True, slots=True)

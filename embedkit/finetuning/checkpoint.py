@@ -40,9 +40,7 @@ from embedkit.finetuning.model import (
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import FinetuneRun
 from embedkit.storage import check_files, finish_swap, new_folder
-from embedkit.types import Float64
-
-Place = tuple[int, int, int, int]
+from embedkit.types import Float64, Int64
 
 
 class FinetunedRun:
@@ -72,8 +70,8 @@ class FinetunedRun:
         """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
         return self._proba(self._tokenizer.encode(texts, pairs, settings=self._tokens))
 
-    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[list[Place], Float64]:
-        """Return the places of words that the models see, and their probabilities.
+    def predict_words(self, texts: Sequence[str], spans: Spans) -> tuple[Int64, Float64]:
+        """Return the places ``(n, 4)`` of words that the models see, and their probabilities.
 
         A place is the number of the text and of the word in it, and the start and end of the word.
         """
@@ -82,7 +80,7 @@ class FinetunedRun:
         record, word = labelled_units(tokenized)
         assert word is not None
         at = zip(record.tolist(), word.tolist(), strict=True)
-        places = [(i, j, int(spans[i][j][0]), int(spans[i][j][1])) for i, j in at]
+        places = np.array([(i, j, *spans[i][j]) for i, j in at], np.int64).reshape(-1, 4)
         return places, self._proba(tokenized)
 
     def _proba(self, tokenized: TokenizedTexts) -> Float64:

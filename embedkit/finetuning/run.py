@@ -610,7 +610,8 @@ def _write(job: _Job, folder: Path, results: Sequence[FoldResult]) -> FinetuneRu
     )
     seen = np.where(made.folds == UNUSED, TEST, made.folds)  # by no model
     SeenRecords(folder, models, made.row, data.text_keys(), seen).write()
-    draw_training(folder, log, metric="macro-F1" if job.target.classes else "R²")
+    metric = "macro-F1" if job.target.classes else "R²"
+    draw_training(folder, [result.log for result in results], metric=metric)
     on_gpu = job.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(job.device) if on_gpu else peak_memory_bytes()
     settings = asdict(options) | {"head_learning_rate": options.head_rate}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def ramp(theme: str) -> list[str]:
 
 _FEW = 8
 _MISSING = "(none)"
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_EPOCH, _DAY = datetime(1970, 1, 1, tzinfo=UTC), timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +114,19 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     >>> column_of("length", [str(i) for i in range(9)]).values[:3].tolist()
     [0.0, 1.0, 2.0]
     """
+    import pandas as pd
+
     given = [v for v in values if v is not None and v != ""]
     if len(set(given)) > _FEW and not isinstance(given[0], bool):
-        for kind, read in (("number", float), ("date", _days)):
-            try:
-                found = np.array([np.nan if v is None or v == "" else read(v) for v in values])
-            except (TypeError, ValueError):
-                continue
-            if np.isinf(found).any():
-                continue
-            return Column(name, kind, (), (), np.empty(0, np.int64), found.astype(np.float64))
+        column = pd.Series([None if v == "" else v for v in values], dtype=object)
+        with suppress(TypeError, ValueError):
+            numbers = pd.to_numeric(column).to_numpy(np.float64)
+            if not np.isinf(numbers).any():
+                return Column(name, "number", (), (), np.empty(0, np.int64), numbers)
+        with suppress(TypeError, ValueError):
+            dates = pd.to_datetime(column, format="ISO8601", utc=True)
+            days = ((dates - _EPOCH) / _DAY).to_numpy(np.float64)
+            return Column(name, "date", (), (), np.empty(0, np.int64), days)
     texts = [_MISSING if v is None or v == "" else str(v) for v in values]
     counts = sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0]))
     number = {text: i for i, (text, _) in enumerate(counts)}
@@ -135,18 +139,6 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
         np.empty(0),
         number[_MISSING] if len(given) < len(texts) else None,
     )
-
-
-def _days(value: Any) -> float:
-    if isinstance(value, str):
-        value = datetime.datetime.fromisoformat(value.strip())
-    elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        value = datetime.datetime(value.year, value.month, value.day)
-    elif not isinstance(value, datetime.datetime):
-        raise TypeError(type(value).__name__)
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=datetime.UTC)
-    return float((value - _EPOCH).total_seconds() / 86_400)
 
 
 ATTRACTING, _PERPLEXITY = 15, 10

@@ -48,14 +48,12 @@ def draw_probe(folder: Path, result: ProbeRun) -> None:
         save(folder, learning=learning(result))
 
 
-def draw_training(folder: Path, log: Sequence[Mapping[str, Any]], *, metric: str) -> None:
-    """Draw losses and validation scores of every model, lines of ``training.jsonl``, by epoch."""
-    models: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
-    for line in log:
-        models.setdefault(line["fold"], []).append(line)
-
-    save(folder, training=training(losses_of(models.values(), "loss")))
-    if scores := _by_epoch(models.values(), "valid_score"):
+def draw_training(
+    folder: Path, models: Sequence[Sequence[Mapping[str, Any]]], *, metric: str
+) -> None:
+    """Draw losses and validation scores of every model, of its log, by epoch."""
+    save(folder, training=training(losses_of(models, "loss")))
+    if scores := _by_epoch(models, "valid_score"):
         save(folder, validation=training({f"validation {metric}": scores}))
 
 

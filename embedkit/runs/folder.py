@@ -298,12 +298,9 @@ def info(what: str | Path) -> Run | DatasetInfo | ModelInfo:
     except ModelError as error:
         if path.is_dir():
             raise
-        from embedkit.encoding.checkpoint import near_folder
-
         reason = str(error).removeprefix(f"model={str(path)!r}: ")
         raise ModelError(
-            f"{path} is neither a dataset nor a run: there is no such folder.{near_folder(path)} "
-            f"As a checkpoint: {reason}"
+            f"{path} is neither a dataset nor a run. As a checkpoint: {reason}"
         ) from error
 
 
@@ -391,21 +388,19 @@ def marked_spans(words: Sequence[Words | None]) -> list[Sequence[tuple[int, int]
 
 def words_of_texts(
     texts: Sequence[str], spans: Spans | None, encode: DatasetEncoder | None
-) -> tuple[Int64, Int64, Int64, Any]:
-    """Return the words of texts: number of the text, number in the text, ends, and features.
+) -> tuple[Int64, Any]:
+    """Return the places of words ``(n, 4)``: number of the text, of the word in it, start and end.
 
-    Without ``spans`` (start and end of each word) they are divided at white space. The features
-    are vectors, or without an encoder the words themselves.
+    Their features are returned too: vectors, or without an encoder the words themselves. Without
+    ``spans`` (start and end of each word) texts are divided at white space.
     """
     if encode is not None:
-        vectors = encode.words(texts, spans=spans)
-        ends = np.stack([vectors.start, vectors.end], axis=1)
-        return vectors.row, vectors.word.astype(np.int64), ends.astype(np.int64), vectors.X
+        words = encode.words(texts, spans=spans)
+        columns = (words.row, words.word, words.start, words.end)
+        return np.stack([column.astype(np.int64) for column in columns], axis=1), words.X
     pairs = [word_spans(text) for text in texts] if spans is None else spans
-    words = [text[a:b] for text, some in zip(texts, pairs, strict=True) for a, b in some]
-    record = np.repeat(np.arange(len(texts)), [len(some) for some in pairs])
-    number = np.concatenate([np.empty(0, np.int64), *(np.arange(len(some)) for some in pairs)])
-    return record, number, np.concatenate([np.empty((0, 2), int), *map(np.asarray, pairs)]), words
+    places = [(i, j, *ends) for i, some in enumerate(pairs) for j, ends in enumerate(some)]
+    return np.array(places, np.int64).reshape(-1, 4), [texts[i][a:b] for i, _, a, b in places]
 
 
 def check_one_test_set(split: Split, test: object) -> None:

@@ -158,8 +158,9 @@ class Split:
 
 def write_split(split: Split, path: Path) -> None:
     """Write a split durably; the same split gives the same bytes."""
-    columns = {"row": split.row, "group": split.group, "fold": split.folds.astype(np.int16)}
-    table = pa.table(columns)
+    row, first = np.unique(split.row, return_index=True)  # of words their records
+    folds = split.folds[first].astype(np.int16)
+    table = pa.table({"row": row, "group": split.group[first], "fold": folds})
     table = table.replace_schema_metadata(
         {_KEY: json.dumps(asdict(split.record), sort_keys=True).encode()}
     )
@@ -518,11 +519,11 @@ def _records(
                 f"{source} is a dataset, whose records are settled."
             )
         return records_of(load(Path(source)), label, group)
-    options = replace(reading, label=label, keep=())
+    options = replace(reading, label=label, keep=(group,) if group else ())
     if reading.sample is not None:
         options = replace(options, seed=seed)
     try:
-        data = read_texts(source, replace(options, keep=(group,) if group else ()))
+        data = read_texts(source, options)
     except CorpusError as error:
         raise CorpusError(str(error).replace("keep=", "group=", 1)) from None
     return Labelled(data.source, data.row, data.labels, data.text_keys(), data.groups)

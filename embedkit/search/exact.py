@@ -147,7 +147,15 @@ def nearest(
         queries = whitening.apply(queries)
     if metric == "cosine":
         queries = unit_rows(queries)
-    best = partial(_best, data, queries, k, metric, whitening, chosen)
+
+    def best(block: Block) -> tuple[Float32, Int64]:
+        vectors, indices = data.reader.vectors_of(block), np.arange(block.start, block.stop)
+        if chosen is not None:
+            inside = chosen[block.start : block.stop]
+            vectors, indices = vectors[inside], indices[inside]
+        vectors = vectors if whitening is None else whitening.apply(vectors)
+        return _best(queries, vectors, indices, k, metric)
+
     blocks = [b for b in data.reader.blocks if chosen is None or chosen[b.start : b.stop].any()]
     threads = max(1, min(threads or usable_cores(), len(blocks)))
     with (
@@ -185,13 +193,7 @@ def _inverse_norms(vectors: Float32) -> Float32:
 
 
 def _best(
-    data: VectorData,
-    queries: Float32,
-    k: int,
-    metric: str,
-    whitening: Whitening | None,
-    chosen: Bool | None,
-    block: Block,
+    queries: Float32, vectors: Float32, indices: Int64, k: int, metric: str
 ) -> tuple[Float32, Int64]:
     """Values and indices of the ``k`` nearest records of a row group, in their order.
 
@@ -202,12 +204,6 @@ def _best(
     import faiss
     from sklearn.metrics import euclidean_distances
 
-    vectors, indices = data.reader.vectors_of(block), np.arange(block.start, block.stop)
-    if chosen is not None:
-        inside = chosen[block.start : block.stop]
-        vectors, indices = vectors[inside], indices[inside]
-    if whitening is not None:
-        vectors = whitening.apply(vectors)
     factor = -_inverse_norms(vectors) if metric == "cosine" else np.float32(-1)
     heap = faiss.ResultHeap(len(queries), min(k, len(vectors)))
     step = max(1, _TILE // len(vectors))

@@ -273,22 +273,21 @@ def open_index(
     """
     _check(kind, metric, whitening)
     folder = _folder(data, kind, metric, whitening)
-    again = f"Build it again: embedkit index {data.path} --view {data.views[0]} --kind {kind}"
-    again += f" --{whitening}" * bool(whitening) + " --overwrite."
+    command = f"embedkit index {data.path} --view {data.views[0]} --kind {kind}"
+    command += f" --whitening {whitening}" * bool(whitening)
+    again = f"Build it again: {command} --overwrite."
     if not (folder / "index.json").is_file():
         complete = [p.parent for p in folder.parent.glob("*/index.json")]
         names = sorted(p.name for p in complete if p.suffix != ".incomplete")
         raise UsageError(
             f"{data.path} has no index {folder.name}; it has {', '.join(names) or 'none'}. "
-            f"{again.replace(' again', '').removesuffix(' --overwrite.')}."
+            f"Build it: {command}."
         )
     opened = _opened(folder, data, again)
     if opened.info.fingerprint != data.manifest.fingerprint:
         raise MismatchError(
             f"{folder} has {opened.info.records:,} of the {len(data):,} records: the dataset has "
-            f"grown since. Add them: {again.removeprefix('Build it again: ')}".replace(
-                "--overwrite", "--append"
-            )
+            f"grown since. Add them: {command} --append."
         )
     return opened
 
