@@ -27,6 +27,7 @@ from embedkit.comparison.load import (
     input_differences,
     read_runs,
 )
+from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import Threshold, beta_of, row_of
@@ -116,8 +117,8 @@ class Cost:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+@dataclass(frozen=True, slots=True, repr=False)
+class Row(Shown):
     """One method.
 
     ``path`` is ``None`` for blends and the majority, differences of a row to itself; without
