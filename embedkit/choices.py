@@ -79,6 +79,5 @@ def check_choice(known: Sequence[str], **given: object) -> None:
     """
     for name, value in given.items():
         if value not in known:
-            raise UsageError(
-                f"{name}={value!r}: expected {', '.join(known)}.{did_you_mean(str(value), known)}"
-            )
+            hint = did_you_mean(str(value), known)
+            raise UsageError(f"{name}={value!r}: expected {', '.join(known) or 'none'}.{hint}")

@@ -20,11 +20,11 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "lines in embedkit/": 29_000,
+    "lines in embedkit/": 28_600,
     "modules in embedkit/": 90,
     "lines in the longest module": 900,
     "options of all commands": 220,
-    "lines in tests/": 19_900,
+    "lines in tests/": 19_000,
     "# fmt: skip": 60,
 }
 """No number may be larger, and none of these goes up: what comes in replaces something."""

@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("extract same.tsv --out same", 0, "39 records repeat an earlier id"),
         ("train array --out r", 2, "--label COLUMN"),
         ("train rare --out r --folds 2", 2, "8 labels for 8 records"),
+        ("train rare --out m --folds 2 --task multilabel", 2, "by --label-separator |"),
         ("extract rare.tsv --model models/nothere", 2, "no such folder"),
         ("extract rare.tsv --batch-size 2 --dry-run", 0, "would write"),
         ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),

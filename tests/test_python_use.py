@@ -96,6 +96,8 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
         assert len(repr(result)) < 600, type(result)
     score = run.content.scores["cross_validation"]["accuracy"].value
     assert f"{100 * score:.1f}" in repr(run)
+    assert f"{len(frame)} records" in repr(data)
+    assert data._repr_html_().count("<tr>") == 1 + len(data.manifest.job.vectors.views)
     page = run._repr_html_()
     assert page.count("<tr>") == 1 + len(run.content.scores["cross_validation"])
     assert shown[3]._repr_html_().count("<tr>") == 1 + len(shown[3].content.view_scores)

@@ -178,11 +178,14 @@ def _scores(content: PredictionRun) -> Iterator[str]:
     loss = "log_loss" if content.classes else "rmse"
     for subset, scores in content.scores.items():
         if loss in scores and scores[loss].value > scores[loss].majority:
-            pair = (metric_text(x, loss) for x in (scores[loss].value, scores[loss].majority))
-            yield (
-                f"warning: {loss} is worse than a constant guess ({' against '.join(pair)}, "
-                f"{_SUBSETS[subset]})"
+            found, guess = (
+                metric_text(x, loss) for x in (scores[loss].value, scores[loss].majority)
             )
+            if found != guess:
+                yield (
+                    f"warning: {loss} is worse than a constant guess ({found} against {guess}, "
+                    f"{_SUBSETS[subset]})"
+                )
     if content.threshold is not None:
         yield f"decision threshold for {content.classes[1]}: {content.threshold:.3g}"
     test, count = content.test_set, content.records["test"]

@@ -156,7 +156,8 @@ def asked_for_all() -> bool:
 def _is_text(column: Sequence[str]) -> bool:
     """Whether a column contains text below its heading; dashes are missing numbers."""
     filled = [cell for cell in column[1:] if cell not in ("", "–")]
-    return not all(cell[0] in _NUMERIC or cell == "<\N{NO-BREAK SPACE}0.001" for cell in filled)
+    numbers = all(cell[0] in _NUMERIC or cell == "<\N{NO-BREAK SPACE}0.001" for cell in filled)
+    return not numbers or any(columns(cell) > _TEXT for cell in filled)
 
 
 def _width(column: Sequence[str]) -> int:

@@ -27,6 +27,7 @@ from embedkit.comparison.load import (
     read_runs,
     with_models,
 )
+from embedkit.display import Shown
 from embedkit.errors import UsageError, did_you_mean
 from embedkit.runs.intervals import Score, difference_interval, influences, interval, paired_tests
 from embedkit.runs.metrics import Threshold, beta_of, row_of
@@ -109,8 +110,8 @@ class MethodCost(Cost):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+@dataclass(frozen=True, slots=True, repr=False)
+class Row(Shown):
     """One method.
 
     ``path`` is ``None`` for blends and the majority, differences of a row to itself; without

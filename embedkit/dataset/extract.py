@@ -70,7 +70,7 @@ from embedkit.dataset.shards import (
     run_shard,
     run_shards,
 )
-from embedkit.display import ShownFolder
+from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.tokenizer import TokenizedTexts, note_if_spelled_out
 from embedkit.encoding.views import LayerSpec, parse_layers, parse_poolings, views_of
@@ -111,6 +111,16 @@ class ExtractResult(ShownFolder):
     resumed_shards: int
     was_complete: bool = False
     missing_shards: int = 0
+
+    def __repr__(self) -> str:
+        if not self.out.exists():
+            return f"dataset {self.out}, {count_text(self.missing_shards, 'shard')} missing"
+        rows, views = self.manifest.totals.accepted, [row["view"] for row in self._rows()]
+        return f"dataset {self.out}: {count_text(rows, 'record')}, {', '.join(views)}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        views = self.manifest.job.vectors.views if self.out.exists() else {}
+        return [{"view": name, "width": width} for name, width in views.items()]
 
     @property
     def manifest(self) -> Manifest:

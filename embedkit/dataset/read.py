@@ -246,7 +246,7 @@ class TableReader:
                 raise UsageError(
                     f"{self._layout.root} has no column {name!r}; it has "
                     f"{', '.join(self.columns)}. Extract it again with the column: embedkit "
-                    "extract CORPUS --label COLUMN or --keep COLUMN (in Python label=, keep=)."
+                    "extract CORPUS --label COLUMN or --keep COLUMN."
                 )
         with self._damage(shard), self._open(shard) as file:
             return file.read(columns=list(names))

@@ -79,6 +79,8 @@ def target_from(
     if len(names) == 1:
         raise UsageError(f"{name}: all records have the label {str(names[0])!r}.")
     if sets:
+        if max(map(len, each)) == 1:
+            logger.warning(f"{name}: no record has two classes by label_separator={separator!r}")
         target = _sets(labels, tuple(names.tolist()), separator)
     elif task == "regression":
         target = Target(_values(labels, rows, name), ())

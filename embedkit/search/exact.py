@@ -309,6 +309,9 @@ class Searcher:
         wanted = ("row", "id", "text", "text_pair", "label")
         self._columns = [name for name in wanted if name in self.data.columns]
 
+    def __repr__(self) -> str:
+        return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
+
     def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer]:
         """Find the nearest records of query texts; one answer for each, in order.
 
