@@ -76,9 +76,11 @@ def recommend(compared: Compared) -> Recommendation:
     if selection.useful:
         title, reason = _title(compared, chosen), _reason(compared, chosen)
     else:
-        best, guess = (_score_of(compared, name) for name in (methods[0].name, MAJORITY))
+        names = methods[0].name, chosen.name, MAJORITY
+        best, own, guess = (_score_of(compared, name) for name in names)
+        first = chosen if own == best else methods[0]
         title = f"Nothing is proven better than {_majority_text(compared)}"
-        reason = f"{methods[0].name} is the best, {best} {metric_name(table.metric)}; "
+        reason = f"{first.name} is the best, {best} {metric_name(table.metric)}; "
         reason += f"{_majority_text(compared)} has {guess}."
     decisions = tuple(_decisions(compared, methods))
     return Recommendation(
