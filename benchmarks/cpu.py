@@ -124,6 +124,8 @@ def families(options: argparse.Namespace, findings: Findings) -> None:
     for kind in FAMILIES:
         with tempfile.TemporaryDirectory() as scratch:
             layers = {"num_hidden_layers": 2, "hidden_size": 768, "num_attention_heads": 12}
+            if kind in ("qwen3", "gemma3_text"):  # their defaults are of another width
+                layers |= {"num_key_value_heads": 4, "head_dim": 64}
             save_checkpoint(Path(scratch, kind), kind, layers)
             runs = {}
             for forward in ("auto", "transformers"):
