@@ -319,6 +319,8 @@ def file_sums(folder: Path, *, torn: bool = False) -> dict[str, str]:
             return {}
         raise DamagedError(f"{file} cannot be read: {error.strerror}.") from error
     matches = [_LINE.fullmatch(line) for line in lines]
+    if not lines and not torn:
+        raise DamagedError(f"{file} is damaged: it is empty.")
     if None in matches and not torn:
         number = matches.index(None) + 1
         raise DamagedError(f"{file} is damaged: line {number} is not a valid checksum entry.")

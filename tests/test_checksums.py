@@ -65,6 +65,8 @@ def test_the_file_is_that_of_sha256sum(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="line 2"):
         file_sums(tmp_path)
     assert list(file_sums(tmp_path, torn=True)) == ["a b.txt"]
+    (tmp_path / "SHA256SUMS").write_bytes(b"")
+    assert not verify(tmp_path).ok
     (tmp_path / "SHA256SUMS").unlink()
     with pytest.raises(DamagedError, match="SHA256SUMS"):
         check_files(tmp_path)
