@@ -20,10 +20,10 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "lines in embedkit/": 28_600,
+    "lines in embedkit/": 28_550,
     "modules in embedkit/": 90,
     "lines in the longest module": 900,
-    "options of all commands": 220,
+    "options of all commands": 219,
     "lines in tests/": 19_000,
     "# fmt: skip": 60,
 }
