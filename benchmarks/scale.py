@@ -1,6 +1,7 @@
-"""Growth: what a row costs in corpora of 10,000 to 10,000,000 rows, with a tiny model.
+"""Growth: what a row costs in corpora of 10,000 to 10,000,000 rows; what workers bring.
 
     python -m benchmarks.scale [--rows 10000,100000,1000000] [--workers 1,2] [--folder DIR]
+    python -m benchmarks.scale --only workers            # 32,768 short texts; needs ray
 
 A model of one layer and width 32 with random weights encodes texts of 12 made-up words, so that
 everything else than the forward pass weighs as much as it can. Each row of the table is one corpus:
@@ -9,23 +10,31 @@ again on the finished dataset, of the rest after a kill at half of the shards, o
 of a search, and of ``--append`` with one per cent more rows; and peak memory of the first. The
 exponent is the slope of log seconds over log rows, after the seconds of a corpus of 100 rows, which
 are start-up, are taken off.
+
+The second table is about processes: the built-in English model encodes 32,768 texts of 14 tokens
+with one worker of one thread, one process of all threads, a worker for each core, and the same
+through Ray. Medians of rounds in turn, of whole commands; the last column has the start-up (the
+seconds of 100 texts) taken off.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.made_up import made_up_texts, save_checkpoint
-from benchmarks.measure import PACKAGES, describe, peak_of, table
+from benchmarks.measure import PACKAGES, describe, in_turn, peak_of, table
+from embedkit.choices import DEFAULT_MODEL
 
 TINY = {
     "hidden_size": 32,
@@ -94,18 +103,57 @@ def measure(rows: int, workers: int, folder: Path) -> tuple[float, list[str]]:
     ]
 
 
+def compare_workers(rows: int, rounds: int, folder: Path) -> list[list[str]]:
+    """Lines of the table of processes, on the machine's cores."""
+    cores = str(len(os.sched_getaffinity(0)))
+    one = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    kinds: dict[str, tuple[list[str], dict[str, str]]] = {
+        "1 worker, 1 thread": ([], one),
+        f"1 process, {cores} threads": ([], {}),
+        f"{cores} workers, 1 thread each": (["--workers", cores], {}),
+        f"{cores} workers by Ray": (["--workers", cores, "--engine", "ray"], {}),
+    }
+
+    def extract(size: int, name: str) -> None:
+        options, environment = kinds[name]
+        words = ["extract", str(folder / f"{size}.tsv"), "--overwrite", "-q", *options]
+        words += ["--model", DEFAULT_MODEL, "--out", str(folder / "out")]
+        command = [sys.executable, "-m", "embedkit", *words]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment})
+
+    seconds = {}
+    for size in (100, rows):
+        write_corpus(folder / f"{size}.tsv", size)
+        runs = {name: partial(extract, size, name) for name in kinds}
+        seconds[size] = in_turn(runs, rounds)
+    start, whole = seconds[100], seconds[rows]
+    (first, slowest), *_ = whole.items()
+    lines = []
+    for name, took in whole.items():
+        net = (slowest - start[first]) / (took - start[name])
+        figures = (f"{took:.1f}", f"{slowest / took:.2f} ×", f"{start[name]:.1f}", f"{net:.2f} ×")
+        lines.append([name, *figures])
+    return lines
+
+
 def main() -> None:
-    """Print a table and the exponents."""
+    """Print the tables and the exponents."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="10000,100000,1000000")
     parser.add_argument("--workers", default="1")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--only", choices=("growth", "workers"), default="growth")
     options = parser.parse_args()
     print(describe(PACKAGES), flush=True)
     header = ["rows", "workers", "shards", "µs a row", "extract s", "dry run s", "again s"]
     header += ["rest after a kill s", "load s", "search s", "append s", "peak MB", "on disk MB"]
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
+        if options.only == "workers":
+            lines = compare_workers(32_768, 1, folder)
+            header = ["32,768 texts", "s", "speed", "start-up s", "speed without start-up"]
+            print(table(header, lines))
+            return
         save_checkpoint(folder / "tiny", "bert", TINY)
         lines, exponents = [], []
         for workers in map(int, options.workers.split(",")):
