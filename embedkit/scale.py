@@ -160,5 +160,6 @@ def run_on_ray(
 def _on_ray(function: Callable[[S, T], R], shared: S, task: T, threads: int) -> R:
     import torch
 
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     return function(shared, task)
