@@ -139,7 +139,7 @@ def test_training_uses_the_split_of_the_run(shared: Path, tmp_path: Path) -> Non
     assert plain.content.split == given.content.split
     assert plain.content.scores == given.content.scores
     compared = compare([tmp_path / "a", shared / "run"])  # on the same folds
-    assert {row.name for row in compared.table.rows} >= {"a", "run"}
+    assert {row.name for row in compared.rows} >= {"a", "run"}
     probed = probe(data, out=tmp_path / "probe", view=["cls_1", "mean_2"])
     assert probed.content.split.fingerprint == plain.content.split.fingerprint
 

@@ -181,8 +181,8 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     given = {"out": tmp_path / "tfidf", "features": "tfidf", **TASK}
     train(folder / "data", **given)
     found = embedkit.compare([folder / "run", tmp_path / "tfidf"])
-    assert found.table.metric == "micro_f1"
-    assert [row.kind for row in found.table.rows][-1] == "majority"
+    assert found.metric == "micro_f1"
+    assert [row.kind for row in found.rows][-1] == "majority"
     difference = found.differences["run", "tfidf"]
     assert difference.low <= difference.value <= difference.high
     scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)), seed=0)

@@ -42,7 +42,7 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     probe = embedkit.probe(data, split=split, threads=1)
     names = [str(run.out) for run in (*runs, probe)]
     assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "cls", "probe")]
-    table = embedkit.compare([*runs, probe]).table  # type: ignore[list-item]
+    table = embedkit.compare([*runs, probe])  # type: ignore[list-item]
     assert len(table.rows) >= 3
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
     with pytest.raises(OutputExistsError, match="logreg"):

@@ -102,7 +102,7 @@ def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
     compared = compare(runs_of(shared))
     html = (shared / "report.html").read_text("utf-8")
     text = " ".join(Seen(html).text.split())
-    for row in compared.table.rows:
+    for row in compared.rows:
         for scores in (row.scores, row.test):
             for name, score in scores.items():
                 if name == "calibration_error":  # the curve says more

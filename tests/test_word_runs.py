@@ -130,10 +130,9 @@ def test_control_task_gives_a_word_one_label(made: Path) -> None:
 
 def test_runs_on_words_are_compared_word_by_word(made: Path, tmp_path: Path) -> None:
     found = embedkit.compare([made / "tags", made / "forms", made / "probe"])
-    assert found.table.level == "word"
+    assert found.level == "word"
     count = len(embedkit.load(made / "vectors", level="word"))
-    assert found.table.records["folds"] == count
-    assert found.table.units["folds"] == 39
+    assert found.counts["folds"] == count
     write_report(found, tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text("utf-8")
     assert f"{count:,} words" in html
@@ -148,7 +147,7 @@ def test_only_common_words_are_compared(made: Path, tmp_path: Path) -> None:
     short = extract(made / "bank.conllu", tmp_path / "short", max_length=8)
     train(short, view="0", level="word", split=made / "split.parquet", out=tmp_path / "cut")
     found = embedkit.compare([made / "tags", tmp_path / "cut"])
-    assert found.table.records["folds"] == len(embedkit.load(short, level="word"))
+    assert found.counts["folds"] == len(embedkit.load(short, level="word"))
 
 
 def test_levels_are_not_mixed(made: Path, tmp_path: Path) -> None:

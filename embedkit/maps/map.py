@@ -33,42 +33,6 @@ from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCall
 logger = logging.getLogger(__name__)
 
 
-LABEL_COLOURS = {
-    "light": (
-        "#2f41ba",
-        "#9f720c",
-        "#138969",
-        "#9c51cd",
-        "#14a1b5",
-        "#8e83fc",
-        "#974200",
-        "#ef5b98",
-        "#88198b",
-        "#553703",
-        "#06604e",
-        "#044164",
-    ),
-    "dark": (
-        "#3e71e9",
-        "#edd812",
-        "#86ffb3",
-        "#aa86ff",
-        "#0da0bc",
-        "#88befe",
-        "#cd3873",
-        "#cce4fe",
-        "#dd7775",
-        "#5ed5c5",
-        "#f6ad71",
-        "#b2640b",
-    ),
-}
-"""Colours of the labels; with the shapes of :mod:`embedkit.drawing` 72 labels differ.
-
-Their hues and lightnesses were searched so that they differ for readers who do not see red and
-green, too.
-"""
-
 _RAMP = {"light": (0.0, 0.6), "dark": (0.45, 1.0)}  # parts of a colour map that a page can show
 
 
@@ -412,7 +376,6 @@ def explore(
         "total": len(data),
         "count": len(indices),
         "start": start,
-        "colors": LABEL_COLOURS,
         "ramp": {theme: ramp(theme) for theme in _RAMP},
         "shapes": list(SHAPES.values()),
         "listed": ordered[0].near.shape[1],

@@ -5,6 +5,12 @@
   const block = (name) => by(name).textContent;
   const data = await unpackJSON(block("content"));
   const n = data.count, STEP = 50, REACH = 9, FINGER = 24, STILL = 5, CELLS = 200, LABELS = 200, NAMED = 24;
+  // Colours of labels; with the shapes of embedkit/drawing.py 72 labels differ. Their hues and
+  // lightnesses were searched so that they differ for readers who do not see red and green, too.
+  const COLOURS = {
+    "light": ["#2f41ba", "#9f720c", "#138969", "#9c51cd", "#14a1b5", "#8e83fc", "#974200", "#ef5b98", "#88198b", "#553703", "#06604e", "#044164"],
+    "dark": ["#3e71e9", "#edd812", "#86ffb3", "#aa86ff", "#0da0bc", "#88befe", "#cd3873", "#cce4fe", "#dd7775", "#5ed5c5", "#f6ad71", "#b2640b"]
+  };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const canvas = by("map"), pen = canvas.getContext("2d"), hover = by("hover");
   let printing = false;
@@ -97,14 +103,14 @@
   const pointSize = () => Math.max(2, Math.min(9, 150 / Math.sqrt(n) + 1.2 * Math.log2(1 + scale / fit)));
   const colorOf = (number) => {
     const column = columns[state.color];
-    if (!column) return data.colors[theme()][0];
+    if (!column) return COLOURS[theme()][0];
     if (number === 65535) return css("--soft");
-    const list = column.codes ? data.colors[theme()] : data.ramp[theme()];
+    const list = column.codes ? COLOURS[theme()] : data.ramp[theme()];
     return list[number % list.length];
   };
   // 12 colours times 6 shapes; neighbours in the order differ in both
   const cornersOf = (number) => (columns[state.color]?.codes
-    ? data.shapes[(number + Math.floor(number / data.colors.light.length)) % data.shapes.length] : []);
+    ? data.shapes[(number + Math.floor(number / COLOURS.light.length)) % data.shapes.length] : []);
   const trace = (x, y, radius, corners) => {
     if (corners.length) {
       corners.forEach(([dx, dy], i) => (i ? pen.lineTo(x + radius * dx, y + radius * dy) : pen.moveTo(x + radius * dx, y + radius * dy)));
