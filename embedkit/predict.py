@@ -95,7 +95,7 @@ class Predictor:
 
     Example:
         >>> predictor = embedkit.Predictor("runs/logreg", label_names={"1": "river"})
-        >>> predictor.predict(["the river bank of town 20"])[0].label
+        >>> predictor.predict("the river bank of town 20").label
         'river'
     """
 
@@ -139,18 +139,16 @@ class Predictor:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
 
         Args:
-            texts: ``n`` texts.
+            texts: ``n`` texts; of one text that is not in a list, one row is returned.
             pairs: ``n`` second texts, for a run that was made on pairs.
 
         Raises:
-            TypeError: ``texts`` or ``pairs`` is a single string.
             UsageError: pairs were given or are missing, unlike in the run's dataset; or the run
                 labels words.
         """
         self._check_level("sentence")
-        for name, value in (("texts", texts), ("pairs", pairs)):
-            if isinstance(value, str):
-                raise TypeError(f"{name}={value!r} is a string; pass a list of strings.")
+        if isinstance(texts, str):
+            return self.predict_proba([texts], None if pairs is None else [str(pairs)])[0]
         if self.takes_pairs not in (None, pairs is not None):
             kind, advice = "single texts", "leave out pairs="
             if self.takes_pairs:
@@ -162,33 +160,36 @@ class Predictor:
             self._model.predict_proba(list(texts), None if pairs is None else list(pairs))
         )
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
-        """Return the prediction for each text; arguments and errors as for `predict_proba`."""
-        return self._predictions(self.predict_proba(texts, pairs))
+    def predict(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> list[Prediction] | Any:
+        """Return the prediction for each text, or for one; arguments as for `predict_proba`."""
+        proba = self.predict_proba(texts, pairs)
+        one = isinstance(texts, str)
+        return self._predictions(proba[None])[0] if one else self._predictions(proba)
 
     def predict_words(
         self, texts: Sequence[str], *, spans: Spans | None = None
-    ) -> list[list[WordPrediction]]:
+    ) -> list[list[WordPrediction]] | Any:
         """Return the predictions for the words of each text, by a run that labels words.
 
         Args:
-            texts: ``n`` texts.
+            texts: ``n`` texts, or one.
             spans: start and end of the words of each text; by default those between white space,
                 of a run on words that a corpus marked runs of letters and digits, and each other
                 character by itself. A word that the model does not see has no prediction.
 
         Raises:
-            TypeError: ``texts`` is a single string.
             UsageError: the run labels texts.
 
         Example:
             >>> predictor = embedkit.Predictor("runs/tagger")
-            >>> (words,) = predictor.predict_words(["the river bank of town 20"])
+            >>> words = predictor.predict_words("the river bank of town 20")
             >>> [(word.text, word.prediction.label) for word in words[:3]]
             [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts={texts!r} is a string; pass a list of strings.")
+            return self.predict_words([texts], spans=spans and [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
         assert self.content is not None
         if spans is None:

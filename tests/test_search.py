@@ -282,7 +282,6 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
         (lambda d: search(d, "good", view="mean_9"), "mean_9"),
         (lambda d: search(d, "good", k=0), "k=0"),
         (lambda d: search(d, "good", metric="near"), "metric='near'"),
-        (lambda d: Searcher(d).texts("film"), "list"),
         (lambda d: Searcher(d).vectors(np.ones((1, 5))), "16"),
         (lambda d: Searcher(d).vectors(np.full((1, 16), np.nan)), "NaN"),
         (lambda d: Searcher(d).vectors(np.array([["a"] * 16])), "numbers"),

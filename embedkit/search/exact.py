@@ -265,7 +265,7 @@ class Searcher:
 
     Example:
         >>> searcher = embedkit.Searcher("vectors", view="mean_-1")
-        >>> answer = searcher.texts(["the river bank of town 3"], k=1)[0]
+        >>> answer = searcher.texts("the river bank of town 3", k=1)
         >>> answer.hits[0].row, round(answer.hits[0].score, 3)
         (3, 1.0)
     """
@@ -312,17 +312,16 @@ class Searcher:
     def __repr__(self) -> str:
         return f"Searcher({str(self.data.path)!r}, view={list(self.data.views)})"
 
-    def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer]:
-        """Find the nearest records of query texts; one answer for each, in order.
+    def texts(self, queries: Sequence[str], *, k: int = 10) -> list[Answer] | Any:
+        """Find the nearest records of query texts: an answer for each, in order, or for one text.
 
         Raises:
-            TypeError: a single string was given.
             UsageError: a query is empty.
             MismatchError: the model is not the one that made the dataset.
         """
-        check_counts(k=k)
         if isinstance(queries, str):
-            raise TypeError(f"a single string was given; expected a list of texts: [{queries!r}].")
+            return self.texts([queries], k=k)[0]
+        check_counts(k=k)
         for number, text in enumerate(queries, 1):
             if not text.strip():
                 which = f" (number {number})" if len(queries) > 1 else ""
