@@ -6,33 +6,19 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import asked_for_all, metric_heading, table_text
+from embedkit.cli.text import asked_for_all, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
 from embedkit.display import bytes_text, count_text, duration_text, reasons_text
 from embedkit.encoding.views import layer_rank, split_view, view_ranges
 from embedkit.errors import EXIT_REJECTS
-from embedkit.runs.metrics import (
-    LOWER_IS_BETTER,
-    interval_text,
-    is_percent,
-    metric_text,
-    score_text,
-)
+from embedkit.runs.folder import score_rows
+from embedkit.runs.metrics import LOWER_IS_BETTER, is_percent, metric_text, score_text
 from embedkit.runs.predictions import headline_metric
-from embedkit.runs.run import (
-    FinetuneRun,
-    PredictionRun,
-    ProbeRun,
-    Run,
-    SimilarityRun,
-    ViewScore,
-    as_json,
-)
+from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, Run, SimilarityRun, as_json
 
 if TYPE_CHECKING:
     from embedkit.runs.folder import RunResult
@@ -197,22 +183,7 @@ def _scores(content: PredictionRun) -> Iterator[str]:
 
 
 def _score_tables(content: PredictionRun) -> Iterator[str]:
-    yield table_text(
-        [
-            {
-                "score": metric_heading(name),
-                "held out": _SUBSETS[subset],
-                "value": metric_text(scores[name].value, name),
-                "95 % interval": interval_text(scores[name], name),
-                # the frequencies of the classes are right on average by construction
-                "majority": "–"
-                if name == "calibration_error"
-                else metric_text(scores[name].majority, name),
-            }
-            for subset, scores in content.scores.items()
-            for name in sorted(scores, key=lambda name: (name not in _FIRST, name))
-        ]
-    )
+    yield table_text(score_rows(content))
     for subset, classes in content.per_class.items():
         yield table_text(
             [
@@ -243,7 +214,7 @@ def grid_text(cells: Mapping[str, str]) -> str:
 def _probe_results(content: ProbeRun) -> Iterator[str]:
     metric, views = content.metric, content.view_scores
     if asked_for_all():
-        yield table_text([_view_cells(content, view) for view in views])
+        yield table_text(score_rows(content))
     else:
         yield grid_text({view.name: metric_text(view.score.value, metric) for view in views})
     controls = [view.control for view in views]
@@ -254,21 +225,6 @@ def _probe_results(content: ProbeRun) -> Iterator[str]:
     if len(chosen) > 3 and not asked_for_all():
         chosen = [*chosen[:3], "…"]
     yield f"chosen: {', '.join(chosen)}"
-
-
-def _view_cells(content: ProbeRun, view: ViewScore) -> dict[str, str]:
-    metric, untrained = content.metric, content.random_weights.get(view.name)
-    cells = {
-        "view": view.name,
-        metric_heading(metric): metric_text(view.score.value, metric),
-        "95 % interval": interval_text(view.score, metric),
-        "chosen": str(view.chosen),
-        "control": metric_text(view.control, metric),
-    }
-    if untrained:
-        spread = metric_text(stdev(untrained), metric)
-        cells["never trained"] = f"{metric_text(mean(untrained), metric)} ±{spread}"
-    return cells
 
 
 def _facts(path: Path, content: Run) -> Iterator[tuple[str, str]]:

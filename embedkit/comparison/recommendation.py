@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.comparison.cases import Cases, Texts
+from embedkit.comparison.cases import Cases
 from embedkit.comparison.table import MAJORITY, Compared, Difference, Row
 from embedkit.display import TYPED_IN, count_text, duration_text
 from embedkit.encoding.views import split_view, view_ranges
@@ -378,7 +378,7 @@ class Notice:
     records: str = ""
 
 
-def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
+def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
     """Yield what to look at before the recommendation is trusted."""
     yield from run_notices(compared)
     if count := len(cases.lists.get("relabel", ())):
@@ -388,7 +388,6 @@ def notices(compared: Compared, cases: Cases, texts: Texts) -> Iterator[Notice]:
     if count := len(cases.lists.get("all_wrong", ())):
         sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
         yield Notice(f"{count:,} that no method gets right", sentence, "all_wrong")
-    yield from _duplicates(cases, texts)
     yield from _small_classes(cases)
 
 
@@ -457,20 +456,6 @@ def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
             if count > len(last) / 2:
                 models = f"{count} of {len(last)} models"
                 yield run.name, f"{models} were best in their last epoch, more epochs could help"
-
-
-def _duplicates(cases: Cases, texts: Texts) -> Iterator[Notice]:
-    """Texts that occur more than once; a word has other labels elsewhere in its sentence."""
-    rows = cases.records.row.tolist()
-    if cases.records.of_words or not all(row in texts for row in rows):
-        return
-    labels: dict[str, list[float]] = {}
-    for row, y in zip(rows, cases.records.y.tolist(), strict=True):
-        labels.setdefault(texts[row], []).append(y)
-    if twice := [values for values in labels.values() if len(values) > 1]:
-        conflicts = sum(len(set(values)) > 1 for values in twice)
-        texts_twice = count_text(len(twice), "duplicate text")
-        yield Notice(texts_twice, f"{texts_twice}; {conflicts:,} with more than one label.")
 
 
 def _small_classes(cases: Cases) -> Iterator[Notice]:

@@ -152,7 +152,7 @@ def write_report(
         facts=_facts(compared),
         pairs_text=count_text(compared.tests, "pair"),
         tiles=list(_tiles(compared, advice, bins)),
-        notices=list(notices(compared, cases, found)),
+        notices=list(notices(compared, cases)),
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
         legend=list(_legend(compared, methods)),
         classes=classes,

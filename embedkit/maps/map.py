@@ -446,8 +446,7 @@ def _columns(
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
     """Fraction of neighbours with the label of their point, where both have one, and a title.
 
-    A label stands apart if its fraction is at least half way from chance to 1; of labels that all
-    overlap, those a third of the way are named.
+    A label stands apart if its fraction is at least half way from chance to 1.
     """
     layer = split_view(view)[1]
     title = f"Layer {layer}" if layer.isdigit() else view
@@ -468,29 +467,16 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
 def _apart_text(ways: Mapping[str, float]) -> str:
     """Which labels stand apart, in words, from how far each is between chance and 1.
 
-    >>> print(_apart_text({"a": 0.4, "b": 0.1, "c": 0.2}))
-    the 3 labels overlap, a least
     >>> print(_apart_text({"a": 0.4, "b": 0.6, "c": 0.2}))
     b stands apart, the other labels overlap
     """
-    names, many = sorted(ways, key=lambda name: -ways[name]), len(ways)
-    apart = [name for name in names if ways[name] >= 1 / 2]
-    least = [name for name in names if 1 / 3 <= ways[name] < 1 / 2][:3]
-
-    def listed(some: Sequence[str]) -> str:
-        return " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
-
-    together = f"the {many} labels" if many > 2 else listed(names)
-    if len(apart) == many:
-        return f"{together} stand apart"
-    if not apart:
-        return f"{together} overlap" + (f", {listed(least)} least" if least and many > 2 else "")
-    if len(apart) <= 3:
-        verb = "stands" if len(apart) == 1 else "stand"
-        return f"{listed(apart)} {verb} apart, the other labels overlap"
-    if many - len(apart) <= 3:
-        return f"all labels stand apart but {listed(names[len(apart) :])}"
-    return f"{len(apart)} of {many} labels stand apart"
+    apart = sorted((name for name in ways if ways[name] >= 1 / 2), key=lambda name: -ways[name])
+    if len(apart) in (0, len(ways)):
+        return f"the {len(ways)} labels {'stand apart' if apart else 'overlap'}"
+    if len(apart) > 3:
+        return f"{len(apart)} of {len(ways)} labels stand apart"
+    verb = "stands" if len(apart) == 1 else "stand"
+    return f"{', '.join(apart)} {verb} apart, the other labels overlap"
 
 
 def _chance(label: Column | None) -> float:

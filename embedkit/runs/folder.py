@@ -97,18 +97,29 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         return f"{self.content.kind} run {self.out}: {metric_name(name)} {score_text(score, name)}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        if isinstance(probe := self.content, ProbeRun):
-            return [
-                {"view": view.name, probe.metric: score_text(view.score, probe.metric)}
-                | {"control": metric_text(view.control, probe.metric), "chosen": view.chosen}
-                for view in probe.view_scores
-            ]
+        return score_rows(self.content)
+
+
+def score_rows(content: PredictionRun) -> list[dict[str, Any]]:
+    """Return the scores of a run as rows of a table; of a probe those of its views."""
+    if not isinstance(content, ProbeRun):
         return [
             {"on": subset.replace("_", " "), "metric": metric_name(name)}
-            | {"score": score_text(score, name), "majority": metric_text(score.majority, name)}
-            for subset, scores in self.content.scores.items()
+            | {"score": score_text(score, name, unit=True)}
+            | {"majority": metric_text(score.majority, name, unit=True)}
+            for subset, scores in content.scores.items()
             for name, score in scores.items()
         ]
+    metric, rows = content.metric, []
+    for view in content.view_scores:
+        row = {"view": view.name, metric_name(metric): score_text(view.score, metric, unit=True)}
+        row |= {"control": metric_text(view.control, metric), "chosen": str(view.chosen)}
+        if content.random_weights:
+            values = content.random_weights.get(view.name, ())  # none of a pooler
+            mean, spread = (np.mean(values), np.std(values, ddof=1)) if values else (np.nan, 0)
+            row["never trained"] = f"{metric_text(mean, metric)} ±{metric_text(spread, metric)}"
+        rows.append(row)
+    return rows
 
 
 def default_out(source: object, *names: str) -> Path:
