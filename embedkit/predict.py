@@ -130,11 +130,6 @@ class Predictor:
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
 
-    @property
-    def takes_pairs(self) -> bool | None:
-        """True for a run on pairs of texts; ``None`` for a checkpoint, which takes both."""
-        return None if self.content is None else self.content.dataset.pairs
-
     def predict_proba(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float64:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
 
@@ -149,10 +144,10 @@ class Predictor:
         self._check_level("sentence")
         if isinstance(texts, str):
             return self.predict_proba([texts], None if pairs is None else [str(pairs)])[0]
-        if self.takes_pairs not in (None, pairs is not None):
-            kind, advice = "single texts", "leave out pairs="
-            if self.takes_pairs:
-                kind, advice = "pairs of texts", "pass second texts as pairs="
+        if self.content is not None and self.content.dataset.pairs != (pairs is not None):
+            kind, advice = "pairs of texts", "pass second texts as pairs="
+            if pairs is not None:
+                kind, advice = "single texts", "leave out pairs="
             raise UsageError(f"{self.run} was made on {kind}; {advice}.")
         if not len(texts):
             return np.zeros((0, len(self.names)) if self.names else (0,))
@@ -376,6 +371,15 @@ PredictedRecord = tuple[dict[str, Any], Prediction]
 """A row of a prediction file: ``row`` and ``id`` of a record, of words ``word`` and ``text``, of
 folds ``fold``; and the prediction."""
 
+
+def with_columns(
+    predictions: Iterable[Prediction], **columns: Iterable[Any]
+) -> Iterator[PredictedRecord]:
+    """Yield predictions with the values of their records, by the names of columns."""
+    for *values, prediction in zip(*columns.values(), predictions, strict=True):
+        yield dict(zip(columns, values, strict=True)), prediction
+
+
 Submission = tuple[str, str]
 """Names of the two columns of a submission: of the id, and of the label or value."""
 
@@ -477,9 +481,7 @@ def predict_file(
             given = {"row": data.row.tolist(), "id": map(str, data.ids)}
             if of_words:
                 given |= {"word": data.word.tolist(), "text": data.text}
-            columns_of = zip(*given.values(), strict=True)
-            rows = (dict(zip(given, values, strict=True)) for values in columns_of)
-            records = zip(rows, predictions, strict=True)
+            records = with_columns(predictions, **given)
         else:
             records = _predicted(predictor, reader, progress)
         count = write_prediction_file(

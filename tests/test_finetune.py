@@ -301,7 +301,6 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     assert 0 < content.truncated["records"] < 40
     assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
     predictor = Predictor(tmp_path / "run", device="cpu")
-    assert predictor.takes_pairs
     there = predictor.predict_proba(["good movie"], ["bad bus"])
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])
     assert not np.allclose(there, swapped)

@@ -167,7 +167,7 @@ def test_new_texts_have_sets_of_classes(
 
 
 def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
-    content = probe(folder / "data", out=tmp_path / "probe", threads=1, **TASK).content
+    content = probe(folder / "data", out=tmp_path / "probe", **TASK).content
     assert content.metric == "micro_f1"
     assert len(content.view_scores) == 2
     assert content.nested.value > content.nested.majority

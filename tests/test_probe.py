@@ -29,9 +29,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, tmp_path: Path) -> None:
     names = ["mean_0", "cls_2", "mean_2"]
     options: dict[str, Any] = {"folds": 3, "learning_curve": True}
-    together = probe(data, out=tmp_path / "all", view=names, threads=2, **options)
+    together = probe(data, out=tmp_path / "all", view=names, **options)
     for name, view in zip(names, together.content.view_scores, strict=True):
-        alone = probe(data, out=tmp_path / name, view=name, threads=1, **options)
+        alone = probe(data, out=tmp_path / name, view=name, **options)
         single = alone.content.view_scores[0]
         assert (view.name, view.score, view.control) == (name, single.score, single.control)
         assert view.curve == single.curve
@@ -49,7 +49,7 @@ def test_every_fit_is_on_training_records(
         return honest(X, target, split, train, *rest, **more)
 
     monkeypatch.setattr(probing, "fit", recording)
-    result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, threads=1, learning_curve=True)
+    result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(embedkit.load(data), None, folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
     assert len(fitted) == 3 * 5

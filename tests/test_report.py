@@ -58,7 +58,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     options = two_runs(folder, N)
     train(folder / "data", out=folder / "runs/knn", estimator="knn", view="mean_0", **options)
-    probe(folder / "data", out=folder / "runs/probe", threads=1, **options)
+    probe(folder / "data", out=folder / "runs/probe", **options)
     tuned(folder / "corpus.tsv", folder / "runs/tuned", validation=0.2, folds=None, **options)
     write_report(compare(runs_of(folder)), folder / "report.html")
     return folder

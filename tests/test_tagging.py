@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     extract(bank, folder / "vectors")
     split = folder / "split.parquet"
     embedkit.split(bank, folds=3, test=0.2, out=split)
-    embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen", threads=1)
+    embedkit.train(folder / "vectors", level="word", split=split, out=folder / "frozen")
     tuned(bank, folder / "tuned", split=split, epochs=20, learning_rate=2e-2)
     return folder
 

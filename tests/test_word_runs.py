@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(data, view="0", out=folder / "tags", **split)
     train(data, view="0", out=folder / "tuned", tune=True, **split)
     train(data, features="tfidf", out=folder / "forms", tune=True, **split)
-    embedkit.probe(data, out=folder / "probe", threads=1, **split)
+    embedkit.probe(data, out=folder / "probe", **split)
     return folder
 
 

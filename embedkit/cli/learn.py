@@ -535,30 +535,33 @@ def comparison_text(compared: Compared) -> str:
         what = what.replace("records", "words")
     if counts["test"]:
         what += f", {counts['test']:,} in the test set"
+    tested = [row for row in rows if row.test]
     parts = [
         f"Scores on held-out records ({what}), best first, with 95 % intervals:",
         table_text([_score_cells(row.name, row.scores, metric) for row in rows]),
+    ]
+    if tested:
+        cells = [_score_cells(row.name, row.test, metric) for row in tested]
+        parts += ["Test set:", table_text(cells)]
+    parts += [
         f"Differences in {metric}{unit} to the baseline ({compared.baseline}) and to the first row "
         f"({rows[0].name}), with 95 % intervals; p of a paired t-test of units, corrected for "
         f"{count_text(compared.tests, 'pair')} of methods:",
         table_text([_gain_cells(r.name, r.to_baseline, r.to_best, metric) for r in rows]),
-        *(input_text(*one) for one in compared.inputs.items()),
-        "Cost; an encoder that was not trained further is not counted on disk:",
-        table_text([_cost_cells(r.name, r.cost, compared.level) for r in rows if r.cost]),
     ]
-    if tested := [row for row in rows if row.test]:
-        parts += [
-            "Test set:",
-            table_text([_score_cells(row.name, row.test, metric) for row in tested]),
-            f"Differences in {metric}{unit} on the test set:",
-            table_text(
-                [
-                    _gain_cells(row.name, row.test_to_baseline, row.test_to_best, metric)
-                    for row in tested
-                ]
-            ),
+    if tested:
+        gains = ((row.name, row.test_to_baseline, row.test_to_best) for row in tested)
+        parts.append(f"Differences in {metric}{unit} on the test set:")
+        parts.append(table_text([_gain_cells(*one, metric) for one in gains]))
+    costs = [_cost_cells(row.name, row.cost, compared.level) for row in rows if row.cost]
+    return "\n".join(
+        [
+            *parts,
+            *(input_text(*one) for one in compared.inputs.items()),
+            "Cost; an encoder that was not trained further is not counted on disk:",
+            table_text(costs),
         ]
-    return "\n".join(parts)
+    )
 
 
 def _score_cells(name: str, scores: Mapping[str, Score], metric: str) -> dict[str, str]:

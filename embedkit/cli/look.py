@@ -490,5 +490,4 @@ def _text(found: Explored) -> str:
         best = max(found.views, key=lambda one: one.same_label)
         kept += f"; {first.same_label:.0%} of them have the label of their text"
         kept += f" (chance {found.chance:.0%}; most at {best.view}: {best.same_label:.0%})"
-    lines += [f"  {found.shown}: {kept}", f"  with a server: {found.atlas}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  {found.shown}: {kept}"])

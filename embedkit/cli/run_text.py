@@ -83,22 +83,24 @@ def agreement_finding(agreement: Mapping[str, Mapping[str, Score]]) -> str:
     scores = {view: score for view, score in scores.items() if math.isfinite(score.value)}
     if not scores:
         return "no human scores to compare the cosines with"
-    best = max(scores, key=lambda view: scores[view].value)
-    near = [v for v, one in scores.items() if one.high >= scores[best].value and v != best]
+    best, near = _best_and_near(scores, "spearman")
     text = f"{best} agrees best with the scores: "
     text += f"Spearman {score_text(scores[best], 'spearman')}"
     return text + (f"; as high within their intervals: {view_ranges(near)}" if near else "")
 
 
+def _best_and_near(scores: Mapping[str, Score], metric: str) -> tuple[str, list[str]]:
+    """The best view, and those with an interval that holds its score."""
+    select = min if metric in LOWER_IS_BETTER else max
+    best = select(scores, key=lambda view: scores[view].value)
+    value = scores[best].value
+    return best, [v for v, one in scores.items() if v != best and one.low <= value <= one.high]
+
+
 def _probe_finding(content: ProbeRun) -> str:
-    select = min if content.metric in LOWER_IS_BETTER else max
-    best = select(content.view_scores, key=lambda view: view.score.value)
-    near = [
-        view.name
-        for view in content.view_scores
-        if view is not best and view.score.low <= best.score.value <= view.score.high
-    ]
-    text = f"{best.name} is best: {_score(content.metric, best.score)}"
+    scores = {view.name: view.score for view in content.view_scores}
+    best, near = _best_and_near(scores, content.metric)
+    text = f"{best} is best: {_score(content.metric, scores[best])}"
     if near:
         text += f"; {view_ranges(near)} {'are' if len(near) > 1 else 'is'} about as good"
     nested = content.nested

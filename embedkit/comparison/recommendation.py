@@ -20,7 +20,6 @@ from embedkit.encoding.views import split_view, view_ranges
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.run import FinetuneRun, PredictionRun, ProbeRun, ViewScore
 
-_SMALL_CLASS = 20
 _CUT = 0.005
 _ESTIMATORS = {
     "logreg": "logistic regression",
@@ -388,7 +387,6 @@ def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
     if count := len(cases.lists.get("all_wrong", ())):
         sentence = f"{count:,} of {len(cases):,} are predicted wrongly by every method."
         yield Notice(f"{count:,} that no method gets right", sentence, "all_wrong")
-    yield from _small_classes(cases)
 
 
 def run_notices(compared: Compared) -> Iterator[Notice]:
@@ -456,13 +454,3 @@ def short_trainings(compared: Compared) -> Iterator[tuple[str, str]]:
             if count > len(last) / 2:
                 models = f"{count} of {len(last)} models"
                 yield run.name, f"{models} were best in their last epoch, more epochs could help"
-
-
-def _small_classes(cases: Cases) -> Iterator[Notice]:
-    classes = () if cases.of_sets else cases.records.classes
-    support = np.bincount(cases.records.y, minlength=len(classes)) if classes else np.empty(0)
-    small = [classes[c] for c in np.argsort(support, kind="stable") if support[c] < _SMALL_CLASS]
-    if small:
-        names = ", ".join(small[:5]) + (" …" if len(small) > 5 else "")
-        sentence = f"{len(small)} of {len(classes)} classes have fewer than {_SMALL_CLASS} records"
-        yield Notice(count_text(len(small), "small class"), f"{sentence}: {names}.")

@@ -167,7 +167,6 @@ def write_report(
         unit=UNITS[runs[0].content.split.unit],
         trained=[name for name, _ in trained(compared)],
         first_classes=_FIRST_CLASSES,
-        settings=_settings(compared),
         commands=[(one.name, _command(one.content.command or "")) for one in runs],
         ledgers=[(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
         version=__version__,
@@ -376,22 +375,6 @@ def _payload(
             "limit": None if classes else float(np.std(records.y)),
         }
     )
-
-
-def _settings(compared: Compared) -> list[tuple[str, list[str]]]:
-    """What the runs differ in: model, views, split, versions; of a single run all of it."""
-    rows: dict[str, list[str]] = {}
-    for run in compared.runs:
-        content = run.content
-        found = {
-            "model": model_text(content.dataset.names.model),
-            "views": ", ".join(content.views) or "–",
-            "split": f"{content.split.folds} folds, seed {content.split.seed}",
-            "versions": ", ".join(f"{name} {one}" for name, one in content.versions.items()),
-        }
-        for name, value in found.items():
-            rows.setdefault(name, []).append(value)
-    return [(k, cells) for k, cells in rows.items() if len(cells) == 1 or len(set(cells)) > 1]
 
 
 def _command(command: str) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.choices import LAYOUT_METHODS, check_choice
-from embedkit.dataset.info import atlas_line
 from embedkit.dataset.read import VectorData, load
 from embedkit.display import Shown, shorten
 from embedkit.drawing import SHAPES
@@ -301,7 +300,6 @@ class Explored(Shown):
     chance: float  # fraction of points with the label of another one
     points: int  # records shown
     records: int  # of the dataset
-    atlas: str  # command that opens the dataset in Embedding Atlas
     nbytes: int
 
 
@@ -384,9 +382,8 @@ def explore(
     }
     html = _page(data, indices, content, columns, ordered).encode()
     write_files({file: html}, overwrite=True)
-    layouts, atlas = tuple(one.layout for one in ordered), atlas_line(data.path, data.manifest)
-    counts = (len(indices), len(data))
-    return Explored(file, method, views[start], layouts, chance, *counts, atlas, len(html))
+    layouts, counts = tuple(one.layout for one in ordered), (len(indices), len(data))
+    return Explored(file, method, views[start], layouts, chance, *counts, len(html))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
