@@ -247,9 +247,7 @@ def _similarity_text(found: PairSimilarity) -> str:
 @click.argument("what", nargs=-1)
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
-    option(
-        "--match", help="start: longer words too; anywhere: in words.", **choice(MATCHES, "word")
-    ),
+    option("--match", help="start: longer words too; anywhere.", **choice(MATCHES, "word")),
     option("--layer", help="Layer, or layers such as sum:-4..-1. [all; the last is clustered]"),
     option("--clusters", type=POSITIVE, help="Number of clusters. [by silhouette score]"),
     option("--sense", help="Column with the sense of each record, to compare uses by."),
