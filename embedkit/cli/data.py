@@ -269,7 +269,7 @@ def info(what: str) -> Result:
     WHAT is a folder that extract wrote, a folder that train, probe, finetune or similarity wrote,
     or the hub id or folder of a checkpoint.
     """
-    from embedkit.dataset.info import DatasetInfo, atlas_line, open_lines
+    from embedkit.dataset.info import DatasetInfo
     from embedkit.runs.folder import info as describe
     from embedkit.runs.run import Run, as_json
 
@@ -285,8 +285,6 @@ def info(what: str) -> Result:
             "health": [asdict(h) for h in found.health],
             "health_rows": found.health_rows,
             "duplicate_texts": found.duplicate_texts,
-            "open": open_lines(path, found.manifest),
-            "atlas": atlas_line(path, found.manifest),
         }
         return Result(data, lambda: _dataset_text(found), asked_for=True)
     return Result(found, lambda: _model_text(found), asked_for=True)

@@ -370,7 +370,6 @@ class Searcher:
         Raises:
             UsageError: there is no such row.
         """
-        check_counts(k=k)
         indices = np.searchsorted(self.data.row, rows)
         indices = np.minimum(indices, len(self.data) - 1)
         for row, index in zip(rows, indices, strict=True):
@@ -389,7 +388,6 @@ class Searcher:
         Raises:
             UsageError: they have another width or are not finite numbers.
         """
-        check_counts(k=k)
         if np.asarray(queries).dtype.kind not in "fiu":
             raise UsageError(f"query vectors of {np.asarray(queries).dtype}: expected numbers.")
         matrix = np.atleast_2d(np.asarray(queries, np.float32))
@@ -401,6 +399,7 @@ class Searcher:
         self, names: Sequence[str], queries: Float32, k: int, own: dict[int, int]
     ) -> list[Answer]:
         """Find a few more than asked for, and still more where too many were duplicates."""
+        check_counts(k=k)
         there = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > there:
             logger.warning("k=%d, more than the %s to choose from", k, count_text(there, "record"))
