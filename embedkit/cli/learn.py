@@ -506,15 +506,10 @@ def comparison_text(compared: Compared) -> str:
         gains = ((row.name, row.test_to_baseline, row.test_to_best) for row in tested)
         parts.append(f"Differences in {metric}{unit} on the test set:")
         parts.append(table_text([_gain_cells(*one, metric) for one in gains]))
+    parts += [input_text(*one) for one in compared.inputs.items()]
+    parts.append("Cost; an encoder that was not trained further is not counted on disk:")
     costs = [_cost_cells(row.name, row.cost, compared.level) for row in rows if row.cost]
-    return "\n".join(
-        [
-            *parts,
-            *(input_text(*one) for one in compared.inputs.items()),
-            "Cost; an encoder that was not trained further is not counted on disk:",
-            table_text(costs),
-        ]
-    )
+    return "\n".join([*parts, table_text(costs)])
 
 
 def _score_cells(name: str, scores: Mapping[str, Score], metric: str) -> dict[str, str]:
