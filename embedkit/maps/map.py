@@ -32,17 +32,6 @@ from embedkit.types import Bool, Float32, Float64, Int64, Progress, ProgressCall
 logger = logging.getLogger(__name__)
 
 
-_RAMP = {"light": (0.0, 0.6), "dark": (0.45, 1.0)}  # parts of a colour map that a page can show
-
-
-def ramp(theme: str) -> list[str]:
-    """Return colours from the lowest number to the highest."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colour) for colour in colormaps["plasma"](np.linspace(*_RAMP[theme], 64))]
-
-
 _FEW = 8
 _MISSING = "(none)"
 _EPOCH, _DAY = datetime(1970, 1, 1, tzinfo=UTC), timedelta(days=1)
@@ -374,7 +363,6 @@ def explore(
         "total": len(data),
         "count": len(indices),
         "start": start,
-        "ramp": {theme: ramp(theme) for theme in _RAMP},
         "shapes": list(SHAPES.values()),
         "listed": ordered[0].near.shape[1],
         "chance": chance,
