@@ -247,6 +247,7 @@ def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
     hits = search(made.out, "the movie was good", k=3)[0]
     assert hits[0].text == "the movie was good"
     assert {hit.text for hit in hits} == {"the movie was good", "bus home", "rain"}
+    assert Searcher(made.out).texts("the movie was good", k=3).hits == hits
 
 
 def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
