@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -125,7 +125,14 @@ class Predictor:
                 "finetune."
             )
         self.content, self.names = content, _readable(content.classes, names)
-        self._model = _MODELS[content.kind](self.run, content, device=device, model=model)
+        if isinstance(content, TrainRun):
+            self._model = _Trained(self.run, content, device=device, model=model)
+            return
+        from embedkit.finetuning.checkpoint import FinetunedRun
+
+        if model is not None:
+            raise UsageError(f"model={model!r}: {run} is a fine-tuned run with its own models.")
+        self._model = FinetunedRun(self.run, content, device=device)
 
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
@@ -306,18 +313,6 @@ class _Trained:
         """Places of words as of :func:`words_of_texts`, and their predictions."""
         places, features = words_of_texts(texts, spans, self._encoder)
         return places, self.predict_vectors(features) if len(places) else self._nothing
-
-
-def _finetuned(run: Path, content: FinetuneRun, *, device: str, model: str | None) -> Any:
-    from embedkit.finetuning.checkpoint import FinetunedRun
-
-    if model is not None:
-        raise UsageError(f"model={model!r}: {run} is a fine-tuned run, which has its own models.")
-    return FinetunedRun(run, content, device=device)
-
-
-_MODELS: Mapping[str, Callable[..., Any]] = {"frozen": _Trained, "finetuned": _finetuned}
-"""Loaders of models by kind of run."""
 
 
 def _is_checkpoint(name: str) -> bool:
